@@ -1,0 +1,78 @@
+//! A bio: one request to a mapped device, with its buffer, on its way through the house.
+
+use crate::buffer::Buffer;
+use crate::error::Status;
+
+/// What a bio or a disk I/O asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Op {
+    /// Fill the buffer.
+    Read,
+    /// Store the buffer.
+    Write,
+    /// Make every write that completed before durable.
+    Flush,
+    /// The range is no longer needed. On a mapped device of ours it reads as zeroes afterwards.
+    Discard,
+    /// The range reads as zeroes afterwards.
+    WriteZeroes,
+}
+
+/// One request. `offset` and `len` are bytes, multiples of 512, within the device.
+#[derive(Debug)]
+pub struct Bio {
+    /// What is asked.
+    pub op: Op,
+    /// Complete only when durable (writes, discards, zeroes).
+    pub fua: bool,
+    /// First byte on the mapped device.
+    pub offset: u64,
+    /// Bytes. 0 for a flush; equals the buffer's length for reads and writes.
+    pub len: u64,
+    /// The data; empty for flush, discard and zeroes. Comes back with the finished bio.
+    pub buffer: Buffer,
+    /// The submitter's own mark; comes back untouched.
+    pub token: u64,
+    /// Bytes already served: an engine that parks a bio halfway goes on from here.
+    pub progress: u64,
+    /// How it ended; meaningful once the bio is done.
+    pub status: Result<(), Status>,
+}
+
+impl Bio {
+    /// A read of `buffer.len()` bytes at `offset`.
+    pub fn read(offset: u64, buffer: Buffer, token: u64) -> Bio {
+        Bio::with_buffer(Op::Read, offset, buffer, false, token)
+    }
+
+    /// A write of the whole buffer at `offset`.
+    pub fn write(offset: u64, buffer: Buffer, fua: bool, token: u64) -> Bio {
+        Bio::with_buffer(Op::Write, offset, buffer, fua, token)
+    }
+
+    /// A flush.
+    pub fn flush(token: u64) -> Bio {
+        Bio::bare(Op::Flush, 0, 0, false, token)
+    }
+
+    /// A discard or write-zeroes of `len` bytes.
+    pub fn bare(op: Op, offset: u64, len: u64, fua: bool, token: u64) -> Bio {
+        Bio { op, fua, offset, len, buffer: Buffer::empty(), token, progress: 0, status: Ok(()) }
+    }
+
+    fn with_buffer(op: Op, offset: u64, buffer: Buffer, fua: bool, token: u64) -> Bio {
+        let len = buffer.len() as u64;
+        Bio { op, fua, offset, len, buffer, token, progress: 0, status: Ok(()) }
+    }
+
+    /// The first byte behind the range.
+    pub fn end(&self) -> u64 {
+        self.offset + self.len
+    }
+
+    /// The same bio, ended with `status`.
+    pub fn finished(mut self, status: Result<(), Status>) -> Bio {
+        self.status = status;
+        self
+    }
+}

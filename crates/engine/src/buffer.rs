@@ -1,0 +1,209 @@
+//! Page-aligned memory for data on its way, with exactly one owner at any time.
+//!
+//! The alignment (4096) satisfies O_DIRECT everywhere, so a client's payload can go to a disk
+//! without another copy. While the kernel works on a buffer, the ring's in-flight table owns it.
+
+#![allow(unsafe_code)]
+
+use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
+use std::ptr::NonNull;
+
+/// Alignment of every buffer, in bytes.
+pub const BUFFER_ALIGN: usize = 4096;
+
+/// An owned, page-aligned run of bytes. `len` can shrink and grow within its capacity.
+pub struct Buffer {
+    start: NonNull<u8>,
+    len: usize,
+    capacity: usize,
+}
+
+// SAFETY: a Buffer is the only owner of its memory, as a Vec<u8> is.
+unsafe impl Send for Buffer {}
+// SAFETY: shared access only reads.
+unsafe impl Sync for Buffer {}
+
+impl Buffer {
+    /// No bytes, no memory.
+    pub const fn empty() -> Buffer {
+        Buffer { start: NonNull::dangling(), len: 0, capacity: 0 }
+    }
+
+    /// `len` zero bytes.
+    pub fn zeroed(len: usize) -> Buffer {
+        if len == 0 {
+            return Buffer::empty();
+        }
+        let capacity = len.next_multiple_of(BUFFER_ALIGN);
+        let layout = Buffer::layout(capacity);
+        // SAFETY: the layout has a non-zero size.
+        let start = unsafe { alloc_zeroed(layout) };
+        let Some(start) = NonNull::new(start) else { handle_alloc_error(layout) };
+        Buffer { start, len, capacity }
+    }
+
+    /// A copy of `bytes`.
+    pub fn from_bytes(bytes: &[u8]) -> Buffer {
+        let mut buffer = Buffer::zeroed(bytes.len());
+        buffer.as_mut_slice().copy_from_slice(bytes);
+        buffer
+    }
+
+    fn layout(capacity: usize) -> Layout {
+        Layout::from_size_align(capacity, BUFFER_ALIGN).expect("capacity is far below isize::MAX")
+    }
+
+    /// Bytes in use.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether no bytes are in use.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Bytes that fit.
+    pub fn capacity(&self) -> usize {
+        self.capacity
+    }
+
+    /// Sets the length; bytes that come into view are old content, never uninitialised.
+    ///
+    /// Panics if `len` exceeds the capacity.
+    pub fn set_len(&mut self, len: usize) {
+        assert!(len <= self.capacity, "{len} bytes do not fit a buffer of {}", self.capacity);
+        self.len = len;
+    }
+
+    /// The bytes.
+    pub fn as_slice(&self) -> &[u8] {
+        // SAFETY: `start` points to `capacity` initialised bytes that we own; len <= capacity.
+        unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len) }
+    }
+
+    /// The bytes, to change.
+    pub fn as_mut_slice(&mut self) -> &mut [u8] {
+        // SAFETY: as in `as_slice`, and `&mut self` makes the access exclusive.
+        unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.len) }
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        if self.capacity != 0 {
+            // SAFETY: allocated in `zeroed` with exactly this layout.
+            unsafe { dealloc(self.start.as_ptr(), Buffer::layout(self.capacity)) }
+        }
+    }
+}
+
+impl std::fmt::Debug for Buffer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Buffer({} of {} bytes)", self.len, self.capacity)
+    }
+}
+
+/// Free buffers by power-of-two size class, so that a warmed-up path allocates nothing.
+#[derive(Debug, Default)]
+pub struct BufferPool {
+    /// Class `n` holds buffers of capacity `4096 << n`.
+    classes: [Vec<Buffer>; 14],
+}
+
+/// At most this many bytes wait in one size class of a pool.
+const POOL_CLASS_BYTES_MAX: usize = 64 << 20;
+
+impl BufferPool {
+    /// An empty pool.
+    pub fn new() -> BufferPool {
+        BufferPool::default()
+    }
+
+    fn class(len: usize) -> usize {
+        let pages = len.div_ceil(BUFFER_ALIGN).max(1);
+        pages.next_power_of_two().trailing_zeros() as usize
+    }
+
+    /// A buffer of `len` bytes whose content is arbitrary (old data of this pool, or zeroes).
+    pub fn take(&mut self, len: usize) -> Buffer {
+        if len == 0 {
+            return Buffer::empty();
+        }
+        let class = BufferPool::class(len);
+        let mut buffer = match self.classes.get_mut(class).and_then(Vec::pop) {
+            Some(buffer) => buffer,
+            None => Buffer::zeroed(BUFFER_ALIGN << class),
+        };
+        buffer.set_len(len);
+        buffer
+    }
+
+    /// Gives a buffer back for reuse.
+    pub fn put(&mut self, buffer: Buffer) {
+        if buffer.capacity == 0 || !buffer.capacity.is_power_of_two() {
+            return;
+        }
+        let class = BufferPool::class(buffer.capacity);
+        if let Some(free) = self.classes.get_mut(class)
+            && (free.len() + 1) * buffer.capacity <= POOL_CLASS_BYTES_MAX
+        {
+            free.push(buffer);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn buffers_are_aligned_and_zeroed() {
+        for len in [1, 512, 4096, 4097, 1 << 20] {
+            let mut buffer = Buffer::zeroed(len);
+            assert!((buffer.as_slice().as_ptr() as usize).is_multiple_of(BUFFER_ALIGN));
+            assert!(buffer.as_slice().iter().all(|byte| *byte == 0));
+            assert!(buffer.capacity() >= len && buffer.capacity() < len + BUFFER_ALIGN);
+            buffer.set_len(buffer.capacity());
+            assert!(buffer.as_mut_slice().iter().all(|byte| *byte == 0));
+        }
+        assert_eq!(Buffer::empty().as_slice(), []);
+        assert!(Buffer::zeroed(0).is_empty());
+    }
+
+    #[test]
+    #[should_panic(expected = "do not fit")]
+    fn a_buffer_does_not_outgrow_its_memory() {
+        Buffer::zeroed(100).set_len(4097);
+    }
+
+    #[test]
+    fn a_pool_gives_the_same_memory_again() {
+        let mut pool = BufferPool::new();
+        let buffer = pool.take(5000);
+        let place = buffer.as_slice().as_ptr();
+        assert_eq!((buffer.len(), buffer.capacity()), (5000, 8192));
+        pool.put(buffer);
+        let again = pool.take(8192);
+        assert_eq!((again.as_slice().as_ptr(), again.len()), (place, 8192));
+        assert_ne!(pool.take(8192).as_slice().as_ptr(), place);
+    }
+
+    #[test]
+    fn a_pool_keeps_a_bounded_amount() {
+        let mut pool = BufferPool::new();
+        let buffers: Vec<Buffer> = (0..4).map(|_| pool.take(32 << 20)).collect();
+        buffers.into_iter().for_each(|buffer| pool.put(buffer));
+        let kept: usize = pool.classes.iter().flatten().map(Buffer::capacity).sum();
+        assert_eq!(kept, POOL_CLASS_BYTES_MAX);
+        pool.put(Buffer::empty());
+        pool.put(Buffer::zeroed(3 * 4096));
+        pool.put(pool_size_beyond());
+        assert_eq!(pool.classes.iter().flatten().map(Buffer::capacity).sum::<usize>(), kept);
+    }
+
+    /// A buffer of a size class that no pool has.
+    fn pool_size_beyond() -> Buffer {
+        Buffer::zeroed(128 << 20)
+    }
+}

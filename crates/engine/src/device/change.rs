@@ -1,0 +1,179 @@
+//! Changes of a device's state: load, clear, suspend, resume, remove.
+//!
+//! Each visits all seats, one lock at a time. A seat that was told to suspend parks every bio
+//! from then on, so once each seat's count has been seen at 0, nothing is inside.
+
+use super::table::{Active, LoadedTable};
+use super::{Device, DeviceState};
+use crate::error::{Error, Kind, Result};
+use crate::sync::{Arc, lock};
+use crate::table::Table;
+
+impl Device {
+    /// Whether `table` may be loaded now. To be asked before its devices are opened.
+    pub fn check_load(&self, table: &Table) -> Result<()> {
+        let names = table.lines.iter().map(|line| line.target.text.as_str());
+        self.check_load_of(names)
+    }
+
+    /// Puts `table` into the inactive slot, in place of what was there; resume activates it.
+    pub fn load(&self, table: LoadedTable) -> Result<()> {
+        let _change = lock(&self.change);
+        self.check_load_of(table.has_target("pcache").then_some("pcache").into_iter())?;
+        let replaced = lock(&self.slots).inactive.replace(table);
+        drop(replaced);
+        Ok(())
+    }
+
+    /// Empties the inactive slot.
+    pub fn clear(&self) {
+        let replaced = lock(&self.slots).inactive.take();
+        drop(replaced);
+    }
+
+    fn check_load_of<'a>(&self, mut names: impl Iterator<Item = &'a str>) -> Result<()> {
+        let slots = lock(&self.slots);
+        let Some(active) = &slots.active else { return Ok(()) };
+        let is_pcache = active.lines().iter().any(|line| line.target.name() == "pcache");
+        if is_pcache || names.any(|name| name == "pcache") {
+            let message = format!(
+                "{}: a table is active, and pcache can neither replace one nor be replaced; \
+                 remove the device and create it again",
+                slots.name
+            );
+            return Err(Error::new(Kind::Unsupported, message));
+        }
+        Ok(())
+    }
+
+    /// From now on new bios are parked. Poll [`Device::finish_suspend`] until it says true.
+    pub fn begin_suspend(&self) -> Result<()> {
+        let _change = lock(&self.change);
+        {
+            let mut slots = lock(&self.slots);
+            match slots.state {
+                DeviceState::Active => slots.state = DeviceState::Suspending,
+                DeviceState::Suspending | DeviceState::Suspended => return Ok(()),
+                DeviceState::Empty => {
+                    let message = format!("{}: no table is active", slots.name);
+                    return Err(Error::new(Kind::Invalid, message));
+                }
+            }
+        }
+        for cell in &self.seats {
+            lock(&cell.0).set_suspended(true);
+        }
+        Ok(())
+    }
+
+    /// Whether no bio is inside a target. Stays so once seen while suspending.
+    pub fn is_quiet(&self) -> bool {
+        self.seats.iter().all(|cell| lock(&cell.0).in_flight() == 0)
+    }
+
+    /// Goes on with a suspend that has begun; true once nothing at all is in flight. Drivers
+    /// meanwhile go on completing I/O and ticking. After an error the device stays as it is:
+    /// `resume` takes it back.
+    pub fn finish_suspend(&self) -> Result<bool> {
+        let _change = lock(&self.change);
+        let (active, mut suspended) = {
+            let slots = lock(&self.slots);
+            match (slots.state, &slots.active) {
+                (DeviceState::Suspending, Some(active)) => (active.clone(), slots.suspended_lines),
+                (DeviceState::Suspended, _) => return Ok(true),
+                _ => {
+                    let message = format!("{}: suspend has not begun", slots.name);
+                    return Err(Error::new(Kind::Invalid, message));
+                }
+            }
+        };
+        if !self.is_quiet() {
+            return Ok(false);
+        }
+        while let Some(line) = active.lines().get(suspended) {
+            line.target.suspend().map_err(|error| error.at(self.name()))?;
+            suspended += 1;
+            lock(&self.slots).suspended_lines = suspended;
+        }
+        if !active.lines().iter().all(|line| line.target.is_idle()) {
+            return Ok(false);
+        }
+        lock(&self.slots).state = DeviceState::Suspended;
+        Ok(true)
+    }
+
+    /// Serves bios again; parked ones are retried. A loaded table becomes the active one, for
+    /// which a device that is already active must be suspended first.
+    pub fn resume(&self) -> Result<()> {
+        let _change = lock(&self.change);
+        let mut slots = lock(&self.slots);
+        let has_inactive = slots.inactive.is_some();
+        match slots.state {
+            DeviceState::Active if !has_inactive => return Ok(()),
+            DeviceState::Active | DeviceState::Suspending if has_inactive => {
+                let message =
+                    format!("{}: suspend the device before changing its table", slots.name);
+                return Err(Error::new(Kind::Busy, message));
+            }
+            DeviceState::Empty if !has_inactive => {
+                let message = format!("{}: no table is loaded", slots.name);
+                return Err(Error::new(Kind::Invalid, message));
+            }
+            _ => {}
+        }
+        if let Some(table) = slots.inactive.take() {
+            drop(slots);
+            let active = Arc::new(table.activate(&self.events));
+            self.set_table(Some(active), DeviceState::Active);
+        } else {
+            let active = slots.active.clone();
+            let suspended = slots.suspended_lines;
+            drop(slots);
+            let lines = active.as_ref().map_or(&[][..], |active| active.lines());
+            for index in (0..suspended).rev() {
+                lines[index].target.resume().map_err(|error| error.at(self.name()))?;
+                lock(&self.slots).suspended_lines = index;
+            }
+            lock(&self.slots).state = DeviceState::Active;
+            for cell in &self.seats {
+                lock(&cell.0).set_suspended(false);
+            }
+        }
+        self.events.room();
+        // What waited for the background while it was suspended is looked at again.
+        self.events.work();
+        Ok(())
+    }
+
+    /// Lets go of the tables and of all devices under them. Parked bios, and any that still
+    /// come, fail. The device must be suspended, or never have been active.
+    pub fn remove(&self) -> Result<()> {
+        let _change = lock(&self.change);
+        {
+            let slots = lock(&self.slots);
+            if matches!(slots.state, DeviceState::Active | DeviceState::Suspending) {
+                let message = format!("{}: the device is active; suspend it first", slots.name);
+                return Err(Error::new(Kind::Busy, message));
+            }
+        }
+        self.clear();
+        self.set_table(None, DeviceState::Empty);
+        self.events.room();
+        Ok(())
+    }
+
+    /// Swaps the active table, in the slot first, then in each seat.
+    fn set_table(&self, active: Option<Arc<Active>>, state: DeviceState) {
+        let generation = {
+            let mut slots = lock(&self.slots);
+            slots.active = active.clone();
+            slots.state = state;
+            slots.suspended_lines = 0;
+            slots.generation += 1;
+            slots.generation
+        };
+        for cell in &self.seats {
+            lock(&cell.0).set_table(active.clone(), generation);
+        }
+    }
+}

@@ -1,0 +1,368 @@
+//! A mapped device: a name, an active and an inactive table, a state. The kernel's `dm.c`,
+//! `dm-table.c` and `dm-ioctl.c`.
+//!
+//! Drivers (queues, in-process callers, the simulator) meet a device through a [`PortSeat`] and
+//! the [`Port`] it gives them, and drive it as they would a target: `submit`, `complete`, `tick`,
+//! and [`Device::retry`] for parked bios when [`Events::room_epoch`] of [`Device::events`] moved.
+//!
+//! 1. Each port has a seat: its own lock on its own cache lines, never contended but by suspend
+//!    and resume. Under it is all that serving a request needs, so ports share nothing.
+//! 2. What is handed to a target is within its line, whole sectors, and at most
+//!    [`BIO_BYTES_MAX`](crate::units::BIO_BYTES_MAX) long.
+//! 3. Each bio comes out exactly once; a seat counts those inside, and asserts it.
+//! 4. Tables change only while no bio and no I/O is inside: suspended.
+//! 5. Nothing here waits: whoever suspends polls [`Device::finish_suspend`].
+
+mod change;
+mod seat;
+mod table;
+
+use crate::bio::Bio;
+use crate::disk::DiskIo;
+use crate::error::{Error, Kind, Result};
+use crate::sync::{Arc, Mutex, MutexGuard, lock};
+use crate::target::{Dirty, Events, Fact, Port, TargetLimits, Wake};
+use crate::units::{Nanos, SECTOR};
+
+pub use table::LoadedTable;
+
+use seat::Seat;
+use table::Active;
+
+/// At most this many ports are attached to a device at a time.
+pub const PORTS_MAX: usize = 256;
+
+/// At most this many bytes in a device's name; the kernel's own limit.
+pub const NAME_BYTES_MAX: usize = 127;
+
+/// What a mapped device is doing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DeviceState {
+    /// No table is active; requests fail.
+    Empty,
+    /// Serves requests.
+    Active,
+    /// New bios are parked; those inside come to their end.
+    Suspending,
+    /// New bios are parked, and nothing is inside.
+    Suspended,
+}
+
+/// What `info` says of a device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeviceInfo {
+    /// Its name.
+    pub name: String,
+    /// What it is doing.
+    pub state: DeviceState,
+    /// Bytes, 0 without an active table.
+    pub size_bytes: u64,
+    /// Lines of the active table.
+    pub targets: usize,
+    /// Whether a table is loaded that the next resume will activate.
+    pub has_inactive: bool,
+    /// Ports attached.
+    pub ports: usize,
+    /// Bios inside targets at the moment.
+    pub bios_in_flight: u64,
+}
+
+/// What one line of the active table tells beyond its status line.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LineFacts {
+    /// First sector of the line.
+    pub start: u64,
+    /// Sectors of the line.
+    pub len: u64,
+    /// The target's name.
+    pub target: &'static str,
+    /// What it tells.
+    pub facts: Vec<Fact>,
+}
+
+/// A mapped device.
+#[derive(Debug)]
+pub struct Device {
+    events: Arc<Events>,
+    seats: Box<[Cell]>,
+    slots: Mutex<Slots>,
+    /// Held over each change of state; never while a bio is served.
+    change: Mutex<()>,
+}
+
+/// A seat on cache lines of its own.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+struct Cell(Mutex<Seat>);
+
+/// The slow half of a device's state.
+#[derive(Debug)]
+struct Slots {
+    name: String,
+    state: DeviceState,
+    active: Option<Arc<Active>>,
+    inactive: Option<LoadedTable>,
+    /// Lines of the active table whose targets are suspended: a prefix.
+    suspended_lines: usize,
+    generation: u64,
+}
+
+impl Device {
+    /// A device without a table.
+    pub fn new(name: &str) -> Result<Arc<Device>> {
+        check_name(name)?;
+        Ok(Arc::new(Device {
+            events: Arc::default(),
+            seats: (0..PORTS_MAX).map(|_| Cell::default()).collect(),
+            slots: Mutex::new(Slots {
+                name: name.to_string(),
+                state: DeviceState::Empty,
+                active: None,
+                inactive: None,
+                suspended_lines: 0,
+                generation: 0,
+            }),
+            change: Mutex::new(()),
+        }))
+    }
+
+    /// A device that serves `table`.
+    pub fn with_table(name: &str, table: LoadedTable) -> Result<Arc<Device>> {
+        let device = Device::new(name)?;
+        device.load(table)?;
+        device.resume()?;
+        Ok(device)
+    }
+
+    /// Gives a driver a seat. `wake` is called when parked bios should be retried.
+    pub fn attach_port(self: &Arc<Device>, wake: Arc<dyn Wake>) -> Result<PortSeat> {
+        // A change of table or state visits all seats: none may be taken meanwhile.
+        let _change = lock(&self.change);
+        let slots = lock(&self.slots);
+        for (id, cell) in self.seats.iter().enumerate() {
+            let mut seat = lock(&cell.0);
+            if !seat.is_attached() {
+                seat.attach(slots.active.clone(), slots.generation, slots.is_suspended());
+                self.events.listen(wake.clone());
+                return Ok(PortSeat { device: self.clone(), id, wake });
+            }
+        }
+        let message =
+            format!("{}: {PORTS_MAX} ports are attached, the most there can be", slots.name);
+        Err(Error::new(Kind::Busy, message))
+    }
+
+    /// Serves `bio`. It comes out of `port` exactly once, in `done` or in `parked`. A parked one
+    /// is given back to the device by [`Device::retry`].
+    pub fn submit(&self, bio: Bio, port: &mut Port) {
+        self.seat(port).submit(bio, port);
+    }
+
+    /// Takes back an I/O that came out of `port.ios`.
+    pub fn complete(&self, io: DiskIo, port: &mut Port) {
+        self.seat(port).complete(io, port);
+    }
+
+    /// Submits again what is parked in `port`, in order. To be called when the room epoch of
+    /// [`Device::events`] is no longer what it was before the last submit or retry.
+    pub fn retry(&self, port: &mut Port) {
+        let mut seat = self.seat(port);
+        if seat.is_suspended() {
+            return;
+        }
+        for _ in 0..port.parked.len() {
+            let Some(bio) = port.parked.pop_front() else { break };
+            seat.submit(bio, port);
+        }
+        seat.parked_bios_are_current();
+    }
+
+    /// Does the targets' background work; one thread at a time. Says when to call again at the
+    /// latest; `None`: only when the background wake of [`Device::events`] is called.
+    pub fn tick(&self, now: Nanos, port: &mut Port) -> Option<Nanos> {
+        self.seat(port).tick(now, port)
+    }
+
+    /// Where drivers listen for room and for work, whatever table is active.
+    pub fn events(&self) -> &Arc<Events> {
+        &self.events
+    }
+
+    /// Bytes, 0 without an active table.
+    pub fn size_bytes(&self) -> u64 {
+        self.active().map_or(0, |active| active.size_bytes())
+    }
+
+    /// What clients should know.
+    pub fn limits(&self) -> TargetLimits {
+        let none = TargetLimits { block_bytes: SECTOR as u32, has_discard: false };
+        self.active().map_or(none, |active| active.limits())
+    }
+
+    /// Its name.
+    pub fn name(&self) -> String {
+        lock(&self.slots).name.clone()
+    }
+
+    /// Gives it another name.
+    pub fn rename(&self, name: &str) -> Result<()> {
+        check_name(name)?;
+        lock(&self.slots).name = name.to_string();
+        Ok(())
+    }
+
+    /// What it is and does.
+    pub fn info(&self) -> DeviceInfo {
+        let slots = lock(&self.slots);
+        let mut info = DeviceInfo {
+            name: slots.name.clone(),
+            state: slots.state,
+            size_bytes: slots.active.as_ref().map_or(0, |active| active.size_bytes()),
+            targets: slots.active.as_ref().map_or(0, |active| active.lines().len()),
+            has_inactive: slots.inactive.is_some(),
+            ports: 0,
+            bios_in_flight: 0,
+        };
+        drop(slots);
+        for cell in &self.seats {
+            let seat = lock(&cell.0);
+            info.ports += usize::from(seat.is_attached());
+            info.bios_in_flight += seat.in_flight();
+        }
+        info
+    }
+
+    /// The status lines, as `dmsetup status` prints them.
+    pub fn status(&self) -> Vec<String> {
+        self.active().map_or_else(Vec::new, |active| active.print(|target| target.status()))
+    }
+
+    /// The active table, as `dmsetup table` prints it.
+    pub fn table(&self) -> Vec<String> {
+        self.active().map_or_else(Vec::new, |active| active.print(|target| target.table()))
+    }
+
+    /// The table that the next resume will activate, as `dmsetup table --inactive` prints it.
+    pub fn inactive_table(&self) -> Vec<String> {
+        let slots = lock(&self.slots);
+        slots.inactive.as_ref().map_or_else(Vec::new, LoadedTable::print)
+    }
+
+    /// What the targets tell beyond their status lines.
+    pub fn facts(&self) -> Vec<LineFacts> {
+        self.active().map_or_else(Vec::new, |active| active.facts())
+    }
+
+    /// Data that is not on the origins yet.
+    pub fn dirty(&self) -> Dirty {
+        let mut sum = Dirty::default();
+        for line in self.active().iter().flat_map(|active| active.lines()) {
+            let dirty = line.target.dirty();
+            sum.bytes += dirty.bytes;
+            sum.is_failing |= dirty.is_failing;
+        }
+        sum
+    }
+
+    /// Makes the targets write everything back as fast as they can, or as usual again.
+    pub fn set_draining(&self, draining: bool) {
+        for line in self.active().iter().flat_map(|active| active.lines()) {
+            line.target.set_draining(draining);
+        }
+    }
+
+    /// Gives `words` to the target whose line holds `sector`.
+    pub fn message(&self, sector: u64, words: &[String]) -> Result<String> {
+        let name = self.name();
+        if words.is_empty() {
+            return Err(Error::new(Kind::Invalid, format!("{name}: the message has no words")));
+        }
+        let active = self
+            .active()
+            .ok_or_else(|| Error::new(Kind::Invalid, format!("{name}: no table is active")))?;
+        let line = active.line_at(sector.saturating_mul(SECTOR)).ok_or_else(|| {
+            let message = format!("{name}: Target message sector outside device: {sector}");
+            Error::new(Kind::Invalid, message)
+        })?;
+        line.target.message(words).map_err(|error| error.at(name))
+    }
+
+    fn active(&self) -> Option<Arc<Active>> {
+        lock(&self.slots).active.clone()
+    }
+
+    fn seat(&self, port: &Port) -> MutexGuard<'_, Seat> {
+        let seat = lock(&self.seats[port.id].0);
+        assert!(seat.is_attached(), "port {} has no seat at this device", port.id);
+        seat
+    }
+}
+
+/// A driver's place at a device. Dropping it gives the place up; nothing may be in flight then.
+pub struct PortSeat {
+    device: Arc<Device>,
+    id: usize,
+    wake: Arc<dyn Wake>,
+}
+
+impl std::fmt::Debug for PortSeat {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "PortSeat({} of {})", self.id, self.device.name())
+    }
+}
+
+impl PortSeat {
+    /// The device.
+    pub fn device(&self) -> &Arc<Device> {
+        &self.device
+    }
+
+    /// The number of the port that belongs here.
+    pub fn id(&self) -> usize {
+        self.id
+    }
+
+    /// The port that belongs here. To be made once.
+    pub fn port(&self) -> Port {
+        Port::new(self.id)
+    }
+}
+
+impl Drop for PortSeat {
+    fn drop(&mut self) {
+        self.device.events.forget(&self.wake);
+        let Ok(mut seat) = self.device.seats[self.id].0.lock() else { return };
+        let left = seat.in_flight();
+        *seat = Seat::default();
+        drop(seat);
+        assert!(left == 0 || std::thread::panicking(), "{left} bios left when a port was detached");
+    }
+}
+
+impl Slots {
+    fn is_suspended(&self) -> bool {
+        matches!(self.state, DeviceState::Suspending | DeviceState::Suspended)
+    }
+}
+
+/// The rules for names: at most 127 characters of those that need no mangling, as the name of
+/// files too: letters, digits and `#+-.:=@_`, not starting with a dot or a dash.
+pub fn check_name(name: &str) -> Result<()> {
+    let shown = name.escape_debug();
+    let is_plain = |b: u8| b.is_ascii_alphanumeric() || b"#+-.:=@_".contains(&b);
+    let wrong = if name.is_empty() {
+        "a device's name is empty".to_string()
+    } else if name.len() > NAME_BYTES_MAX {
+        format!("the device's name is too long: at most {NAME_BYTES_MAX} characters")
+    } else if !name.bytes().all(is_plain) {
+        format!("`{shown}` is not a device's name: only letters, digits and #+-.:=@_ are allowed")
+    } else if name.starts_with(['.', '-']) {
+        format!("`{shown}` is not a device's name: it must not start with a dot or a dash")
+    } else {
+        return Ok(());
+    };
+    Err(Error::new(Kind::Invalid, wrong))
+}
+
+#[cfg(test)]
+mod tests;

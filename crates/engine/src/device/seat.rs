@@ -1,0 +1,342 @@
+//! One port's side of a device: accounting, and bios that cross lines.
+//!
+//! In a table of one line, bios go straight to the target. In a longer one each bio becomes an
+//! *outer* bio with children, one for each line it touches; a bio within one line lends its
+//! buffer to its only child, others are copied. Children that a target parks wait here; when an
+//! outer bio's other children are done it is parked itself, and on its next submit the waiting
+//! children are submitted again, with the progress they had made.
+
+use std::collections::VecDeque;
+
+use super::table::{Active, Line};
+use crate::bio::{Bio, Op};
+use crate::buffer::Buffer;
+use crate::disk::DiskIo;
+use crate::error::Status;
+use crate::pending::Pending;
+use crate::sync::Arc;
+use crate::target::Port;
+use crate::units::Nanos;
+
+/// What a device knows of one port.
+#[derive(Debug, Default)]
+pub(super) struct Seat {
+    is_attached: bool,
+    is_suspended: bool,
+    table: Option<Arc<Active>>,
+    /// Bios inside targets.
+    in_flight: u64,
+    generation: u64,
+    /// The table from which the progress of this port's parked bios is.
+    parked_generation: u64,
+    split: Split,
+}
+
+/// Where the ends of a port's queues were before a call into a target.
+#[derive(Clone, Copy)]
+struct Mark {
+    done: usize,
+    parked: usize,
+}
+
+impl Mark {
+    fn of(port: &Port) -> Mark {
+        Mark { done: port.done.len(), parked: port.parked.len() }
+    }
+}
+
+impl Seat {
+    pub fn attach(&mut self, table: Option<Arc<Active>>, generation: u64, is_suspended: bool) {
+        *self = Seat {
+            is_attached: true,
+            is_suspended,
+            table,
+            generation,
+            parked_generation: generation,
+            ..Seat::default()
+        };
+    }
+
+    pub fn is_attached(&self) -> bool {
+        self.is_attached
+    }
+
+    pub fn in_flight(&self) -> u64 {
+        self.in_flight
+    }
+
+    pub fn is_suspended(&self) -> bool {
+        self.is_suspended
+    }
+
+    pub fn set_suspended(&mut self, is_suspended: bool) {
+        self.is_suspended = is_suspended;
+    }
+
+    pub fn set_table(&mut self, table: Option<Arc<Active>>, generation: u64) {
+        assert_eq!(self.in_flight, 0, "a table changes while nothing is inside");
+        self.table = table;
+        self.generation = generation;
+        self.is_suspended = false;
+        self.split = Split::default();
+    }
+
+    /// All parked bios have been submitted since the table changed last.
+    pub fn parked_bios_are_current(&mut self) {
+        self.parked_generation = self.generation;
+    }
+
+    pub fn submit(&mut self, mut bio: Bio, port: &mut Port) {
+        if self.is_suspended {
+            return port.parked.push_back(bio);
+        }
+        let Some(table) = &self.table else { return port.finish(bio, Err(Status::Io)) };
+        if let Err(status) = table.check(&bio) {
+            return port.finish(bio, Err(status));
+        }
+        if bio.len == 0 && bio.op != Op::Flush {
+            return port.finish(bio, Ok(()));
+        }
+        if self.parked_generation != self.generation {
+            // How far a bio got with targets that are gone means nothing to the new ones.
+            bio.progress = 0;
+        }
+        let mark = Mark::of(port);
+        self.in_flight += 1;
+        match table.lines() {
+            [only] => only.target.submit(bio, port),
+            lines => self.split.submit(lines, table.index_at(bio.offset), bio, port),
+        }
+        self.settle(mark, port);
+    }
+
+    pub fn complete(&mut self, io: DiskIo, port: &mut Port) {
+        let table = self.table.as_ref().expect("a table stays while I/O is in flight");
+        let mark = Mark::of(port);
+        match table.lines() {
+            [only] => only.target.complete(io, port),
+            lines => {
+                let index = io.line as usize;
+                self.split.visit(lines, port, |split, port| {
+                    split.call(index, port, |port| lines[index].target.complete(io, port));
+                });
+            }
+        }
+        self.settle(mark, port);
+    }
+
+    pub fn tick(&mut self, now: Nanos, port: &mut Port) -> Option<Nanos> {
+        let table = self.table.as_ref()?;
+        let mark = Mark::of(port);
+        let mut next: Option<Nanos> = None;
+        match table.lines() {
+            [only] => next = only.target.tick(now, port),
+            lines => self.split.visit(lines, port, |split, port| {
+                for (index, line) in lines.iter().enumerate() {
+                    let due = split.call(index, port, |port| line.target.tick(now, port));
+                    next = next.into_iter().chain(due).min();
+                }
+            }),
+        }
+        self.settle(mark, port);
+        next
+    }
+
+    /// Counts what came out of targets since `mark`.
+    fn settle(&mut self, mark: Mark, port: &Port) {
+        let done = port.done.len().checked_sub(mark.done).expect("targets only add to `done`");
+        let parked =
+            port.parked.len().checked_sub(mark.parked).expect("targets only add to `parked`");
+        for bio in port.done.range(mark.done..) {
+            let has_data = matches!(bio.op, Op::Read | Op::Write);
+            assert!(!has_data || bio.buffer.len() as u64 == bio.len, "a bio lost its buffer");
+        }
+        self.in_flight = self
+            .in_flight
+            .checked_sub((done + parked) as u64)
+            .expect("each bio comes out exactly once, of the port it went into");
+    }
+}
+
+/// Bios of a table with several lines.
+#[derive(Debug, Default)]
+struct Split {
+    outers: Pending<Outer>,
+    /// The port's queues, while those of the port collect children.
+    outside_done: VecDeque<Bio>,
+    outside_parked: VecDeque<Bio>,
+    /// Children on their way to targets; empty between calls.
+    children: VecDeque<Bio>,
+}
+
+/// A bio as it was submitted, and what has become of its children.
+#[derive(Debug)]
+struct Outer {
+    /// `None` while it is parked.
+    bio: Option<Bio>,
+    /// Children inside targets.
+    open: usize,
+    /// Children that targets parked, each with its line.
+    parked: VecDeque<Bio>,
+    /// Whether the only child works on the outer bio's own buffer.
+    is_lent: bool,
+    status: Result<(), Status>,
+}
+
+/// A child's token: its line and its outer bio.
+fn child_token(line: usize, outer: u32) -> u64 {
+    (line as u64) << 32 | u64::from(outer)
+}
+
+fn line_of(child: &Bio) -> usize {
+    (child.token >> 32) as usize
+}
+
+impl Split {
+    fn submit(&mut self, lines: &[Line], first: usize, mut bio: Bio, port: &mut Port) {
+        let mut children = std::mem::take(&mut self.children);
+        let outer = if let Some(outer) = bio.progress.checked_sub(1) {
+            let outer = outer as u32;
+            let known = self.outers.value(outer);
+            children.append(&mut known.parked);
+            if known.is_lent
+                && let Some(child) = children.front_mut()
+            {
+                std::mem::swap(&mut child.buffer, &mut bio.buffer);
+            }
+            bio.progress = 0;
+            known.bio = Some(bio);
+            outer
+        } else {
+            let is_lent = bio.op != Op::Flush && bio.end() <= lines[first].end;
+            let (open, parked, status) = (0, VecDeque::new(), Ok(()));
+            let outer = self.outers.insert(Outer { bio: None, open, parked, is_lent, status });
+            cut(lines, first, &mut bio, outer, is_lent, port, &mut children);
+            self.outers.value(outer).bio = Some(bio);
+            outer
+        };
+        self.outers.value(outer).open = children.len();
+        self.visit(lines, port, |split, port| {
+            for child in children.drain(..) {
+                let line = line_of(&child);
+                split.call(line, port, |port| lines[line].target.submit(child, port));
+            }
+        });
+        self.children = children;
+    }
+
+    /// Calls into targets with the port's queues emptied, and looks after the children that come
+    /// out.
+    fn visit(&mut self, lines: &[Line], port: &mut Port, calls: impl FnOnce(&mut Self, &mut Port)) {
+        self.swap_queues(port);
+        calls(self, port);
+        self.swap_queues(port);
+        // What the targets put out is now in the outside queues, and stays there for a moment.
+        while let Some(child) = self.outside_done.pop_front() {
+            self.end_child(lines, child, port);
+        }
+        while let Some(child) = self.outside_parked.pop_front() {
+            self.park_child(child, port);
+        }
+    }
+
+    fn swap_queues(&mut self, port: &mut Port) {
+        std::mem::swap(&mut self.outside_done, &mut port.done);
+        std::mem::swap(&mut self.outside_parked, &mut port.parked);
+    }
+
+    /// Calls into line `index`, and marks the I/O that comes out with it.
+    fn call<T>(&self, index: usize, port: &mut Port, call: impl FnOnce(&mut Port) -> T) -> T {
+        let before = port.ios.len();
+        let result = call(port);
+        for io in port.ios.range_mut(before..) {
+            io.line = index as u32;
+        }
+        result
+    }
+
+    fn end_child(&mut self, lines: &[Line], child: Bio, port: &mut Port) {
+        let place = child.token as u32;
+        let outer = self.outers.value(place);
+        outer.open = outer.open.checked_sub(1).expect("each child comes out exactly once");
+        outer.status = outer.status.and(child.status);
+        let bio = outer.bio.as_mut().expect("an outer bio is here while a child is inside");
+        if outer.is_lent {
+            bio.buffer = child.buffer;
+        } else {
+            if bio.op == Op::Read && child.status.is_ok() {
+                let at = (lines[line_of(&child)].start + child.offset - bio.offset) as usize;
+                let part = &mut bio.buffer.as_mut_slice()[at..at + child.buffer.len()];
+                part.copy_from_slice(child.buffer.as_slice());
+            }
+            port.pool.put(child.buffer);
+        }
+        self.end_outer(place, port);
+    }
+
+    fn park_child(&mut self, mut child: Bio, port: &mut Port) {
+        let place = child.token as u32;
+        let outer = self.outers.value(place);
+        outer.open = outer.open.checked_sub(1).expect("each child comes out exactly once");
+        if outer.is_lent {
+            let bio = outer.bio.as_mut().expect("an outer bio is here while a child is inside");
+            bio.buffer = std::mem::replace(&mut child.buffer, Buffer::empty());
+        }
+        outer.parked.push_back(child);
+        self.end_outer(place, port);
+    }
+
+    /// Once no child is inside, the outer bio is done, or parked if a child is.
+    fn end_outer(&mut self, place: u32, port: &mut Port) {
+        let outer = self.outers.value(place);
+        if outer.open > 0 {
+            return;
+        }
+        let mut bio = outer.bio.take().expect("an outer bio is here while a child is inside");
+        if outer.parked.is_empty() {
+            let status = self.outers.remove(place).status;
+            port.finish(bio, status);
+        } else {
+            bio.progress = u64::from(place) + 1;
+            port.parked.push_back(bio);
+        }
+    }
+}
+
+/// Makes the children of `bio`, which starts in line `first`; all lines get a flush.
+fn cut(
+    lines: &[Line],
+    first: usize,
+    bio: &mut Bio,
+    outer: u32,
+    is_lent: bool,
+    port: &mut Port,
+    children: &mut VecDeque<Bio>,
+) {
+    if bio.op == Op::Flush {
+        let flush = |line| Bio::flush(child_token(line, outer));
+        children.extend((0..lines.len()).map(flush));
+        return;
+    }
+    for (index, line) in lines.iter().enumerate().skip(first) {
+        let (start, end) = (bio.offset.max(line.start), bio.end().min(line.end));
+        if start >= end {
+            break;
+        }
+        let part = (start - bio.offset) as usize..(end - bio.offset) as usize;
+        let buffer = match bio.op {
+            _ if is_lent => std::mem::replace(&mut bio.buffer, Buffer::empty()),
+            Op::Read => port.pool.take(part.len()),
+            Op::Write => {
+                let mut copy = port.pool.take(part.len());
+                copy.as_mut_slice().copy_from_slice(&bio.buffer.as_slice()[part]);
+                copy
+            }
+            Op::Flush | Op::Discard | Op::WriteZeroes => Buffer::empty(),
+        };
+        let token = child_token(index, outer);
+        let mut child = Bio::bare(bio.op, start - line.start, end - start, bio.fua, token);
+        child.buffer = buffer;
+        children.push_back(child);
+    }
+}

@@ -1,0 +1,315 @@
+//! Files and block devices through the ring.
+//!
+//! 1. An I/O may take several calls: short ones go on where they ended, interrupted ones are
+//!    repeated, what a file system cannot do one way is tried another way. Its owner sees one
+//!    completion.
+//! 2. With direct I/O, what does not fit the device's alignment goes through a second, buffered
+//!    descriptor of the same file, for that request alone. The kernel keeps both views together:
+//!    a direct read or write first writes back the cached pages of its range, and a direct write
+//!    throws them away before and afterwards. What is left is a direct write that runs beside a
+//!    buffered write *of the same page*: so "fits" means whole pages wherever the alignment is
+//!    above a sector, and then two such requests overlap, which their sender orders.
+//!    The alternative, reading a block and writing it back changed, would race with every other
+//!    request to that block, in this process or not.
+//! 3. fdatasync works on the inode, so a flush through one descriptor covers both.
+//! 4. The size is the one at the time of opening. A file that was cut shorter since reads as
+//!    zeroes behind its end and grows when written; a device that shrank fails.
+
+use std::os::fd::OwnedFd;
+use std::path::Path;
+
+use super::open::{FileOptions, Opened, open};
+use super::ring::Owner;
+use super::uring::{CALL_BYTES_MAX, Call, Memory, Work};
+use super::{Disk, DiskIo, DiskLimits, Ring, check};
+use crate::bio::Op;
+use crate::buffer::Buffer;
+use crate::error::{Result, Status};
+use crate::sync::Arc;
+use crate::units::{MIB, SECTOR};
+
+/// A file or block device as a disk.
+#[derive(Debug)]
+pub struct FileDisk {
+    limits: DiskLimits,
+    files: Arc<Files>,
+}
+
+/// The open descriptors of one disk, and how to use them.
+#[derive(Debug)]
+pub(super) struct Files {
+    /// Through the page cache; holds the lock.
+    pub buffered: Arc<OwnedFd>,
+    /// Past the page cache.
+    pub direct: Option<Arc<OwnedFd>>,
+    /// What offset and length of a direct request must be multiples of.
+    pub granule: u64,
+    /// Flags of buffered reads and writes.
+    pub flags: i32,
+    /// Whether this is a block device.
+    pub is_block_device: bool,
+    /// The smallest unit of a block device's fallocate.
+    pub block_bytes: u64,
+    /// Whether it was opened to be read only.
+    pub is_read_only: bool,
+}
+
+/// Bytes of zeroes written at a time where the file system cannot zero a range.
+const ZEROES: u64 = MIB;
+
+/// How often a call that the kernel asks to repeat is repeated.
+const RETRIES_MAX: u32 = 10_000;
+
+impl FileDisk {
+    /// Opens the file or block device at `path`.
+    pub fn open(path: impl AsRef<Path>, options: &FileOptions) -> Result<FileDisk> {
+        let Opened { limits, files } = open(path.as_ref(), options)?;
+        Ok(FileDisk { limits, files: Arc::new(files) })
+    }
+
+    /// Whether aligned requests go past the page cache.
+    pub fn is_direct(&self) -> bool {
+        self.files.direct.is_some()
+    }
+
+    /// Whether it was opened to be read only.
+    pub fn is_read_only(&self) -> bool {
+        self.files.is_read_only
+    }
+
+    /// Pretends that direct I/O needs this alignment.
+    #[cfg(test)]
+    pub(super) fn coarsen(&mut self, granule: u64) {
+        Arc::get_mut(&mut self.files).expect("no I/O has been started").granule = granule;
+    }
+}
+
+impl Disk for FileDisk {
+    fn limits(&self) -> &DiskLimits {
+        &self.limits
+    }
+
+    fn start(&self, io: DiskIo, ring: &mut Ring) {
+        if let Err(status) = check(&self.limits, &io) {
+            return ring.finish(io, Err(status));
+        }
+        let way = match io.op {
+            Op::Read | Op::Write => Way::Move,
+            Op::Flush => Way::Sync,
+            Op::Discard | Op::WriteZeroes => Way::Allocate(0),
+        };
+        let is_change = matches!(io.op, Op::Write | Op::Discard | Op::WriteZeroes);
+        if self.files.is_read_only && is_change {
+            return ring.finish(io, Err(Status::ReadOnly));
+        }
+        if io.len == 0 && io.op != Op::Flush {
+            return ring.finish(io, Ok(()));
+        }
+        let mut job = FileJob {
+            io,
+            files: self.files.clone(),
+            way,
+            done: 0,
+            retries: 0,
+            is_buffered: self.files.direct.is_none(),
+        };
+        let memory = std::mem::replace(&mut job.io.buffer, Buffer::empty());
+        match job.next(memory) {
+            Ok(work) => ring.start_disk(work),
+            Err(io) => {
+                let result = io.result;
+                ring.finish(io, result);
+            }
+        }
+    }
+}
+
+/// How an I/O is being carried out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Way {
+    /// Bytes move between the buffer and the file.
+    Move,
+    /// fdatasync.
+    Sync,
+    /// fallocate, in the way with this number.
+    Allocate(usize),
+    /// Zeroes are written.
+    Zeroes,
+}
+
+const PUNCH: i32 = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+/// FALLOC_FL_NO_HIDE_STALE.
+const NO_HIDE_STALE: i32 = 4;
+const ZERO: i32 = libc::FALLOC_FL_ZERO_RANGE | libc::FALLOC_FL_KEEP_SIZE;
+
+/// Modes of fallocate that discard, best first. The first is a block device's true discard, which
+/// says nothing about what is read afterwards; newer kernels took it away.
+const DISCARD_MODES: [i32; 2] = [PUNCH | NO_HIDE_STALE, PUNCH];
+
+/// Modes of fallocate that zero, best first: both give zeroes, the first gives room back too.
+const ZERO_MODES: [i32; 2] = [PUNCH, ZERO];
+
+/// An I/O on its way through one or more calls. While a call is in flight, the I/O's buffer is
+/// in the [`Work`].
+#[derive(Debug)]
+pub(super) struct FileJob {
+    io: DiskIo,
+    files: Arc<Files>,
+    way: Way,
+    /// Bytes that are through.
+    done: u64,
+    retries: u32,
+    /// Whether this I/O keeps away from the direct descriptor.
+    is_buffered: bool,
+}
+
+impl FileJob {
+    /// What comes after a call of a disk's work ended with `result` (negative: an errno): more
+    /// work, or the finished I/O.
+    pub fn advance(work: Work, result: i32) -> std::result::Result<Work, DiskIo> {
+        let (Owner::Disk(mut job), Memory::One(memory)) = (work.owner, work.memory) else {
+            panic!("a disk's work belongs to a disk and has one buffer");
+        };
+        if (result == -libc::EINTR || result == -libc::EAGAIN) && job.retries < RETRIES_MAX {
+            job.retries += 1;
+            return job.next(memory);
+        }
+        let is_refused = result == -libc::EOPNOTSUPP || result == -libc::EINVAL;
+        match job.way {
+            Way::Allocate(mode) if is_refused => {
+                job.way = Way::Allocate(mode + 1);
+                job.next(memory)
+            }
+            // The device wants more alignment than it told.
+            Way::Move | Way::Zeroes if result == -libc::EINVAL && !job.is_buffered => {
+                job.is_buffered = true;
+                job.next(memory)
+            }
+            _ if result < 0 => Err(job.end(memory, Err(status_of(-result)))),
+            Way::Sync | Way::Allocate(_) => Err(job.end(memory, Ok(()))),
+            Way::Move | Way::Zeroes => job.moved(memory, result as u64),
+        }
+    }
+
+    /// `count` more bytes are through; 0 means the end of the file, or a device that takes none.
+    fn moved(mut self, mut memory: Buffer, count: u64) -> std::result::Result<Work, DiskIo> {
+        self.done += count;
+        self.retries = 0;
+        if count == 0 {
+            if self.io.op != Op::Read || self.files.is_block_device {
+                return Err(self.end(memory, Err(Status::Io)));
+            }
+            memory.as_mut_slice()[self.done as usize..].fill(0);
+            self.done = self.io.len;
+        }
+        self.next(memory)
+    }
+
+    /// The next call, or the finished I/O.
+    fn next(mut self, mut memory: Buffer) -> std::result::Result<Work, DiskIo> {
+        if self.way == Way::Allocate(ZERO_MODES.len()) {
+            if self.io.op == Op::Discard {
+                return Err(self.end(memory, Err(Status::Unsupported)));
+            }
+            self.way = Way::Zeroes;
+            memory = Buffer::zeroed(self.io.len.min(ZEROES) as usize);
+        }
+        if self.way != Way::Sync && self.done == self.io.len {
+            return Err(self.end(memory, Ok(())));
+        }
+        let Some((file, call)) = self.call() else {
+            return Err(self.end(memory, Ok(())));
+        };
+        Ok(Work { file, call, memory: Memory::One(memory), owner: Owner::Disk(self) })
+    }
+
+    /// What to ask the kernel for now; `None` if nothing is worth asking.
+    fn call(&self) -> Option<(Arc<OwnedFd>, Call)> {
+        let offset = self.io.offset + self.done;
+        let rest = self.io.len - self.done;
+        let len = rest.min(CALL_BYTES_MAX as u64);
+        let buffered = self.files.buffered.clone();
+        Some(match self.way {
+            Way::Sync => (buffered, Call::Sync),
+            Way::Allocate(mode) if self.io.op == Op::Discard => {
+                let (offset, len) = self.files.whole_blocks(offset, rest)?;
+                (buffered, Call::Allocate { mode: DISCARD_MODES[mode], offset, len })
+            }
+            Way::Allocate(mode) => {
+                (buffered, Call::Allocate { mode: ZERO_MODES[mode], offset, len: rest })
+            }
+            Way::Zeroes => {
+                let len = len.min(ZEROES);
+                let (file, flags) = self.files.pick(offset, len, self.is_buffered);
+                (file, Call::Write { offset, from: 0, len: len as usize, flags })
+            }
+            Way::Move => {
+                let (file, flags) = self.files.pick(offset, len, self.is_buffered);
+                let (from, len) = (self.done as usize, len as usize);
+                let call = match self.io.op {
+                    Op::Read => Call::Read { offset, from, len, flags },
+                    _ => Call::Write { offset, from, len, flags },
+                };
+                (file, call)
+            }
+        })
+    }
+
+    fn end(mut self, memory: Buffer, result: std::result::Result<(), Status>) -> DiskIo {
+        if matches!(self.io.op, Op::Read | Op::Write) {
+            self.io.buffer = memory;
+        }
+        self.io.result = result;
+        self.io
+    }
+}
+
+impl Files {
+    /// The descriptor for a range, and its flags.
+    fn pick(&self, offset: u64, len: u64, is_buffered: bool) -> (Arc<OwnedFd>, i32) {
+        let fits = offset.is_multiple_of(self.granule) && len.is_multiple_of(self.granule);
+        match &self.direct {
+            Some(direct) if fits && !is_buffered => (direct.clone(), 0),
+            _ => (self.buffered.clone(), self.flags),
+        }
+    }
+
+    /// The whole blocks in a range; a block device discards nothing less.
+    fn whole_blocks(&self, offset: u64, len: u64) -> Option<(u64, u64)> {
+        let block = if self.is_block_device { self.block_bytes } else { SECTOR };
+        let start = offset.next_multiple_of(block);
+        let end = (offset + len) / block * block;
+        (start < end).then(|| (start, end - start))
+    }
+}
+
+/// What an errno of a call means to whoever sent the I/O.
+fn status_of(errno: i32) -> Status {
+    match errno {
+        libc::ENOSPC | libc::EDQUOT => Status::NoSpace,
+        libc::EOPNOTSUPP => Status::Unsupported,
+        libc::EROFS => Status::ReadOnly,
+        libc::ETIMEDOUT => Status::Timeout,
+        _ => Status::Io,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_errno_has_a_status() {
+        let cases = [
+            (libc::ENOSPC, Status::NoSpace),
+            (libc::EOPNOTSUPP, Status::Unsupported),
+            (libc::EROFS, Status::ReadOnly),
+            (libc::ETIMEDOUT, Status::Timeout),
+            (libc::EIO, Status::Io),
+            (libc::ENXIO, Status::Io),
+        ];
+        for (errno, status) in cases {
+            assert_eq!(status_of(errno), status);
+        }
+    }
+}

@@ -1,0 +1,109 @@
+//! What stays the same for a device or file over restarts, and tells it from others.
+//!
+//! Block devices: what the hardware or its driver says (`wwid`, a serial number, the UUID of the
+//! device mapper or of a RAID, a loop device's file). Files: the file system, the inode, and the
+//! time of its birth, so that a file that replaced another is seen as another.
+
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+
+use rustix::fs::{Statx, StatxFlags};
+
+/// An identity has at most this many bytes.
+const IDENTITY_BYTES_MAX: usize = 200;
+
+/// The identity of an open file or block device.
+pub(super) fn of(file: &OwnedFd, stat: &Statx, is_block_device: bool, size_bytes: u64) -> String {
+    let identity = if is_block_device {
+        of_block_device(stat, size_bytes)
+    } else {
+        let file_system = rustix::fs::fstatvfs(file).map_or(0, |statvfs| statvfs.f_fsid);
+        let born = match stat.stx_mask & StatxFlags::BTIME.bits() {
+            0 => String::new(),
+            _ => format!(" born {}.{:09}", stat.stx_btime.tv_sec, stat.stx_btime.tv_nsec),
+        };
+        format!("file on {file_system:016x} inode {}{born}", stat.stx_ino)
+    };
+    shortened(identity)
+}
+
+fn of_block_device(stat: &Statx, size_bytes: u64) -> String {
+    // A loop device's file may be attached anew, in part or whole; the others are names of the
+    // thing itself, which may grow.
+    let words = [
+        ("dm/uuid", "dm", false),
+        ("dm/name", "dm name", false),
+        ("loop/backing_file", "loop on", true),
+        ("md/uuid", "md", false),
+        ("wwid", "wwid", false),
+        ("device/wwid", "wwid", false),
+        ("serial", "serial", false),
+        ("device/serial", "serial", false),
+        ("backend", "nbd", true),
+    ];
+    let found = words.iter().find_map(|(file, word, has_size)| {
+        Some((format!("{word} {}", sysfs(stat, file)?), *has_size))
+    });
+    // Where nothing says who it is, its name and size are better than nothing.
+    let (found, has_size) =
+        found.unwrap_or_else(|| (format!("block device {}", kernel_word(stat)), true));
+    let partition = match sysfs(stat, "partition") {
+        Some(number) => format!(" partition {number}"),
+        None => String::new(),
+    };
+    let size = if has_size { format!(" of {size_bytes} bytes") } else { String::new() };
+    format!("{found}{partition}{size}")
+}
+
+/// The kernel's own name of a block device: `vda`, `loop0`.
+fn kernel_word(stat: &Statx) -> String {
+    let link = std::fs::canonicalize(folder(stat)).ok();
+    let name = link.as_ref().and_then(|path| path.file_name());
+    name.map_or_else(|| "without a name".into(), |name| name.to_string_lossy().into_owned())
+}
+
+fn folder(stat: &Statx) -> PathBuf {
+    format!("/sys/dev/block/{}:{}", stat.stx_rdev_major, stat.stx_rdev_minor).into()
+}
+
+/// What sysfs says in `file` about a block device, or about the disk that it is a partition of.
+/// Empty answers are none.
+pub(super) fn sysfs(stat: &Statx, file: &str) -> Option<String> {
+    let own = folder(stat);
+    // Resolved by the kernel, through the link: the folder above a partition's is its disk's.
+    let places = match own.join("partition").exists() {
+        true => vec![own.join(file), own.join("..").join(file)],
+        false => vec![own.join(file)],
+    };
+    places.iter().find_map(|place| {
+        let text = std::fs::read(place).ok()?;
+        let text = String::from_utf8_lossy(&text).trim().replace(char::is_control, " ");
+        (!text.is_empty()).then_some(text)
+    })
+}
+
+/// Long names keep their beginning, and a checksum of everything.
+fn shortened(identity: String) -> String {
+    if identity.len() <= IDENTITY_BYTES_MAX {
+        return identity;
+    }
+    let checksum = crate::crc::crc32c_raw(0, identity.as_bytes());
+    let mut kept = IDENTITY_BYTES_MAX - 10;
+    while !identity.is_char_boundary(kept) {
+        kept -= 1;
+    }
+    format!("{}~{checksum:08x}", &identity[..kept])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn long_identities_stay_distinct() {
+        let long = |end: &str| shortened(format!("{}{end}", "\u{e9}".repeat(300)));
+        assert_ne!(long("a"), long("b"));
+        assert!(long("a").len() <= IDENTITY_BYTES_MAX);
+        assert_eq!(shortened("short".into()), "short");
+    }
+}

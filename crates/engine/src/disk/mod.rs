@@ -1,0 +1,98 @@
+//! Slow devices: the `Disk` half of the seam to the world.
+//!
+//! A disk is shared by all threads. An I/O is started on the thread that emits it, into that
+//! thread's [`Ring`], and its completion comes back on the same thread. While an I/O is in
+//! flight, whoever holds it (the ring, or a simulated disk) owns its buffer.
+//!
+//! Contract, checked by one conformance suite for every implementation:
+//! 1. Offsets and lengths are multiples of 512 and within the size; anything else completes with
+//!    [`Status::Invalid`]. Multiples of `limits().block_bytes` are the fast way.
+//! 2. A completed write is visible to every later read. It is durable only after a flush that was
+//!    started later completes with success. Whole sectors of 512 bytes are written or not.
+//! 3. A failed flush means: anything written since the last good flush may be lost, for ever.
+//! 4. Every started I/O completes exactly once. I/Os in flight together have no order.
+//! 5. A zeroed range reads as zeroes. A discarded one reads as anything until it is written.
+
+use crate::bio::Op;
+use crate::buffer::Buffer;
+use crate::error::Status;
+use crate::sync::Arc;
+use crate::units::SECTOR;
+
+mod fault;
+mod file;
+mod identity;
+mod open;
+mod ram;
+mod ring;
+mod sim;
+#[cfg(test)]
+mod tests;
+mod uring;
+
+pub use fault::{Effect, Fault};
+pub use file::FileDisk;
+pub use open::{FileOptions, IoMode, OpenMode};
+pub use ram::{DiskCounts, RamDisk};
+pub use ring::{Event, Ring, SEND_BUFFERS_MAX};
+pub use sim::SimDisk;
+
+/// What a disk is and can do.
+#[derive(Clone, Debug)]
+pub struct DiskLimits {
+    /// As the user named it, for messages.
+    pub name: String,
+    /// Size in bytes, a multiple of 512.
+    pub size_bytes: u64,
+    /// The smallest write the device takes without read-modify-write: its logical block size.
+    pub block_bytes: u32,
+    /// Whether discard does something.
+    pub has_discard: bool,
+    /// What stays the same for this device over restarts and tells it from others; see
+    /// `pcache`'s label. Human-readable, at most 200 bytes.
+    pub identity: String,
+    /// `major:minor` for device nodes; what the kernel would print in a table.
+    pub kernel_name: String,
+}
+
+/// An I/O to a disk, with its buffer, on its way there and back.
+#[derive(Debug)]
+pub struct DiskIo {
+    /// Where it goes.
+    pub disk: Arc<dyn Disk>,
+    /// What to do. `Flush` has no range.
+    pub op: Op,
+    /// First byte.
+    pub offset: u64,
+    /// Bytes; equals the buffer's length for reads and writes.
+    pub len: u64,
+    /// The data, or empty.
+    pub buffer: Buffer,
+    /// The target's own mark.
+    pub token: u64,
+    /// The table line whose target emitted this; filled in by the device.
+    pub line: u32,
+    /// How it ended; meaningful once completed.
+    pub result: Result<(), Status>,
+}
+
+/// A slow device.
+pub trait Disk: Send + Sync + std::fmt::Debug {
+    /// What it is.
+    fn limits(&self) -> &DiskLimits;
+
+    /// Starts `io`; it comes out of `ring` when it is complete, with `result` set.
+    fn start(&self, io: DiskIo, ring: &mut Ring);
+}
+
+/// Whether `io` keeps the contract: whole sectors, within the disk, as long as its buffer.
+fn check(limits: &DiskLimits, io: &DiskIo) -> Result<(), Status> {
+    let end = io.offset.checked_add(io.len).ok_or(Status::Invalid)?;
+    let is_sized = match io.op {
+        Op::Read | Op::Write => io.len == io.buffer.len() as u64,
+        Op::Flush => io.len == 0,
+        Op::Discard | Op::WriteZeroes => true,
+    };
+    let is_whole = io.offset.is_multiple_of(SECTOR) && io.len.is_multiple_of(SECTOR);
+    if is_sized && is_whole && end <= limits.size_bytes { Ok(()) } else { Err(Status::Invalid) }
+}

@@ -1,0 +1,253 @@
+//! Opening a file or block device: exclusively, in the fastest way that works, with its limits.
+
+use std::os::fd::OwnedFd;
+use std::path::Path;
+
+use rustix::fs::{FileType, FlockOperation, Mode, OFlags, Statx, StatxFlags};
+use rustix::io::ReadWriteFlags;
+
+use super::DiskLimits;
+use super::file::Files;
+use super::identity;
+use crate::buffer::{BUFFER_ALIGN, Buffer};
+use crate::error::{Error, Kind, Result};
+use crate::sync::Arc;
+use crate::units::SECTOR;
+
+/// What a device is opened for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum OpenMode {
+    /// To read and write, and nobody else may: a lock on a file, an exclusive claim of a block
+    /// device. In use by another is [`Kind::Busy`].
+    #[default]
+    Exclusive,
+    /// To look at. Takes no lock, changes nothing.
+    ReadOnly,
+}
+
+/// How bytes get to the device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum IoMode {
+    /// Direct where it works, else buffered.
+    #[default]
+    Auto,
+    /// Past the page cache, or not at all.
+    Direct,
+    /// Through the page cache.
+    Buffered,
+    /// Through the page cache, which lets go of the data at once (Linux 6.14, some file systems).
+    DontCache,
+}
+
+impl IoMode {
+    /// The mode that `?io=WORD` behind a device asks for.
+    pub fn parse(word: &str) -> Result<IoMode> {
+        match word {
+            "direct" => Ok(IoMode::Direct),
+            "buffered" => Ok(IoMode::Buffered),
+            "dontcache" => Ok(IoMode::DontCache),
+            "lazy" => Err(Error::new(Kind::Unsupported, "io=lazy is not available yet")),
+            _ => Err(Error::new(
+                Kind::Invalid,
+                format!("io={word}: expected direct, buffered or dontcache"),
+            )),
+        }
+    }
+}
+
+/// How to open a file or block device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FileOptions {
+    /// What for.
+    pub mode: OpenMode,
+    /// How bytes get there.
+    pub io: IoMode,
+}
+
+/// An open disk.
+pub(super) struct Opened {
+    pub limits: DiskLimits,
+    pub files: Files,
+}
+
+/// Opens `path`.
+pub(super) fn open(path: &Path, options: &FileOptions) -> Result<Opened> {
+    let name = path.display().to_string();
+    let fail = |what: &str, errno: rustix::io::Errno| Error::from_io(what, &name, errno.into());
+    let is_read_only = options.mode == OpenMode::ReadOnly;
+    let file = open_and_claim(path, &name, is_read_only)?;
+    let stat = stat(&file).map_err(|errno| fail("examining", errno))?;
+    let is_block_device = FileType::from_raw_mode(stat.stx_mode.into()) == FileType::BlockDevice;
+    let (end, logical_block) = if is_block_device {
+        let end = rustix::fs::seek(&file, rustix::fs::SeekFrom::End(0));
+        let block = rustix::fs::ioctl_blksszget(&file).map_err(|errno| fail("examining", errno))?;
+        (end.map_err(|errno| fail("examining", errno))?, block)
+    } else {
+        (stat.stx_size, SECTOR as u32)
+    };
+    let size_bytes = end / SECTOR * SECTOR;
+    if size_bytes == 0 {
+        let why = if end == 0 { "is empty" } else { "is smaller than a sector of 512 bytes" };
+        return Err(Error::new(Kind::NoSpace, format!("{name} {why}")));
+    }
+
+    let direct = match options.io {
+        IoMode::Auto => open_direct(path, &stat, is_read_only, logical_block).ok(),
+        IoMode::Direct => Some(
+            open_direct(path, &stat, is_read_only, logical_block)
+                .map_err(|errno| fail("direct I/O (io=buffered works without it) on", errno))?,
+        ),
+        IoMode::Buffered | IoMode::DontCache => None,
+    };
+    let flags = if options.io == IoMode::DontCache { probe_dontcache(&file, &name)? } else { 0 };
+    let (direct, granule) = match direct {
+        Some((file, granule)) => (Some(Arc::new(file)), granule),
+        None => (None, SECTOR),
+    };
+    let limits = DiskLimits {
+        size_bytes,
+        block_bytes: logical_block,
+        has_discard: !is_read_only && has_discard(&file, &stat, is_block_device),
+        identity: identity::of(&file, &stat, is_block_device, size_bytes),
+        kernel_name: match is_block_device {
+            true => format!("{}:{}", stat.stx_rdev_major, stat.stx_rdev_minor),
+            false => name.clone(),
+        },
+        name,
+    };
+    let files = Files {
+        buffered: Arc::new(file),
+        direct,
+        granule,
+        flags,
+        is_block_device,
+        block_bytes: logical_block.into(),
+        is_read_only,
+    };
+    Ok(Opened { limits, files })
+}
+
+/// Opens `path` so that nobody else can who asks the same way.
+fn open_and_claim(path: &Path, name: &str, is_read_only: bool) -> Result<OwnedFd> {
+    let fail = |errno: rustix::io::Errno| Error::from_io("opening", name, errno.into());
+    let busy = || {
+        Error::new(
+            Kind::Busy,
+            format!("{name} is in use: by a device, a mount or another program that claimed it"),
+        )
+    };
+    // Looked at before it is opened: opening some things (a tape, a pipe) does something.
+    let kind = rustix::fs::stat(path).map_err(fail)?;
+    let kind = FileType::from_raw_mode(kind.st_mode);
+    let mut flags = OFlags::CLOEXEC;
+    flags |= if is_read_only { OFlags::RDONLY } else { OFlags::RDWR };
+    match kind {
+        FileType::RegularFile => {}
+        FileType::BlockDevice if is_read_only => {}
+        FileType::BlockDevice => flags |= OFlags::EXCL,
+        FileType::CharacterDevice => {
+            let why = "is a character device: a DAX device can be a cache device, not a disk";
+            return Err(Error::new(Kind::Invalid, format!("{name} {why}")));
+        }
+        _ => {
+            let why = "is neither a file nor a block device";
+            return Err(Error::new(Kind::Invalid, format!("{name} {why}")));
+        }
+    }
+    let file = rustix::fs::open(path, flags, Mode::empty()).map_err(|errno| match errno {
+        rustix::io::Errno::BUSY => busy(),
+        errno => fail(errno),
+    })?;
+    if kind == FileType::RegularFile && !is_read_only {
+        let operation = FlockOperation::NonBlockingLockExclusive;
+        rustix::fs::flock(&file, operation).map_err(|errno| match errno {
+            rustix::io::Errno::WOULDBLOCK => busy(),
+            errno => Error::from_io("locking", name, errno.into()),
+        })?;
+    }
+    Ok(file)
+}
+
+fn stat(file: &OwnedFd) -> rustix::io::Result<Statx> {
+    let wanted = StatxFlags::BASIC_STATS | StatxFlags::BTIME | DIO_ALIGN;
+    rustix::fs::statx(file, "", rustix::fs::AtFlags::EMPTY_PATH, wanted)
+}
+
+/// STATX_DIOALIGN.
+const DIO_ALIGN: StatxFlags = StatxFlags::from_bits_retain(0x2000);
+
+/// Opens the same file past the page cache, if that works, and says in what units.
+fn open_direct(
+    path: &Path,
+    known: &Statx,
+    is_read_only: bool,
+    logical_block: u32,
+) -> rustix::io::Result<(OwnedFd, u64)> {
+    // Never exclusive: the other descriptor holds the claim, and would be in the way.
+    let access = if is_read_only { OFlags::RDONLY } else { OFlags::RDWR };
+    let flags = access | OFlags::CLOEXEC | OFlags::DIRECT;
+    let file = rustix::fs::open(path, flags, Mode::empty())?;
+    let found = stat(&file)?;
+    let place = |stat: &Statx| {
+        (
+            stat.stx_dev_major,
+            stat.stx_dev_minor,
+            stat.stx_ino,
+            stat.stx_rdev_major,
+            stat.stx_rdev_minor,
+        )
+    };
+    if place(&found) != place(known) {
+        // Somebody has put another file there in this moment.
+        return Err(rustix::io::Errno::STALE);
+    }
+    let is_told = found.stx_mask & DIO_ALIGN.bits() != 0;
+    let told = found.stx_dio_offset_align.max(SECTOR as u32).max(logical_block);
+    if is_told
+        && (found.stx_dio_offset_align == 0 || found.stx_dio_mem_align as usize > BUFFER_ALIGN)
+    {
+        return Err(rustix::io::Errno::OPNOTSUPP);
+    }
+    // Believed after it was tried: some file systems take the flag and refuse the I/O.
+    let candidates = if is_told { [told, told] } else { [logical_block, BUFFER_ALIGN as u32] };
+    let mut result = Err(rustix::io::Errno::INVAL);
+    for align in candidates {
+        let mut buffer = Buffer::zeroed(align as usize);
+        result = rustix::io::pread(&file, buffer.as_mut_slice(), 0).map(|_| align);
+        if result.is_ok() {
+            break;
+        }
+    }
+    let align = u64::from(result?);
+    // Above a sector, whole pages: see the second point of `file.rs`.
+    let granule = if align <= SECTOR { SECTOR } else { align.max(BUFFER_ALIGN as u64) };
+    Ok((file, granule))
+}
+
+/// The flag of reads and writes that the page cache forgets; an error where it does not know it.
+fn probe_dontcache(file: &OwnedFd, name: &str) -> Result<i32> {
+    const DONTCACHE: u32 = 0x80;
+    let mut buffer = Buffer::zeroed(SECTOR as usize);
+    let mut parts = [std::io::IoSliceMut::new(buffer.as_mut_slice())];
+    let flags = ReadWriteFlags::from_bits_retain(DONTCACHE);
+    match rustix::io::preadv2(file, &mut parts, 0, flags) {
+        Ok(_) => Ok(DONTCACHE as i32),
+        Err(rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::INVAL) => {
+            let why = "io=dontcache needs Linux 6.14 and a file system that knows it";
+            Err(Error::new(Kind::Unsupported, format!("{name}: {why}; io=buffered works without")))
+        }
+        Err(errno) => Err(Error::from_io("reading", name, errno.into())),
+    }
+}
+
+/// Whether a discard would do something.
+fn has_discard(file: &OwnedFd, stat: &Statx, is_block_device: bool) -> bool {
+    if is_block_device {
+        let most = identity::sysfs(stat, "queue/discard_max_bytes");
+        return most.is_some_and(|bytes| bytes != "0");
+    }
+    // A hole behind the end of the file changes nothing; whether it may be made tells.
+    let flags = rustix::fs::FallocateFlags::PUNCH_HOLE | rustix::fs::FallocateFlags::KEEP_SIZE;
+    let behind = stat.stx_size.next_multiple_of(BUFFER_ALIGN as u64);
+    rustix::fs::fallocate(file, flags, behind, BUFFER_ALIGN as u64).is_ok()
+}

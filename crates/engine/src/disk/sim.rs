@@ -1,0 +1,428 @@
+//! A malicious disk: everything that the contract of disks allows, and faults beyond it.
+//!
+//! It has a volatile write cache that it empties on flush only. I/O is either carried out at once
+//! or held until the simulator picks one; picking decides the order. A crash keeps for each sector
+//! the durable content or any that was written since, whether that write had completed or not:
+//!
+//! 1. A write takes effect when it completes. Until then, a crash may keep any of its sectors.
+//! 2. A flush that completes makes durable what had completed before the flush *started*.
+//!    A write that completed while the flush was under way may still be lost.
+//! 3. A flush that fails decides for each unflushed sector: it becomes durable after all, it may
+//!    still become so, it is gone, or (worst, and what page caches do) it stays readable but
+//!    no later flush makes it durable.
+//! 4. A discarded sector reads as zeroes or as before; which, nobody can rely on.
+//! 5. All choices come from the caller's stream of numbers or from the disk's own seed.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use super::fault::{Effect, Fault};
+use super::ram::{Counters, DiskCounts};
+use super::{Disk, DiskIo, DiskLimits, Ring, check};
+use crate::bio::Op;
+use crate::error::Status;
+use crate::prng::Prng;
+use crate::sync::{Arc, Mutex, lock};
+use crate::units::SECTOR;
+
+/// A sector's content. Sectors that are not in a map are zeroes.
+type Sector = Arc<[u8; SECTOR as usize]>;
+
+/// A malicious disk.
+pub struct SimDisk {
+    limits: DiskLimits,
+    counters: Counters,
+    state: Mutex<State>,
+}
+
+struct State {
+    /// What reads see.
+    visible: BTreeMap<u64, Sector>,
+    /// What every crash leaves at least, unless something newer is there.
+    durable: BTreeMap<u64, Sector>,
+    /// What was written since, oldest first, with the number of its write.
+    volatile: BTreeMap<u64, Vec<(u64, Sector)>>,
+    /// Counts effects of writes.
+    sequence: u64,
+    /// Started and not completed, oldest first.
+    held: Vec<Held>,
+    is_holding: bool,
+    faults: Vec<Fault>,
+    prng: Prng,
+}
+
+struct Held {
+    io: DiskIo,
+    ring: u64,
+    /// The number of the last write that had taken effect when this was started.
+    sequence: u64,
+    /// What a fault makes of it.
+    effect: Option<Effect>,
+}
+
+impl SimDisk {
+    /// A disk of zeroes that carries out I/O at once.
+    pub fn new(size_bytes: u64, block_bytes: u32) -> SimDisk {
+        let limits = DiskLimits {
+            name: "sim".into(),
+            size_bytes: size_bytes / SECTOR * SECTOR,
+            block_bytes,
+            has_discard: true,
+            identity: "sim".into(),
+            kernel_name: "sim".into(),
+        };
+        SimDisk::with_content(limits, BTreeMap::new(), false)
+    }
+
+    /// The same disk under another name, which is its identity too.
+    pub fn named(mut self, name: &str) -> SimDisk {
+        self.limits.name = name.into();
+        self.limits.identity = name.into();
+        self.limits.kernel_name = name.into();
+        self
+    }
+
+    fn with_content(
+        limits: DiskLimits,
+        content: BTreeMap<u64, Sector>,
+        is_holding: bool,
+    ) -> SimDisk {
+        let state = State {
+            visible: content.clone(),
+            durable: content,
+            volatile: BTreeMap::new(),
+            sequence: 0,
+            held: Vec::new(),
+            is_holding,
+            faults: Vec::new(),
+            prng: Prng::new(0),
+        };
+        SimDisk { limits, counters: Counters::default(), state: Mutex::new(state) }
+    }
+
+    /// From now on, whether I/O is held until the simulator completes it.
+    pub fn hold(&self, is_holding: bool) {
+        lock(&self.state).is_holding = is_holding;
+    }
+
+    /// Sets the seed of the disk's own choices.
+    pub fn seed(&self, seed: u64) {
+        lock(&self.state).prng = Prng::new(seed);
+    }
+
+    /// Adds a fault. An I/O meets the first fault that fits it.
+    pub fn inject(&self, fault: Fault) {
+        lock(&self.state).faults.push(fault);
+    }
+
+    /// Removes all faults, and lets go of what was stuck: it is held like any other I/O.
+    pub fn heal(&self) {
+        let mut state = lock(&self.state);
+        state.faults.clear();
+        for held in &mut state.held {
+            if held.effect == Some(Effect::Stick) {
+                held.effect = None;
+            }
+        }
+    }
+
+    /// How many I/Os of `ring` can be completed now.
+    pub fn held(&self, ring: &Ring) -> usize {
+        lock(&self.state).movable(ring.id()).count()
+    }
+
+    /// Completes one I/O of `ring`, any; false if there is none.
+    pub fn step(&self, ring: &mut Ring, prng: &mut Prng) -> bool {
+        match self.held(ring) as u64 {
+            0 => false,
+            count => self.complete_one(prng.below(count) as usize, ring),
+        }
+    }
+
+    /// Completes the I/O of `ring` that was started as number `index` of those held; false if
+    /// there is none.
+    pub fn complete_one(&self, index: usize, ring: &mut Ring) -> bool {
+        let mut state = lock(&self.state);
+        let Some(place) = state.movable(ring.id()).nth(index) else { return false };
+        let held = state.held.remove(place);
+        let (io, result) = state.carry_out(held);
+        drop(state);
+        ring.finish(io, result);
+        true
+    }
+
+    /// Completes all I/O of `ring` in the order it was started.
+    pub fn complete_all(&self, ring: &mut Ring) {
+        while self.complete_one(0, ring) {}
+    }
+
+    /// Forgets what is held: it never completes. An I/O that is held keeps its disk alive, so a
+    /// disk that is left behind after a crash is told to let go.
+    pub fn abandon(&self) {
+        let held = std::mem::take(&mut lock(&self.state).held);
+        drop(held);
+    }
+
+    /// The disk after a crash: what the power cut left, by chance. Faults do not survive.
+    pub fn crash(&self, prng: &mut Prng) -> SimDisk {
+        // The extremes are met far more often than chance by sector would meet them.
+        match prng.below(4) {
+            0 => self.crash_with(|_, _| 0),
+            1 => self.crash_with(|_, options| options - 1),
+            _ => self.crash_with(|_, options| prng.below(options as u64) as usize),
+        }
+    }
+
+    /// The disk after a crash. For each sector with more than one possible content, in ascending
+    /// order, `choose(sector, options)` picks one: 0 is the durable content, `options - 1` the
+    /// one that was written last.
+    pub fn crash_with(&self, mut choose: impl FnMut(u64, usize) -> usize) -> SimDisk {
+        let state = lock(&self.state);
+        let mut content = state.durable.clone();
+        for (sector, mut later) in state.possible() {
+            // Of equal contents only the last counts, so that trying all choices tries less.
+            let mut seen: Vec<Sector> = Vec::new();
+            later.reverse();
+            later.retain(|content| {
+                !seen.contains(content) && {
+                    seen.push(content.clone());
+                    true
+                }
+            });
+            later.reverse();
+            let durable = state.durable.get(&sector).cloned().unwrap_or_else(zeroes);
+            if later == [durable.clone()] {
+                continue;
+            }
+            let choice = choose(sector, later.len() + 1);
+            let chosen = if choice == 0 { durable } else { later.swap_remove(choice - 1) };
+            content.insert(sector, chosen);
+        }
+        SimDisk::with_content(self.limits.clone(), content, state.is_holding)
+    }
+
+    /// What it was asked to do so far.
+    pub fn counts(&self) -> DiskCounts {
+        self.counters.counts()
+    }
+
+    /// Copies out what reads would see.
+    pub fn peek(&self, offset: u64, bytes: &mut [u8]) {
+        copy_out(&lock(&self.state).visible, offset, bytes);
+    }
+
+    /// Changes content from outside, durably, as bit rot or a stray program would.
+    pub fn poke(&self, offset: u64, bytes: &[u8]) {
+        let mut state = lock(&self.state);
+        let first = offset / SECTOR;
+        let last = (offset + bytes.len() as u64).div_ceil(SECTOR);
+        let mut around = vec![0; ((last - first) * SECTOR) as usize];
+        copy_out(&state.visible, first * SECTOR, &mut around);
+        let start = (offset % SECTOR) as usize;
+        around[start..start + bytes.len()].copy_from_slice(bytes);
+        for (sector, content) in (first..last).zip(around.as_chunks().0) {
+            let content = Arc::new(*content);
+            state.visible.insert(sector, content.clone());
+            state.durable.insert(sector, content);
+            state.volatile.remove(&sector);
+        }
+    }
+
+    /// All that reads would see.
+    pub fn image(&self) -> Vec<u8> {
+        self.copied(&lock(&self.state).visible)
+    }
+
+    /// All that every crash would leave where nothing newer was written.
+    pub fn durable_image(&self) -> Vec<u8> {
+        self.copied(&lock(&self.state).durable)
+    }
+
+    fn copied(&self, content: &BTreeMap<u64, Sector>) -> Vec<u8> {
+        let mut image = vec![0; self.limits.size_bytes as usize];
+        copy_out(content, 0, &mut image);
+        image
+    }
+
+    /// Replaces all content, durably, by `image`, and zeroes behind it.
+    pub fn load_image(&self, image: &[u8]) {
+        let mut state = lock(&self.state);
+        state.visible.clear();
+        state.durable.clear();
+        state.volatile.clear();
+        drop(state);
+        self.poke(0, image);
+    }
+}
+
+impl Disk for SimDisk {
+    fn limits(&self) -> &DiskLimits {
+        &self.limits
+    }
+
+    fn start(&self, io: DiskIo, ring: &mut Ring) {
+        if let Err(status) = check(&self.limits, &io) {
+            return ring.finish(io, Err(status));
+        }
+        self.counters.count(io.op, io.len);
+        let mut state = lock(&self.state);
+        let effect = state.faults.iter_mut().find_map(|fault| fault.meet(&io));
+        let sequence = state.sequence;
+        let held = Held { io, ring: ring.id(), sequence, effect };
+        if state.is_holding || effect == Some(Effect::Stick) {
+            return state.held.push(held);
+        }
+        let (io, result) = state.carry_out(held);
+        drop(state);
+        ring.finish(io, result);
+    }
+}
+
+impl std::fmt::Debug for SimDisk {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "SimDisk({:?}, {} bytes)", self.limits.name, self.limits.size_bytes)
+    }
+}
+
+impl State {
+    /// Places in `held` of what `ring` may see completed.
+    fn movable(&self, ring: u64) -> impl Iterator<Item = usize> {
+        let is_movable = move |held: &Held| held.ring == ring && held.effect != Some(Effect::Stick);
+        self.held.iter().enumerate().filter(move |(_, held)| is_movable(held)).map(|(n, _)| n)
+    }
+
+    /// For each sector that a crash decides about, all that may be found instead of its durable
+    /// content, oldest first.
+    fn possible(&self) -> BTreeMap<u64, Vec<Sector>> {
+        let mut possible: BTreeMap<u64, Vec<Sector>> = BTreeMap::new();
+        for (sector, versions) in &self.volatile {
+            let contents = versions.iter().map(|(_, content)| content.clone());
+            possible.insert(*sector, contents.collect());
+        }
+        for held in &self.held {
+            let Some((offset, is_zero)) = held.target() else { continue };
+            for (n, sector) in sectors(offset, held.io.len).enumerate() {
+                let content = if is_zero { zeroes() } else { part(&held.io, n) };
+                possible.entry(sector).or_default().push(content);
+            }
+        }
+        possible
+    }
+
+    fn carry_out(&mut self, held: Held) -> (DiskIo, Result<(), Status>) {
+        let target = held.target();
+        let Held { mut io, sequence, effect, .. } = held;
+        if let Some(Effect::Fail(status)) = effect {
+            if io.op == Op::Flush {
+                self.lose();
+            }
+            return (io, Err(status));
+        }
+        match io.op {
+            Op::Read => {
+                let from = if let Some(Effect::Misdirect(to)) = effect { to } else { io.offset };
+                copy_out(&self.visible, from, io.buffer.as_mut_slice());
+                if let Some(Effect::Corrupt(at)) = effect {
+                    let at = at.clamp(io.offset, io.offset + io.len - 1) - io.offset;
+                    io.buffer.as_mut_slice()[at as usize] ^= 1;
+                }
+            }
+            Op::Flush => self.flush(sequence),
+            Op::Write | Op::WriteZeroes | Op::Discard => {
+                let Some((offset, is_zero)) = target else { return (io, Ok(())) };
+                self.sequence += 1;
+                for (n, sector) in sectors(offset, io.len).enumerate() {
+                    let is_kept = io.op == Op::Discard || matches!(effect, Some(Effect::Tear(_)));
+                    if is_kept && self.prng.one_in(2) {
+                        continue;
+                    }
+                    let content = if is_zero { zeroes() } else { part(&io, n) };
+                    self.visible.insert(sector, content.clone());
+                    let versions = self.volatile.entry(sector).or_default();
+                    versions.push((self.sequence, content));
+                }
+            }
+        }
+        match effect {
+            Some(Effect::Tear(status)) => (io, Err(status)),
+            _ => (io, Ok(())),
+        }
+    }
+
+    /// Makes durable what had taken effect up to the write with number `sequence`.
+    fn flush(&mut self, sequence: u64) {
+        let durable = &mut self.durable;
+        self.volatile.retain(|sector, versions| {
+            let covered = versions.partition_point(|(number, _)| *number <= sequence);
+            if let Some((_, content)) = versions.drain(..covered).next_back() {
+                durable.insert(*sector, content);
+            }
+            !versions.is_empty()
+        });
+    }
+
+    /// What a failed flush does to what was not durable.
+    fn lose(&mut self) {
+        let State { visible, durable, volatile, prng, .. } = self;
+        volatile.retain(|sector, versions| {
+            let (_, newest) = versions.last().expect("a volatile sector has a version");
+            match prng.below(4) {
+                0 => return true,
+                1 => {
+                    durable.insert(*sector, newest.clone());
+                }
+                2 => {
+                    match durable.get(sector) {
+                        Some(old) => visible.insert(*sector, old.clone()),
+                        None => visible.remove(sector),
+                    };
+                }
+                // Readable, and never durable.
+                _ => {}
+            }
+            false
+        });
+    }
+}
+
+impl Held {
+    /// Where a change will land, and whether it lands zeroes; `None` if nothing will change.
+    fn target(&self) -> Option<(u64, bool)> {
+        if matches!(self.io.op, Op::Read | Op::Flush) {
+            return None;
+        }
+        let is_zero = self.io.op != Op::Write;
+        match self.effect {
+            Some(Effect::Lose | Effect::Fail(_)) => None,
+            Some(Effect::Misdirect(to)) => Some((to, is_zero)),
+            _ => Some((self.io.offset, is_zero)),
+        }
+    }
+}
+
+fn sectors(offset: u64, len: u64) -> Range<u64> {
+    offset / SECTOR..(offset + len) / SECTOR
+}
+
+fn zeroes() -> Sector {
+    Arc::new([0; SECTOR as usize])
+}
+
+/// Sector number `n` of what `io` writes.
+fn part(io: &DiskIo, n: usize) -> Sector {
+    Arc::new(io.buffer.as_slice().as_chunks().0[n])
+}
+
+/// Fills `bytes` with what is at `offset`, of which both may lie across sectors.
+fn copy_out(content: &BTreeMap<u64, Sector>, offset: u64, bytes: &mut [u8]) {
+    bytes.fill(0);
+    let end = offset + bytes.len() as u64;
+    for (sector, found) in content.range(offset / SECTOR..end.div_ceil(SECTOR)) {
+        let from = (sector * SECTOR).max(offset);
+        let to = ((sector + 1) * SECTOR).min(end);
+        let within = (from % SECTOR) as usize;
+        let len = (to - from) as usize;
+        let place = (from - offset) as usize;
+        bytes[place..place + len].copy_from_slice(&found[within..within + len]);
+    }
+}

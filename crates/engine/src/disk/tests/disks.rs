@@ -1,0 +1,260 @@
+//! Every kind of disk through the conformance suite, and what is special to each.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use super::conformance::{SIZE, check_all};
+use super::{bare, pattern, read, transfer, write};
+use crate::bio::Op;
+use crate::buffer::Buffer;
+use crate::disk::uring::WAYS;
+use crate::disk::{Disk, FileDisk, FileOptions, IoMode, OpenMode, RamDisk, Ring};
+use crate::error::{Kind, Status};
+use crate::sync::Arc;
+
+/// A file on the disk of the build, where direct I/O mostly works, unlike in many `/tmp`s.
+fn folder() -> tempfile::TempDir {
+    let place = std::env::current_exe().unwrap();
+    tempfile::tempdir_in(place.parent().unwrap()).unwrap()
+}
+
+fn empty_file(folder: &tempfile::TempDir, len: u64) -> PathBuf {
+    let path = folder.path().join("disk.img");
+    std::fs::File::create(&path).unwrap().set_len(len).unwrap();
+    path
+}
+
+fn options(io: IoMode) -> FileOptions {
+    FileOptions { mode: OpenMode::Exclusive, io }
+}
+
+fn open(path: &Path, io: IoMode) -> Arc<dyn Disk> {
+    Arc::new(FileDisk::open(path, &options(io)).unwrap())
+}
+
+#[test]
+fn ram_disk_conforms() {
+    let disk: Arc<dyn Disk> = Arc::new(RamDisk::new(SIZE, 512));
+    check_all(&disk, &mut Ring::without_kernel());
+    let disk: Arc<dyn Disk> = Arc::new(RamDisk::new(SIZE, 4096));
+    check_all(&disk, &mut Ring::new(16).unwrap());
+}
+
+#[test]
+fn buffered_file_conforms() {
+    let folder = folder();
+    for way in WAYS {
+        let disk = open(&empty_file(&folder, SIZE + 100), IoMode::Buffered);
+        check_all(&disk, &mut Ring::in_way(64, way));
+    }
+}
+
+#[test]
+fn direct_file_conforms() {
+    let folder = folder();
+    let path = empty_file(&folder, SIZE);
+    let disk = FileDisk::open(&path, &options(IoMode::Auto)).unwrap();
+    if !disk.is_direct() {
+        eprintln!("SKIPPED: direct I/O does not work on {}", path.display());
+        return;
+    }
+    let disk: Arc<dyn Disk> = Arc::new(disk);
+    check_all(&disk, &mut Ring::new(8).unwrap());
+}
+
+#[test]
+fn direct_file_with_coarse_alignment_conforms() {
+    let folder = folder();
+    let path = empty_file(&folder, SIZE);
+    let mut disk = FileDisk::open(&path, &options(IoMode::Auto)).unwrap();
+    if !disk.is_direct() {
+        eprintln!("SKIPPED: direct I/O does not work on {}", path.display());
+        return;
+    }
+    disk.coarsen(4096);
+    let disk: Arc<dyn Disk> = Arc::new(disk);
+    check_all(&disk, &mut Ring::new(32).unwrap());
+}
+
+#[test]
+fn dontcache_file_conforms() {
+    let folder = folder();
+    let path = empty_file(&folder, SIZE);
+    match FileDisk::open(&path, &options(IoMode::DontCache)) {
+        Ok(disk) => {
+            let disk: Arc<dyn Disk> = Arc::new(disk);
+            check_all(&disk, &mut Ring::new(64).unwrap());
+        }
+        Err(error) => {
+            assert_eq!(error.kind(), Kind::Unsupported);
+            eprintln!("SKIPPED: {error}");
+        }
+    }
+}
+
+/// A loop device, detached at the end.
+struct Loop(PathBuf);
+
+impl Loop {
+    fn attach(file: &Path, sector: u32) -> Option<Loop> {
+        let sector = sector.to_string();
+        let output = Command::new("losetup")
+            .args(["--find", "--show", "--sector-size", &sector])
+            .arg(file)
+            .output();
+        match output {
+            Ok(output) if output.status.success() => {
+                Some(Loop(String::from_utf8(output.stdout).unwrap().trim().into()))
+            }
+            other => {
+                eprintln!("SKIPPED: no loop device: {other:?}");
+                None
+            }
+        }
+    }
+}
+
+impl Drop for Loop {
+    fn drop(&mut self) {
+        Command::new("losetup").arg("--detach").arg(&self.0).status().unwrap();
+    }
+}
+
+#[test]
+fn loop_device_conforms() {
+    let folder = folder();
+    let path = empty_file(&folder, SIZE);
+    let Some(device) = Loop::attach(&path, 512) else { return };
+    for io in [IoMode::Direct, IoMode::Buffered] {
+        std::fs::write(&path, vec![0; SIZE as usize]).unwrap();
+        let disk = open(&device.0, io);
+        check_all(&disk, &mut Ring::new(64).unwrap());
+        assert_eq!(disk.limits().block_bytes, 512);
+        assert!(disk.limits().identity.starts_with("loop on /"), "{:?}", disk.limits());
+        assert!(disk.limits().kernel_name.starts_with("7:"));
+    }
+}
+
+#[test]
+fn loop_device_with_large_blocks_takes_sectors() {
+    let folder = folder();
+    let path = empty_file(&folder, 1 << 20);
+    let Some(device) = Loop::attach(&path, 4096) else { return };
+    let disk = open(&device.0, IoMode::Auto);
+    assert_eq!(disk.limits().block_bytes, 4096);
+    let mut ring = Ring::new(8).unwrap();
+    let mut expected = pattern(1 << 20, 1);
+    write(&disk, &mut ring, 0, &expected).unwrap();
+    for (at, len) in [(512usize, 512usize), (3584, 1024), (8192, 4096), (5 * 512, 9 * 512)] {
+        let bytes = pattern(len as u64, at as u64);
+        write(&disk, &mut ring, at as u64, &bytes).unwrap();
+        expected[at..at + len].copy_from_slice(&bytes);
+        assert!(read(&disk, &mut ring, 0, 1 << 20).unwrap() == expected);
+    }
+    bare(&disk, &mut ring, Op::WriteZeroes, 16 * 512 + 512, 7 * 512).unwrap();
+    expected[17 * 512..24 * 512].fill(0);
+    bare(&disk, &mut ring, Op::Discard, 24 * 512, 512).unwrap();
+    assert!(read(&disk, &mut ring, 0, 1 << 20).unwrap() == expected);
+}
+
+#[test]
+fn a_device_has_one_owner() {
+    let folder = folder();
+    let path = empty_file(&folder, 8192);
+    let first = FileDisk::open(&path, &options(IoMode::Auto)).unwrap();
+    let error = FileDisk::open(&path, &options(IoMode::Auto)).unwrap_err();
+    assert_eq!(error.kind(), Kind::Busy);
+    assert!(error.to_string().contains("is in use"), "{error}");
+    let looks = FileOptions { mode: OpenMode::ReadOnly, io: IoMode::Auto };
+    let second: Arc<dyn Disk> = Arc::new(FileDisk::open(&path, &looks).unwrap());
+    let mut ring = Ring::new(8).unwrap();
+    assert_eq!(write(&second, &mut ring, 0, &[1; 512]), Err(Status::ReadOnly));
+    assert_eq!(bare(&second, &mut ring, Op::WriteZeroes, 0, 512), Err(Status::ReadOnly));
+    assert_eq!(read(&second, &mut ring, 0, 512).unwrap(), [0; 512]);
+    assert_eq!(bare(&second, &mut ring, Op::Flush, 0, 0), Ok(()));
+    drop(first);
+    FileDisk::open(&path, &options(IoMode::Auto)).unwrap();
+
+    let Some(device) = Loop::attach(&path, 512) else { return };
+    let first = FileDisk::open(&device.0, &options(IoMode::Auto)).unwrap();
+    let error = FileDisk::open(&device.0, &options(IoMode::Auto)).unwrap_err();
+    assert_eq!(error.kind(), Kind::Busy, "{error}");
+    drop(first);
+}
+
+#[test]
+fn what_cannot_be_a_disk_says_why() {
+    let folder = folder();
+    let kind = |path: &Path| {
+        let error = FileDisk::open(path, &options(IoMode::Auto)).unwrap_err();
+        assert!(error.to_string().contains(path.to_str().unwrap()), "{error}");
+        error.kind()
+    };
+    assert_eq!(kind(&folder.path().join("none")), Kind::NotFound);
+    assert_eq!(kind(folder.path()), Kind::Invalid);
+    assert_eq!(kind(Path::new("/dev/null")), Kind::Invalid);
+    assert_eq!(kind(&empty_file(&folder, 511)), Kind::NoSpace);
+    assert_eq!(IoMode::parse("lazy").unwrap_err().kind(), Kind::Unsupported);
+    assert_eq!(IoMode::parse("fast").unwrap_err().kind(), Kind::Invalid);
+}
+
+#[test]
+fn a_file_is_told_from_its_copy() {
+    let folder = folder();
+    let path = empty_file(&folder, 8192);
+    let identity = |path: &Path| open(path, IoMode::Auto).limits().identity.clone();
+    let first = identity(&path);
+    assert_eq!(identity(&path), first);
+    let copy = folder.path().join("copy");
+    std::fs::copy(&path, &copy).unwrap();
+    std::fs::rename(&copy, &path).unwrap();
+    assert_ne!(identity(&path), first);
+    assert!(first.len() <= 200 && first.contains("inode"), "{first}");
+}
+
+#[test]
+fn a_file_cut_short_reads_as_zeroes() {
+    let folder = folder();
+    let path = empty_file(&folder, 64 << 10);
+    let mut ring = Ring::new(8).unwrap();
+    for io in [IoMode::Buffered, IoMode::Auto] {
+        let disk = open(&path, io);
+        write(&disk, &mut ring, 0, &pattern(64 << 10, 1)).unwrap();
+        std::fs::OpenOptions::new().write(true).open(&path).unwrap().set_len(5000).unwrap();
+        let mut expected = pattern(64 << 10, 1);
+        expected[5000..].fill(0);
+        assert!(read(&disk, &mut ring, 0, 64 << 10).unwrap() == expected);
+        write(&disk, &mut ring, 60 << 10, &[7; 4096]).unwrap();
+        assert_eq!(read(&disk, &mut ring, 60 << 10, 4096).unwrap(), [7; 4096]);
+    }
+}
+
+#[test]
+fn a_file_in_memory_is_a_disk() {
+    let Ok(file) = tempfile::NamedTempFile::new_in("/dev/shm") else {
+        return eprintln!("SKIPPED: no /dev/shm");
+    };
+    file.as_file().set_len(SIZE).unwrap();
+    let disk = open(file.path(), IoMode::Auto);
+    check_all(&disk, &mut Ring::new(64).unwrap());
+}
+
+#[test]
+fn a_dropped_ring_finishes_its_writes() {
+    let folder = folder();
+    let path = empty_file(&folder, 8 << 20);
+    let disk = open(&path, IoMode::Auto);
+    let mut ring = Ring::new(4).unwrap();
+    for n in 0..64u64 {
+        let buffer = Buffer::from_bytes(&pattern(64 << 10, n));
+        disk.start(transfer(&disk, Op::Write, n * (64 << 10), buffer, n), &mut ring);
+    }
+    ring.submit();
+    for n in 64..128u64 {
+        disk.start(transfer(&disk, Op::Read, 0, Buffer::zeroed(64 << 10), n), &mut ring);
+    }
+    drop(ring);
+    assert_eq!(Arc::strong_count(&disk), 1, "nothing keeps the disk");
+    let mut ring = Ring::new(4).unwrap();
+    assert!(read(&disk, &mut ring, 0, 64 << 10).unwrap() == pattern(64 << 10, 0));
+}

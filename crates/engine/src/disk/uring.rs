@@ -1,0 +1,436 @@
+//! The kernel's side of a [`Ring`](super::Ring): one io_uring and the table of what is in flight.
+//!
+//! The only file that hands memory to the kernel and takes it back. What it is given is a
+//! [`Work`]: a call, the open file it goes to, the memory it moves, and the owner who wants to
+//! hear of its end. The invariants that its `unsafe` rests on:
+//!
+//! 1. Work is moved into a slot of the table before its entry is written to the submission queue,
+//!    and leaves the slot only when its completion has been taken from the completion queue. So
+//!    memory and file live as long as the kernel may use them.
+//! 2. Nothing touches the memory of work that lies in a slot: slots are private, and no method
+//!    hands out references into them.
+//! 3. Memory in a slot does not move: buffers and message headers live on the heap, and moving
+//!    their owner moves only the pointer.
+//! 4. Each entry asks for exactly one completion (nothing multi-shot, no zero-copy notices).
+//! 5. Dropping the table waits for every slot to become empty. If that fails, the memory is
+//!    leaked: a leak is harmless, memory that the kernel still writes to is not.
+
+#![allow(unsafe_code)]
+
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use io_uring::{IoUring, cqueue, opcode, squeue, types};
+
+use super::ring::Owner;
+use crate::buffer::Buffer;
+use crate::sync::Arc;
+
+/// What the kernel is asked to do. Ranges `from..from + len` lie within the work's memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Call {
+    /// Read from the file at `offset`, with flags as preadv2 takes them.
+    Read { offset: u64, from: usize, len: usize, flags: i32 },
+    /// Write to the file at `offset`, with flags as pwritev2 takes them.
+    Write { offset: u64, from: usize, len: usize, flags: i32 },
+    /// fdatasync.
+    Sync,
+    /// fallocate.
+    Allocate { mode: i32, offset: u64, len: u64 },
+    /// Receive what is there, at most `len` bytes, with flags as recv takes them.
+    Recv { from: usize, len: usize, flags: i32 },
+    /// Send.
+    Send { from: usize, len: usize },
+    /// Send all buffers of the work's message but the first `skip` bytes.
+    SendMany { skip: usize },
+    /// Wait until the file can be read without waiting.
+    Poll,
+    /// Accept a connection.
+    Accept,
+}
+
+/// The memory of a call.
+#[derive(Debug)]
+pub(super) enum Memory {
+    /// One buffer, maybe empty.
+    One(Buffer),
+    /// Several, with the header that lists them.
+    Many(Box<Message>),
+}
+
+/// Several buffers to send with one call, and what sendmsg wants to see of them.
+pub(super) struct Message {
+    /// The bytes, in order.
+    pub buffers: Vec<Buffer>,
+    vectors: Vec<libc::iovec>,
+    header: libc::msghdr,
+}
+
+// SAFETY: the raw pointers lead into memory that the message itself owns (`buffers`, `vectors`).
+unsafe impl Send for Message {}
+
+impl Message {
+    /// A message without buffers.
+    pub fn empty() -> Box<Message> {
+        // SAFETY: a msghdr is integers and pointers, for which zero is a value: "none".
+        let header = unsafe { std::mem::zeroed() };
+        Box::new(Message { buffers: Vec::new(), vectors: Vec::new(), header })
+    }
+
+    /// Bytes of all buffers.
+    pub fn len(&self) -> usize {
+        self.buffers.iter().map(Buffer::len).sum()
+    }
+
+    /// Lists all but the first `skip` bytes in the header, and gives out its address.
+    fn prepare(&mut self, mut skip: usize) -> *const libc::msghdr {
+        self.vectors.clear();
+        for buffer in &mut self.buffers {
+            let skipped = skip.min(buffer.len());
+            skip -= skipped;
+            let rest = &mut buffer.as_mut_slice()[skipped..];
+            if !rest.is_empty() {
+                let iov_base = rest.as_mut_ptr().cast();
+                self.vectors.push(libc::iovec { iov_base, iov_len: rest.len() });
+            }
+        }
+        self.header.msg_iov = self.vectors.as_mut_ptr();
+        self.header.msg_iovlen = self.vectors.len() as _;
+        &raw const self.header
+    }
+}
+
+impl std::fmt::Debug for Message {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Message({} buffers, {} bytes)", self.buffers.len(), self.len())
+    }
+}
+
+/// One call on its way to the kernel and back.
+#[derive(Debug)]
+pub(super) struct Work {
+    /// The file it goes to; stays open as long as the work lives.
+    pub file: Arc<OwnedFd>,
+    /// What to do.
+    pub call: Call,
+    /// The memory it moves.
+    pub memory: Memory,
+    /// Who wants to hear of it.
+    pub owner: Owner,
+}
+
+impl Work {
+    /// The entry that asks for this work.
+    ///
+    /// The entry holds raw pointers into `self.memory`; the caller keeps `self` until the
+    /// completion has come.
+    fn entry(&mut self) -> squeue::Entry {
+        let fd = types::Fd(self.file.as_raw_fd());
+        // A peer that went away is an error, not a signal; a full socket is worth waiting for.
+        let sending = libc::MSG_NOSIGNAL | libc::MSG_WAITALL;
+        match self.call {
+            Call::Read { offset, from, len, flags } => {
+                opcode::Read::new(fd, self.part(from, len).as_mut_ptr(), len as u32)
+                    .offset(offset)
+                    .rw_flags(flags)
+                    .build()
+            }
+            Call::Write { offset, from, len, flags } => {
+                opcode::Write::new(fd, self.part(from, len).as_ptr(), len as u32)
+                    .offset(offset)
+                    .rw_flags(flags)
+                    .build()
+            }
+            Call::Sync => opcode::Fsync::new(fd).flags(types::FsyncFlags::DATASYNC).build(),
+            Call::Allocate { mode, offset, len } => {
+                opcode::Fallocate::new(fd, len).offset(offset).mode(mode).build()
+            }
+            Call::Recv { from, len, flags } => {
+                opcode::Recv::new(fd, self.part(from, len).as_mut_ptr(), len as u32)
+                    .flags(flags)
+                    .build()
+            }
+            Call::Send { from, len } => {
+                opcode::Send::new(fd, self.part(from, len).as_ptr(), len as u32)
+                    .flags(sending)
+                    .build()
+            }
+            Call::SendMany { skip } => {
+                let Memory::Many(message) = &mut self.memory else {
+                    panic!("a vectored send goes with a message");
+                };
+                opcode::SendMsg::new(fd, message.prepare(skip)).flags(sending as u32).build()
+            }
+            Call::Poll => opcode::PollAdd::new(fd, libc::POLLIN as u32).build(),
+            Call::Accept => opcode::Accept::new(fd, std::ptr::null_mut(), std::ptr::null_mut())
+                .flags(libc::SOCK_CLOEXEC)
+                .build(),
+        }
+    }
+
+    /// The bytes `from..from + len` of the buffer. Panics if there are none such: this check is
+    /// what keeps the kernel inside the buffer.
+    fn part(&mut self, from: usize, len: usize) -> &mut [u8] {
+        let Memory::One(buffer) = &mut self.memory else {
+            panic!("only a vectored send goes with a message");
+        };
+        assert!(len <= CALL_BYTES_MAX, "a call of {len} bytes is longer than the kernel takes");
+        &mut buffer.as_mut_slice()[from..from + len]
+    }
+}
+
+/// The longest range of one call. The kernel cuts off at 2 GiB less a page.
+pub(super) const CALL_BYTES_MAX: usize = 1 << 30;
+
+/// How long a drop waits for what is in flight before it leaks.
+const DRAIN_MAX: Duration = Duration::from_secs(30);
+
+/// The mark of entries whose completion nobody waits for. No slot has that index.
+const NOBODY: u64 = u64::MAX;
+
+/// How the kernel does what is left to do when something has completed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Way {
+    /// When we enter it, and only there, for this thread alone (Linux 6.1).
+    Deferred,
+    /// When we enter it for whatever reason, without interrupting us (Linux 5.19).
+    Cooperative,
+    /// As it always was: by interrupting us.
+    Plain,
+}
+
+/// All ways, the one that costs least first.
+pub(super) const WAYS: [Way; 3] = [Way::Deferred, Way::Cooperative, Way::Plain];
+
+/// A place for work in flight.
+struct Slot {
+    /// Changes with each use, so that a cancellation never meets the slot's next tenant.
+    stamp: u32,
+    work: Option<Work>,
+}
+
+/// An io_uring and what is in flight in it.
+pub(super) struct Kernel {
+    uring: IoUring,
+    slots: Vec<Slot>,
+    free: Vec<u32>,
+    /// Completions taken from the queue that were not asked for yet.
+    arrived: VecDeque<(u64, i32)>,
+}
+
+impl Kernel {
+    /// An io_uring with room for `entries` submissions at a time. To be called on the thread that
+    /// will use it.
+    pub fn new(entries: u32, ways: &[Way]) -> io::Result<Kernel> {
+        let uring = Kernel::set_up(entries, ways)?;
+        let params = uring.params();
+        // Without these the kernel may drop completions, or cannot wait with a timeout.
+        if !params.is_feature_nodrop() || !params.is_feature_ext_arg() {
+            return Err(io::Error::from_raw_os_error(libc::ENOSYS));
+        }
+        let depth = params.cq_entries() as usize;
+        Ok(Kernel {
+            uring,
+            slots: Vec::with_capacity(depth),
+            free: Vec::with_capacity(depth),
+            arrived: VecDeque::with_capacity(depth),
+        })
+    }
+
+    /// Sets up in the first of `ways` that this kernel knows.
+    fn set_up(entries: u32, ways: &[Way]) -> io::Result<IoUring> {
+        let mut last = io::Error::from_raw_os_error(libc::EINVAL);
+        for way in ways {
+            let mut builder = IoUring::builder();
+            builder.setup_cqsize(entries * 4).setup_clamp();
+            match way {
+                Way::Deferred => {
+                    builder.setup_single_issuer().setup_defer_taskrun();
+                    builder.setup_taskrun_flag().setup_submit_all();
+                }
+                Way::Cooperative => {
+                    builder.setup_coop_taskrun().setup_taskrun_flag().setup_submit_all();
+                }
+                Way::Plain => {}
+            }
+            match builder.build(entries) {
+                Ok(uring) => return Ok(uring),
+                Err(error) if error.raw_os_error() == Some(libc::EINVAL) => last = error,
+                Err(error) => return Err(error),
+            }
+        }
+        Err(last)
+    }
+
+    /// Completions that fit the queue at once.
+    pub fn depth(&self) -> usize {
+        self.uring.params().cq_entries() as usize
+    }
+
+    /// How much work is in flight.
+    pub fn in_flight(&self) -> usize {
+        self.slots.len() - self.free.len()
+    }
+
+    /// Puts `work` into the submission queue; goes to the kernel only if that queue is full.
+    pub fn start(&mut self, mut work: Work) {
+        let entry = work.entry();
+        let index = self.free.pop().unwrap_or_else(|| {
+            self.slots.push(Slot { stamp: 0, work: None });
+            (self.slots.len() - 1) as u32
+        });
+        let slot = &mut self.slots[index as usize];
+        slot.stamp = slot.stamp.wrapping_add(1);
+        slot.work = Some(work);
+        let entry = entry.user_data(mark(slot, index));
+        if let Err(error) = self.push(&entry) {
+            give_up(&error);
+        }
+    }
+
+    /// Asks the kernel to give up on all work that `is_meant`. It completes with ECANCELED, or
+    /// as it would have.
+    pub fn cancel(&mut self, is_meant: impl Fn(&Work) -> bool) -> io::Result<()> {
+        let marks = self.slots.iter().enumerate().filter_map(|(index, slot)| {
+            let work = slot.work.as_ref()?;
+            is_meant(work).then(|| mark(slot, index as u32))
+        });
+        for mark in marks.collect::<Vec<u64>>() {
+            self.push(&opcode::AsyncCancel::new(mark).build().user_data(NOBODY))?;
+        }
+        Ok(())
+    }
+
+    fn push(&mut self, entry: &squeue::Entry) -> io::Result<()> {
+        // SAFETY: the entry points into work that lies in a slot (invariants 1 and 3) whose
+        // ranges were checked when it was built, or it points to no memory at all.
+        while unsafe { self.uring.submission().push(entry) }.is_err() {
+            self.try_enter(0, None)?;
+            self.harvest();
+        }
+        Ok(())
+    }
+
+    /// The next work that ended, and how: the call's result, or a negative errno.
+    pub fn next_ended(&mut self) -> Option<(Work, i32)> {
+        loop {
+            let (mark, result) = self.arrived.pop_front()?;
+            if mark == NOBODY {
+                continue;
+            }
+            let index = mark as u32;
+            let slot = &mut self.slots[index as usize];
+            assert_eq!(slot.stamp, (mark >> 32) as u32, "a completion meets its own work");
+            let work = slot.work.take().expect("work stays in its slot until it completes");
+            self.free.push(index);
+            return Some((work, result));
+        }
+    }
+
+    /// Takes what has completed out of the completion queue, without going to the kernel.
+    pub fn harvest(&mut self) {
+        let completed = |entry: cqueue::Entry| (entry.user_data(), entry.result());
+        self.arrived.extend(self.uring.completion().map(completed));
+    }
+
+    /// Whether the kernel holds something back until it is entered.
+    fn is_entry_due(&mut self) -> bool {
+        let queue = self.uring.submission();
+        !queue.is_empty() || queue.taskrun() || queue.cq_overflow()
+    }
+
+    /// Submits, if there is anything to submit or to let the kernel finish.
+    pub fn submit(&mut self) {
+        if self.is_entry_due() {
+            self.enter(0, None);
+        }
+        self.harvest();
+    }
+
+    /// Submits and waits until something has completed, `timeout` is over, or a signal came.
+    pub fn submit_and_wait(&mut self, timeout: Option<Duration>) {
+        self.enter(1, timeout);
+        self.harvest();
+    }
+
+    fn enter(&mut self, want: usize, timeout: Option<Duration>) {
+        if let Err(error) = self.try_enter(want, timeout) {
+            give_up(&error);
+        }
+    }
+
+    fn try_enter(&mut self, want: usize, timeout: Option<Duration>) -> io::Result<()> {
+        let submitter = self.uring.submitter();
+        let result = match timeout {
+            Some(timeout) if want > 0 => {
+                let timeout = types::Timespec::from(timeout);
+                let args = types::SubmitArgs::new().timespec(&timeout);
+                submitter.submit_with_args(want, &args)
+            }
+            _ => submitter.submit_and_wait(want),
+        };
+        match result {
+            Ok(_) => Ok(()),
+            Err(error) => match error.raw_os_error() {
+                // Over, a signal, completions to be taken first, memory is short for a moment.
+                Some(libc::ETIME | libc::EINTR | libc::EBUSY | libc::EAGAIN) => Ok(()),
+                _ => Err(error),
+            },
+        }
+    }
+
+    /// Cancels what can be cancelled, waits for the rest. False if something stays in flight.
+    fn drain(&mut self) -> bool {
+        let started = Instant::now();
+        if self.cancel(|work| !matches!(work.owner, Owner::Disk(_))).is_err() {
+            return false;
+        }
+        while self.in_flight() > 0 {
+            self.harvest();
+            while let Some((work, result)) = self.next_ended() {
+                drop(accepted(&work, result));
+            }
+            let is_late = started.elapsed() > DRAIN_MAX;
+            let pause = Some(Duration::from_millis(100));
+            if self.in_flight() > 0 && (is_late || self.try_enter(1, pause).is_err()) {
+                return false;
+            }
+        }
+        true
+    }
+}
+
+impl Drop for Kernel {
+    fn drop(&mut self) {
+        if !self.drain() {
+            // Invariant 5. The slots' files stay open too, which is as harmless.
+            std::mem::forget(std::mem::take(&mut self.slots));
+        }
+    }
+}
+
+impl std::fmt::Debug for Kernel {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Kernel({} in flight)", self.in_flight())
+    }
+}
+
+/// What leads here does not come from outside: a wrong thread, a wrong argument.
+fn give_up(error: &io::Error) -> ! {
+    panic!("entering the io_uring of this thread failed: {error}");
+}
+
+/// What tells the completion of a slot's present work from all others.
+fn mark(slot: &Slot, index: u32) -> u64 {
+    u64::from(slot.stamp) << 32 | u64::from(index)
+}
+
+/// The connection that `work` has accepted, if that is what it was for.
+pub(super) fn accepted(work: &Work, result: i32) -> Option<OwnedFd> {
+    let is_connection = work.call == Call::Accept && result >= 0;
+    // SAFETY: the kernel opened this descriptor for us and told nobody else of it; each
+    // completion comes here once, because `next_ended` gives its work away.
+    is_connection.then(|| unsafe { OwnedFd::from_raw_fd(result) })
+}

@@ -1,0 +1,35 @@
+//! Linux's device-mapper caches in user space, on the kernel's own media.
+//!
+//! The house, from the ground up; an arrow points one way only:
+//!
+//! * nouns: [`units`], [`error`], [`bio`], [`buffer`], [`crc`], [`prng`];
+//! * ground, the only rooms that touch the world: [`disk`] and [`pmem`];
+//! * engines, plain state machines without clock, thread or file: [`target`] is their contract,
+//!   [`simple`] and [`pcache`] keep it;
+//! * assembly: [`table`] (dmsetup's lines), [`world`] (from lines to targets), [`device`] (active
+//!   and inactive table), [`local`] (the in-process caller), [`queue`] (one thread, one ring, one
+//!   loop).
+
+#![deny(unsafe_code)]
+
+pub mod bio;
+pub mod buffer;
+pub mod crc;
+pub mod device;
+pub mod disk;
+pub mod error;
+pub mod local;
+pub mod mutants;
+pub mod pcache;
+pub mod pending;
+pub mod pmem;
+pub mod prng;
+pub mod queue;
+pub mod shm;
+pub mod simple;
+pub mod slots;
+pub mod sync;
+pub mod table;
+pub mod target;
+pub mod units;
+pub mod world;

@@ -1,0 +1,430 @@
+//! The in-process caller: a device as something to read and write, on the calling thread.
+//!
+//! A [`Local`] owns a port and a ring and drives both: it starts I/O, gives completions back,
+//! retries parked bios and, if asked to, does the device's background work. One `Local` is used by
+//! one thread; each thread that wants to do I/O makes its own. A request that a target answers
+//! from memory takes no system call and, once warm, no allocation.
+
+use std::sync::Condvar;
+use std::time::Duration;
+
+use crate::bio::{Bio, Op};
+use crate::buffer::BufferPool;
+use crate::device::{Device, PortSeat};
+use crate::disk::Ring;
+use crate::error::{Result, Status};
+use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use crate::sync::{Arc, Mutex, lock};
+use crate::target::{Port, Wake};
+use crate::units::{BIO_BYTES_MAX, Nanos};
+
+/// The token of the request that a blocking call waits for.
+const BLOCKING: u64 = u64::MAX;
+
+/// The time, for a [`Local`] that does background work.
+pub trait Clock: Send {
+    /// Now.
+    fn now(&mut self) -> Nanos;
+
+    /// Nothing can happen before `until`. A simulated clock goes there and says true; a real one
+    /// says false, and the caller waits.
+    fn skip_to(&mut self, until: Nanos) -> bool;
+}
+
+/// A clock that stands still unless it is told otherwise. Clones show the same time.
+#[derive(Clone, Debug, Default)]
+pub struct ManualClock(Arc<AtomicU64>);
+
+impl ManualClock {
+    /// Lets `nanos` pass.
+    pub fn advance(&self, nanos: Nanos) {
+        self.0.fetch_add(nanos, Ordering::SeqCst);
+    }
+}
+
+impl Clock for ManualClock {
+    fn now(&mut self) -> Nanos {
+        self.0.load(Ordering::SeqCst)
+    }
+
+    fn skip_to(&mut self, until: Nanos) -> bool {
+        self.0.fetch_max(until, Ordering::SeqCst);
+        true
+    }
+}
+
+/// A device to read and write from this thread.
+pub struct Local {
+    port: Port,
+    ring: Ring,
+    wake: Arc<Doze>,
+    room_epoch: u64,
+    /// Bios that were submitted and have not come out as done.
+    in_flight: usize,
+    background: Option<Background>,
+    // Dropped last: a port is detached when nothing of it is left.
+    seat: PortSeat,
+}
+
+/// The device's background work, if this caller does it.
+struct Background {
+    clock: Box<dyn Clock>,
+    signal: Arc<Signal>,
+    next: Option<Nanos>,
+}
+
+impl Local {
+    /// A caller with an io_uring for files and block devices. To be made on the thread that uses
+    /// it.
+    pub fn new(device: &Arc<Device>) -> Result<Local> {
+        Local::with_ring(device, Ring::new(64)?)
+    }
+
+    /// A caller for devices whose disks need no kernel: RAM and simulated ones.
+    pub fn without_kernel(device: &Arc<Device>) -> Result<Local> {
+        Local::with_ring(device, Ring::without_kernel())
+    }
+
+    /// A caller that uses `ring`.
+    pub fn with_ring(device: &Arc<Device>, ring: Ring) -> Result<Local> {
+        let wake = Arc::new(Doze::default());
+        let seat = device.attach_port(wake.clone())?;
+        let port = seat.port();
+        Ok(Local { port, ring, wake, room_epoch: 0, in_flight: 0, background: None, seat })
+    }
+
+    /// Makes this caller do the device's background work too, whenever it is called, by `clock`.
+    /// There is one such caller or queue at a time.
+    pub fn with_background(mut self, clock: impl Clock + 'static) -> Local {
+        let wake = self.wake.clone();
+        let signal = Arc::new(Signal { has_work: AtomicBool::new(true), wake });
+        self.seat.device().events().set_background(Some(signal.clone()));
+        self.background = Some(Background { clock: Box::new(clock), signal, next: None });
+        self
+    }
+
+    /// The device.
+    pub fn device(&self) -> &Arc<Device> {
+        self.seat.device()
+    }
+
+    /// Memory for bios: what is taken here and comes back with a bio can be put here again.
+    pub fn pool(&mut self) -> &mut BufferPool {
+        &mut self.port.pool
+    }
+
+    /// The ring, for simulators that complete I/O themselves.
+    pub fn ring(&mut self) -> &mut Ring {
+        &mut self.ring
+    }
+
+    /// Bios that were submitted and have not come out of `poll` or `wait`.
+    pub fn in_flight(&self) -> usize {
+        self.in_flight
+    }
+
+    /// Bios that wait for room, or for the device to be resumed.
+    pub fn parked(&self) -> usize {
+        self.port.parked.len()
+    }
+
+    /// Reads `into.len()` bytes.
+    pub fn read_at(&mut self, into: &mut [u8], offset: u64) -> std::result::Result<(), Status> {
+        let mut at = offset;
+        for part in into.chunks_mut(BIO_BYTES_MAX as usize) {
+            let buffer = self.port.pool.take(part.len());
+            let bio = self.carry_out(Bio::read(at, buffer, BLOCKING));
+            if bio.status.is_ok() {
+                part.copy_from_slice(bio.buffer.as_slice());
+            }
+            self.port.pool.put(bio.buffer);
+            bio.status?;
+            at += part.len() as u64;
+        }
+        Ok(())
+    }
+
+    /// Writes `bytes`; with `fua` they are durable when this returns.
+    pub fn write_at(
+        &mut self,
+        bytes: &[u8],
+        offset: u64,
+        fua: bool,
+    ) -> std::result::Result<(), Status> {
+        let mut at = offset;
+        for part in bytes.chunks(BIO_BYTES_MAX as usize) {
+            let mut buffer = self.port.pool.take(part.len());
+            buffer.as_mut_slice().copy_from_slice(part);
+            let bio = self.carry_out(Bio::write(at, buffer, fua, BLOCKING));
+            self.port.pool.put(bio.buffer);
+            bio.status?;
+            at += part.len() as u64;
+        }
+        Ok(())
+    }
+
+    /// Makes all that was written durable.
+    pub fn flush(&mut self) -> std::result::Result<(), Status> {
+        self.carry_out(Bio::flush(BLOCKING)).status
+    }
+
+    /// Gives up a range.
+    pub fn discard(&mut self, offset: u64, len: u64) -> std::result::Result<(), Status> {
+        self.bare(Op::Discard, offset, len, false)
+    }
+
+    /// Makes a range read as zeroes.
+    pub fn write_zeroes(
+        &mut self,
+        offset: u64,
+        len: u64,
+        fua: bool,
+    ) -> std::result::Result<(), Status> {
+        self.bare(Op::WriteZeroes, offset, len, fua)
+    }
+
+    fn bare(
+        &mut self,
+        op: Op,
+        offset: u64,
+        len: u64,
+        fua: bool,
+    ) -> std::result::Result<(), Status> {
+        let mut done = 0;
+        while done < len {
+            let part = (len - done).min(BIO_BYTES_MAX);
+            let at = offset.checked_add(done).ok_or(Status::Invalid)?;
+            self.carry_out(Bio::bare(op, at, part, fua, BLOCKING)).status?;
+            done += part;
+        }
+        Ok(())
+    }
+
+    /// Starts `bio`, whose token is not `u64::MAX`; it comes out of `poll` or `wait`.
+    pub fn submit(&mut self, bio: Bio) {
+        assert_ne!(bio.token, BLOCKING, "this token is the blocking calls' own");
+        self.start(bio);
+    }
+
+    /// Does what can be done without waiting; then a finished bio, if there is one.
+    pub fn poll(&mut self) -> Option<Bio> {
+        if self.port.done.is_empty() {
+            self.turn();
+        }
+        self.pop_done()
+    }
+
+    /// Waits for a finished bio; `None` if none is in flight. Waits for ever if all are parked
+    /// and nobody makes room.
+    pub fn wait(&mut self) -> Option<Bio> {
+        while self.in_flight > 0 {
+            if let Some(bio) = self.poll() {
+                return Some(bio);
+            }
+            self.rest();
+        }
+        None
+    }
+
+    /// Does everything that can be done without waiting: starts I/O, takes completions, retries
+    /// parked bios, ticks. Whether anything moved.
+    pub fn turn(&mut self) -> bool {
+        let mut has_moved = false;
+        loop {
+            let mut goes_on = self.tick_if_asked();
+            goes_on |= self.retry_parked();
+            goes_on |= self.move_io();
+            if !goes_on {
+                return has_moved;
+            }
+            has_moved = true;
+        }
+    }
+
+    /// Suspends the device, driving this caller's part. Other callers and queues drive theirs.
+    pub fn suspend(&mut self) -> Result<()> {
+        let device = self.seat.device().clone();
+        device.begin_suspend()?;
+        while !device.finish_suspend()? {
+            if !self.turn() {
+                self.rest_at_most(Duration::from_millis(1));
+            }
+        }
+        Ok(())
+    }
+
+    fn start(&mut self, bio: Bio) {
+        self.in_flight += 1;
+        self.seat.device().submit(bio, &mut self.port);
+        if !self.port.ios.is_empty() {
+            self.move_io();
+        }
+    }
+
+    fn carry_out(&mut self, bio: Bio) -> Bio {
+        self.start(bio);
+        loop {
+            // Mostly it is there already, as the newest.
+            if let Some(at) = self.port.done.iter().rposition(|bio| bio.token == BLOCKING) {
+                self.in_flight -= 1;
+                let bio = self.port.done.remove(at).expect("its place was just found");
+                self.tick_if_asked();
+                return bio;
+            }
+            if !self.turn() {
+                self.rest();
+            }
+        }
+    }
+
+    fn pop_done(&mut self) -> Option<Bio> {
+        let bio = self.port.done.pop_front()?;
+        self.in_flight -= 1;
+        Some(bio)
+    }
+
+    fn retry_parked(&mut self) -> bool {
+        if self.port.parked.is_empty() {
+            return false;
+        }
+        let epoch = self.seat.device().events().room_epoch();
+        let has_moved = epoch != self.room_epoch;
+        if has_moved {
+            self.room_epoch = epoch;
+            self.seat.device().retry(&mut self.port);
+        }
+        has_moved
+    }
+
+    fn move_io(&mut self) -> bool {
+        let mut has_moved = false;
+        while let Some(io) = self.port.ios.pop_front() {
+            io.disk.clone().start(io, &mut self.ring);
+            has_moved = true;
+        }
+        if self.ring.in_flight() > 0 {
+            self.ring.submit();
+        }
+        while let Some(io) = self.ring.pop_completed() {
+            self.seat.device().complete(io, &mut self.port);
+            has_moved = true;
+        }
+        has_moved
+    }
+
+    fn tick_if_asked(&mut self) -> bool {
+        let Some(background) = &mut self.background else { return false };
+        if !background.signal.has_work.swap(false, Ordering::SeqCst) {
+            return false;
+        }
+        let now = background.clock.now();
+        background.next = self.seat.device().tick(now, &mut self.port);
+        true
+    }
+
+    /// Waits until something can have changed.
+    fn rest(&mut self) {
+        let Some(background) = &mut self.background else { return self.doze(None) };
+        let Some(next) = background.next else { return self.doze(None) };
+        let now = background.clock.now();
+        if next <= now || (self.ring.in_flight() == 0 && background.clock.skip_to(next)) {
+            background.signal.has_work.store(true, Ordering::SeqCst);
+        } else {
+            self.doze(Some(Duration::from_nanos(next - now)));
+            background_is_due(&mut self.background);
+        }
+    }
+
+    fn rest_at_most(&mut self, timeout: Duration) {
+        self.doze(Some(timeout));
+        background_is_due(&mut self.background);
+    }
+
+    /// I/O in flight ends by itself, so a bio that waits for room is looked at again then.
+    fn doze(&mut self, timeout: Option<Duration>) {
+        if self.ring.in_flight() > 0 {
+            self.ring.submit_and_wait(timeout);
+        } else {
+            self.wake.doze(timeout);
+        }
+    }
+}
+
+fn background_is_due(background: &mut Option<Background>) {
+    if let Some(background) = background
+        && background.next.is_some_and(|next| next <= background.clock.now())
+    {
+        background.signal.has_work.store(true, Ordering::SeqCst);
+    }
+}
+
+impl Drop for Local {
+    fn drop(&mut self) {
+        if self.background.take().is_some() {
+            self.seat.device().events().set_background(None);
+        }
+        if std::thread::panicking() {
+            return;
+        }
+        // What is with a disk must come back before its buffers can go.
+        while self.turn() || self.ring.in_flight() > 0 {
+            self.ring.submit_and_wait(None);
+        }
+    }
+}
+
+impl std::fmt::Debug for Local {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Local({:?}, {} in flight)", self.seat, self.in_flight)
+    }
+}
+
+/// How a caller that waits is told to look again.
+#[derive(Debug, Default)]
+struct Doze {
+    is_woken: Mutex<bool>,
+    signal: Condvar,
+}
+
+impl Doze {
+    fn doze(&self, timeout: Option<Duration>) {
+        let is_woken = lock(&self.is_woken);
+        let asleep = |is_woken: &mut bool| !*is_woken;
+        let mut is_woken = match timeout {
+            None => self.signal.wait_while(is_woken, asleep).expect("wakers do not panic"),
+            Some(timeout) => {
+                self.signal
+                    .wait_timeout_while(is_woken, timeout, asleep)
+                    .expect("wakers do not panic")
+                    .0
+            }
+        };
+        *is_woken = false;
+    }
+}
+
+impl Wake for Doze {
+    fn wake(&self) {
+        *lock(&self.is_woken) = true;
+        self.signal.notify_one();
+    }
+}
+
+/// How the device asks for background work.
+#[derive(Debug)]
+struct Signal {
+    has_work: AtomicBool,
+    wake: Arc<Doze>,
+}
+
+impl Wake for Signal {
+    fn wake(&self) {
+        // The first call since the last tick wakes; further ones add nothing.
+        if !self.has_work.swap(true, Ordering::SeqCst) {
+            self.wake.wake();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,94 @@
+//! In-process callers: blocking and asynchronous, parked bios, the background.
+
+use super::*;
+use crate::buffer::Buffer;
+use crate::device::LoadedTable;
+use crate::disk::RamDisk;
+use crate::simple::{Linear, LinearArgs};
+use crate::table::Word;
+use crate::units::MIB;
+
+fn linear(disk: Arc<RamDisk>, len: u64) -> Arc<Device> {
+    let args = LinearArgs::parse(&[Word::new("ram"), Word::new("8")]).unwrap();
+    let target = Arc::new(Linear::new(&args, len, disk).unwrap());
+    Device::with_table("test", LoadedTable::single(target, len)).unwrap()
+}
+
+#[test]
+fn reads_what_was_written() {
+    let disk = Arc::new(RamDisk::new(MIB, 512));
+    let device = linear(disk.clone(), MIB / 2);
+    let mut local = Local::without_kernel(&device).unwrap();
+    local.write_at(&[7; 1024], 512, true).unwrap();
+    let mut bytes = [1; 2048];
+    local.read_at(&mut bytes, 0).unwrap();
+    assert_eq!((bytes[511], bytes[512], bytes[1535], bytes[1536]), (0, 7, 7, 0));
+    disk.peek(4096 + 512, &mut bytes[..1024]);
+    assert!(bytes[..1024].iter().all(|b| *b == 7));
+    assert_eq!(disk.counts().flushes, 1);
+    local.flush().unwrap();
+    local.write_zeroes(512, 512, false).unwrap();
+    local.discard(1024, 512).unwrap();
+    local.read_at(&mut bytes, 0).unwrap();
+    assert_eq!(bytes, [0; 2048]);
+    assert_eq!(local.read_at(&mut bytes, MIB / 2 - 512), Err(Status::Invalid));
+    assert_eq!(local.write_at(&bytes, MIB / 2 - 512, false), Err(Status::NoSpace));
+    assert_eq!(local.write_at(&bytes[..3], 0, false), Err(Status::Invalid));
+}
+
+/// A linear device over a real file, and the directory that holds it.
+fn file_device() -> (Arc<Device>, tempfile::TempDir) {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("slow");
+    std::fs::File::create(&path).unwrap().set_len(MIB).unwrap();
+    let text = format!("0 1024 linear {} 8", path.display());
+    let table = crate::table::Table::parse(&text).unwrap();
+    let opener = crate::world::SystemOpener::default();
+    let table = crate::world::build(&table, &opener, &Default::default()).unwrap();
+    (Device::with_table("file", table).unwrap(), dir)
+}
+
+#[test]
+fn waits_for_files() {
+    let (device, dir) = file_device();
+    let mut local = Local::new(&device).unwrap();
+    local.write_at(&[7; 4096], 4096, true).unwrap();
+    let mut bytes = [0; 4096];
+    local.read_at(&mut bytes, 4096).unwrap();
+    assert_eq!(bytes, [7; 4096]);
+    for n in 0..32 {
+        let mut buffer = local.pool().take(4096);
+        buffer.as_mut_slice().fill(n as u8);
+        local.submit(Bio::write(n * 4096, buffer, false, n));
+    }
+    // A blocking call leaves the others' completions alone.
+    local.flush().unwrap();
+    let mut tokens: Vec<u64> = std::iter::from_fn(|| local.wait()).map(|bio| bio.token).collect();
+    tokens.sort_unstable();
+    assert_eq!(tokens, (0..32).collect::<Vec<_>>());
+    assert!(local.wait().is_none() && local.poll().is_none());
+    // What is in flight when a caller goes away still reaches the disk.
+    local.submit(Bio::write(0, Buffer::from_bytes(&[9; 512]), false, 1));
+    drop(local);
+    drop(device);
+    let bytes = std::fs::read(dir.path().join("slow")).unwrap();
+    assert_eq!((bytes[4096], bytes[4608], bytes[4096 * 32]), (9, 0, 31));
+}
+
+#[test]
+fn sleeps_until_the_device_is_resumed() {
+    let device = linear(Arc::new(RamDisk::new(MIB, 512)), MIB / 2);
+    device.begin_suspend().unwrap();
+    assert!(device.finish_suspend().unwrap());
+    std::thread::scope(|scope| {
+        let writer = scope.spawn(|| {
+            let mut local = Local::without_kernel(&device).unwrap();
+            local.write_at(&[1; 512], 0, false)
+        });
+        while device.info().ports == 0 {
+            std::thread::yield_now();
+        }
+        device.resume().unwrap();
+        assert_eq!(writer.join().unwrap(), Ok(()));
+    });
+}

@@ -1,0 +1,501 @@
+//! Attaching a cache device: checks, the chain of segments, the tails, and the replay of the log.
+//!
+//! Nothing here writes. What is found comes back as [`Attached`]; whoever goes on to serve the
+//! cache stores what has to be stored.
+//!
+//! Rules of replay beyond the kernel's (each is a defect of its own there):
+//! 1. The generation is looked at before anything else of a key. A stale key removes older keys
+//!    of its range instead of letting them shine through.
+//! 2. A CLEAN key fills gaps only: dirty data is never hidden by a copy of the backing device.
+//! 3. The end of the log is believed only if dirty_tail was passed on the way.
+//! 4. Every number is checked before it is used; data CRCs are checked when data is used.
+
+use crate::error::{Error, Kind, Result};
+use crate::mutants::{self, Mutant};
+use crate::slots::SlotState;
+use crate::sync::Arc;
+use crate::units::SECTOR;
+
+use zerocopy::FromBytes;
+
+use super::datacrc::DataCrcs;
+use super::index::{Index, Place};
+use super::keylog::{TailOnMedia, ZERO_BEHIND};
+use super::label::Label;
+use super::layout::{
+    CACHE_INFO_AT, CacheInfo, DIRTY_TAIL_AT, INFO_DATA_CRC, INFO_INIT_DONE, KEY_CLEAN, KEY_TAIL_AT,
+    KSET_HEADER_BYTES, KSET_LAST, KSET_MAGIC, Key, KsetHeader, PAGE_STRIDE, Position, REGION_BYTES,
+    Record, SEGMENTS_MAX, SMALL_STRIDE, SUPERBLOCK_AT, SUPERBLOCK_BIG_ENDIAN, SUPERBLOCK_MAGIC,
+    Sealed, Superblock, Tail, parse_record,
+};
+use super::media::{Found, Media};
+use super::segment::{SEGMENTS_MIN, Segments, load_chain};
+use super::walk::{Step, Walk, outline};
+
+/// What to do about a log that ends in the middle of damage.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum LogDamage {
+    /// Do not attach.
+    #[default]
+    Refuse,
+    /// Go on without what stands behind the damage, as the kernel does silently.
+    Truncate,
+}
+
+/// The fixed structures, checked.
+#[derive(Debug)]
+pub struct Structures {
+    /// The superblock.
+    pub superblock: Superblock,
+    /// cache_info.
+    pub info: Found<CacheInfo>,
+    /// The segments, all free.
+    pub segments: Arc<Segments>,
+    /// key_tail.
+    pub key_tail: TailOnMedia,
+    /// dirty_tail.
+    pub dirty_tail: TailOnMedia,
+    /// Our label.
+    pub label: Option<(Label, SlotState)>,
+}
+
+/// What the replay of the log found.
+#[derive(Debug)]
+pub struct Replayed {
+    /// Logical block -> place.
+    pub index: Index,
+    /// Checksums of data, with `data_crc`.
+    pub crcs: Option<DataCrcs>,
+    /// The end of the log.
+    pub head: Position,
+    /// Where collection goes on; differs from the medium's after damage before dirty_tail.
+    pub key_tail: Position,
+    /// Where write-back goes on.
+    pub dirty_tail: Position,
+    /// Keys in the log.
+    pub keys: u64,
+    /// Keys whose segment was reused since.
+    pub stale_keys: u64,
+    /// The last place in the log behind a CLEAN key that other keys hide: it may be older than
+    /// they are (a kernel whose append failed wrote it), and must not outlive them.
+    pub hidden_until: Option<Position>,
+    /// Bytes in keys at or behind dirty_tail that are not CLEAN.
+    pub dirty_bytes: u64,
+    /// Whether keys at or behind dirty_tail stand behind the last flush mark.
+    pub is_unmarked: bool,
+    /// Whether flush marks are known to stand from `marks_from` on.
+    pub has_met_marks: bool,
+    /// What was wrong and could be lived with.
+    pub notes: Vec<String>,
+}
+
+/// Reads and checks everything but the log.
+pub fn load_structures(media: &Media) -> Result<Structures> {
+    check_size(media)?;
+    let superblock: Superblock = media.load(SUPERBLOCK_AT)?;
+    check_superblock(media, &superblock)?;
+    let seg_num = superblock.seg_num.get();
+    let info = load_info(media)?;
+    let n_segs = info.record.n_segs.get();
+    if n_segs < SEGMENTS_MIN || n_segs > seg_num {
+        return Err(media.damaged(format_args!(
+            "cache_info: {n_segs} segments in the chain, but the superblock has {seg_num}, and \
+             fewer than {SEGMENTS_MIN} could not be written to"
+        )));
+    }
+    let chain = load_chain(media, info.record.first_segment.get(), n_segs, seg_num)?;
+    let key_tail = load_tail(media, "key_tail", KEY_TAIL_AT, n_segs)?;
+    let dirty_tail = load_tail(media, "dirty_tail", DIRTY_TAIL_AT, n_segs)?;
+    Ok(Structures {
+        superblock,
+        info,
+        segments: Arc::new(Segments::new(media.clone(), &chain)),
+        key_tail,
+        dirty_tail,
+        label: Label::load(media).filter(|(label, _)| !label.is_of_format()),
+    })
+}
+
+/// A device without room for the fixed structures and a few segments holds no cache.
+pub fn check_size(media: &Media) -> Result<()> {
+    let len = media.pmem.len_bytes();
+    if media.geometry.segments_on(len) >= u64::from(SEGMENTS_MIN) {
+        return Ok(());
+    }
+    let message = format!("{}: {len} bytes are too few for a cache", media.name());
+    Err(Error::new(Kind::NoSpace, message))
+}
+
+fn check_superblock(media: &Media, superblock: &Superblock) -> Result<()> {
+    let invalid = |what: String| Error::new(Kind::Invalid, format!("{}: {what}", media.name()));
+    if superblock.magic.get() != SUPERBLOCK_MAGIC {
+        return Err(invalid(format!(
+            "not a pcache: magic {:#018x} at byte {SUPERBLOCK_AT}",
+            superblock.magic.get()
+        )));
+    }
+    if !superblock.is_sealed() {
+        return Err(invalid(format!("superblock at byte {SUPERBLOCK_AT} has a wrong CRC")));
+    }
+    if superblock.flags.get() & SUPERBLOCK_BIG_ENDIAN != 0 {
+        return Err(invalid("formatted on a big-endian host".to_string()));
+    }
+    let seg_num = u64::from(superblock.seg_num.get());
+    let room = media.geometry.segments_on(media.pmem.len_bytes());
+    if seg_num == 0 || seg_num > room || seg_num > SEGMENTS_MAX {
+        return Err(media.damaged(format_args!(
+            "superblock says {seg_num} segments, but the device holds {room}"
+        )));
+    }
+    Ok(())
+}
+
+/// cache_info, of a finished format.
+pub fn load_info(media: &Media) -> Result<Found<CacheInfo>> {
+    let info = media
+        .load_slots::<CacheInfo>(CACHE_INFO_AT, PAGE_STRIDE)
+        .filter(|info| info.record.flags.get() & INFO_INIT_DONE != 0);
+    info.ok_or_else(|| {
+        media.damaged(format_args!(
+            "cache_info is missing (bytes {CACHE_INFO_AT} and {}): a format was interrupted, or \
+             both copies are damaged and the log may hold dirty data; --force-format starts over",
+            CACHE_INFO_AT + PAGE_STRIDE
+        ))
+    })
+}
+
+fn load_tail(media: &Media, name: &str, at: u64, n_segs: u32) -> Result<TailOnMedia> {
+    let found = media.load_slots::<Tail>(at, SMALL_STRIDE).ok_or_else(|| {
+        media.damaged(format_args!("{name}: both copies are damaged (byte {at})"))
+    })?;
+    let position = found.record.position();
+    let data_bytes = media.geometry.data_bytes();
+    // Behind every position there is room for a LAST record at least.
+    let is_record = position.offset % 8 == 0
+        && u64::from(position.offset) + KSET_HEADER_BYTES as u64 <= u64::from(data_bytes);
+    if position.segment >= n_segs || !is_record {
+        return Err(media.damaged(format_args!(
+            "{name} {position} is not a place in {n_segs} segments of {data_bytes} bytes"
+        )));
+    }
+    Ok(TailOnMedia { position, slot: found.slot })
+}
+
+/// Whether keys carry CRCs.
+pub fn has_data_crc(info: &CacheInfo) -> bool {
+    info.flags.get() & INFO_DATA_CRC != 0
+}
+
+/// The first byte behind every key of the log: how large the backing device is at least. For
+/// looking at a cache without its backing device; hence a bound on what is believed.
+pub fn extent(media: &Media, found: &Structures) -> Result<u64> {
+    let mut walk = Walk::new(media, &found.segments, found.key_tail.position);
+    let mut extent = 0;
+    let mut keys = Vec::new();
+    loop {
+        match walk.step(&mut keys)? {
+            Step::End => return Ok(extent),
+            Step::Last => {}
+            Step::Keys(set) => {
+                let ends =
+                    set.iter().map(|key| key.off.get().saturating_add(u64::from(key.len.get())));
+                extent = ends.filter(|end| *end <= super::BACKING_BYTES_MAX).fold(extent, u64::max);
+                keys = set;
+            }
+        }
+    }
+}
+
+/// Replays the log for a backing device of `backing_bytes` into `index`.
+pub fn replay(
+    media: &Media,
+    found: &Structures,
+    backing_bytes: u64,
+    index: Index,
+    log_damage: LogDamage,
+) -> Result<Replayed> {
+    let segments = &*found.segments;
+    let mut notes = Vec::new();
+    let (key_tail, dirty_tail) = believable_tails(media, found, &mut notes)?;
+    let mut replay = Replay {
+        media,
+        segments,
+        backing_bytes,
+        is_log: Vec::new(),
+        targets: vec![None; segments.count() as usize],
+        has_hidden: false,
+        out: Replayed {
+            index,
+            crcs: has_data_crc(&found.info.record).then(|| DataCrcs::new(segments.count())),
+            head: key_tail,
+            key_tail,
+            dirty_tail,
+            keys: 0,
+            stale_keys: 0,
+            hidden_until: None,
+            dirty_bytes: 0,
+            is_unmarked: false,
+            has_met_marks: false,
+            notes,
+        },
+    };
+    let marks_from = found.label.as_ref().map(|(label, _)| label.marks_from);
+    let mut walk = Walk::new(media, segments, key_tail);
+    let mut is_dirty = false;
+    let mut keys = Vec::new();
+    loop {
+        is_dirty |= walk.position == dirty_tail;
+        if is_dirty {
+            replay.out.has_met_marks |= Some(walk.position) == marks_from;
+        }
+        let position = walk.position;
+        match walk.step(&mut keys)? {
+            Step::End => break,
+            Step::Last => {}
+            Step::Keys(set) => {
+                replay.out.is_unmarked = is_dirty && !set.is_empty();
+                for (nth, key) in set.iter().enumerate() {
+                    replay.key(position, nth, key, is_dirty)?;
+                }
+                if std::mem::take(&mut replay.has_hidden) {
+                    replay.out.hidden_until = Some(walk.position);
+                }
+                keys = set;
+            }
+        }
+    }
+    replay.out.head = walk.position;
+    replay.is_log = std::mem::take(&mut walk.is_log);
+    replay.check_end(&walk, log_damage)?;
+    replay.finish()
+}
+
+/// The tails to go on from: the medium's own where the log bears them out.
+fn believable_tails(
+    media: &Media,
+    found: &Structures,
+    notes: &mut Vec<String>,
+) -> Result<(Position, Position)> {
+    let (key_tail, dirty_tail) = (found.key_tail.position, found.dirty_tail.position);
+    let from_key = outline(media, &found.segments, key_tail, dirty_tail)?;
+    if from_key.has_met {
+        return Ok((key_tail, dirty_tail));
+    }
+    let from_dirty = outline(media, &found.segments, dirty_tail, key_tail)?;
+    if from_dirty.has_met {
+        // An older copy of dirty_tail won. What lies between was written back already.
+        notes.push(format!(
+            "dirty_tail {dirty_tail} is behind key_tail {key_tail}: everything in the log is \
+             taken for dirty"
+        ));
+        return Ok((key_tail, key_tail));
+    }
+    if !from_key.is_clean && (from_dirty.records > 0 || from_dirty.is_clean) {
+        notes.push(format!(
+            "log damaged at {}, before dirty_tail {dirty_tail}: clean data between them is \
+             dropped, no dirty data is concerned",
+            from_key.end
+        ));
+        return Ok((dirty_tail, dirty_tail));
+    }
+    Err(media.damaged(format_args!(
+        "log ends at {} without passing dirty_tail {dirty_tail}: dirty data cannot be found",
+        from_key.end
+    )))
+}
+
+/// How far behind `end` something stands that was surely appended later: a whole key set with
+/// current keys, or the way to the next segment. What stands behind a long stretch of zeroes is
+/// history: the log is zeroed ahead of itself.
+fn appended_later(segments: &Segments, bytes: &[u8]) -> Option<usize> {
+    let mut zeroes = 0;
+    for (nth, word) in bytes.chunks_exact(8).enumerate().skip(1) {
+        zeroes = if word == [0; 8] { zeroes + 8 } else { 0 };
+        if zeroes >= ZERO_BEHIND {
+            return None;
+        }
+        let is_later = match parse_record(&bytes[nth * 8..]) {
+            Some(Record::Keys(keys)) => holds_current_keys(segments, keys),
+            Some(Record::Last(next)) => next < segments.count(),
+            None => false,
+        };
+        if is_later {
+            return Some(nth * 8);
+        }
+    }
+    None
+}
+
+/// Whether a LAST record stands there whose CRC is wrong. It is no torn one: that has stores of
+/// eight bytes that never happened, over bytes that were zero, so one of its words is zero.
+fn is_damaged_last(end: &[u8]) -> bool {
+    let Ok((header, _)) = KsetHeader::read_from_prefix(end) else { return false };
+    let (magic, flags) = (header.magic.get(), header.flags.get());
+    let is_last = flags == KSET_LAST || magic == KSET_MAGIC && flags != 0;
+    let has_first_word = header.crc.get() != 0 || header.key_num.get() != 0;
+    is_last && magic != 0 && has_first_word
+}
+
+fn holds_current_keys(segments: &Segments, keys: &[Key]) -> bool {
+    !keys.is_empty() && keys.iter().all(|key| is_current(segments, key))
+}
+
+fn is_current(segments: &Segments, key: &Key) -> bool {
+    let segment = key.segment.get();
+    segment < segments.count() && segments.generation(segment) == key.generation.get()
+}
+
+struct Replay<'a> {
+    media: &'a Media,
+    segments: &'a Segments,
+    backing_bytes: u64,
+    is_log: Vec<bool>,
+    /// Segments that current keys point into, with the first such key's place in the log.
+    targets: Vec<Option<Position>>,
+    /// Whether a CLEAN key of the present set met other keys.
+    has_hidden: bool,
+    out: Replayed,
+}
+
+impl Replay<'_> {
+    fn key(&mut self, position: Position, nth: usize, key: &Key, is_dirty: bool) -> Result<()> {
+        if let Err(what) = check_key(self.media, self.segments, self.backing_bytes, key) {
+            return Err(self.media.damaged(format_args!("log at {position}, key {nth}: {what}")));
+        }
+        self.out.keys += 1;
+        let (off, len) = (key.off.get(), u64::from(key.len.get()));
+        let segment = key.segment.get();
+        let generation = self.segments.generation(segment);
+        if key.generation.get() > generation {
+            return Err(self.media.damaged(format_args!(
+                "log at {position}, key {nth}: generation {} of segment {segment}, which has \
+                 only reached {generation}",
+                key.generation.get()
+            )));
+        }
+        if key.generation.get() < generation && !mutants::is(Mutant::StaleKeyBelieved) {
+            self.out.stale_keys += 1;
+            if !mutants::is(Mutant::StaleKeySkipped) {
+                self.out.index.set(off, len, None);
+            }
+            return Ok(());
+        }
+        let is_clean = key.flags.get() & KEY_CLEAN != 0;
+        if is_dirty && !is_clean && !mutants::is(Mutant::DirtyNotCounted) {
+            self.out.dirty_bytes += len;
+        }
+        let target = &mut self.targets[segment as usize];
+        if target.is_none() {
+            *target = Some(position);
+            self.segments.mark_data(segment);
+        }
+        self.segments.reference(segment);
+        if let Some(crcs) = &self.out.crcs {
+            crcs.insert(segment, key.segment_off.get(), key.len.get(), key.data_crc.get());
+        }
+        let place = Place::new(segment, key.segment_off.get(), generation);
+        if is_clean && !mutants::is(Mutant::CleanHidesDirty) {
+            self.has_hidden |= self.fill_gaps(off, off + len, place);
+        } else {
+            self.out.index.set(off, len, Some(place));
+        }
+        Ok(())
+    }
+
+    /// A log that ends in something other than zeroes ends in a torn append, or in damage. It is
+    /// damage when something follows that was appended later.
+    fn check_end(&mut self, walk: &Walk<'_>, log_damage: LogDamage) -> Result<()> {
+        if walk.ends_cleanly() {
+            return Ok(());
+        }
+        let end = walk.position;
+        let mut bytes = vec![0; (self.media.geometry.data_bytes() - end.offset) as usize];
+        self.segments.load(end.segment, end.offset, &mut bytes).map_err(|status| {
+            self.media.damaged(format_args!("cannot read the log at {end}: {status}"))
+        })?;
+        let what = if let Some(distance) = appended_later(self.segments, &bytes) {
+            format!(
+                "log damaged at {end}: more of it follows {distance} bytes further on, so flushed \
+                 writes may be lost"
+            )
+        } else if is_damaged_last(&bytes) {
+            format!(
+                "log damaged at {end}: it goes on in another segment, but which one cannot be \
+                 read, so flushed writes may be lost"
+            )
+        } else {
+            return Ok(());
+        };
+        match log_damage {
+            LogDamage::Truncate => {
+                self.out.notes.push(what);
+                Ok(())
+            }
+            LogDamage::Refuse => Err(self.media.damaged(format_args!(
+                "{what}; `log_damage truncate` in the table goes on without them"
+            ))),
+        }
+    }
+
+    /// Says whether there was anything but gaps.
+    fn fill_gaps(&self, offset: u64, end: u64, place: Place) -> bool {
+        let mut has_met = false;
+        let mut at = offset;
+        while at < end {
+            let piece = self.out.index.lookup(at, end, |_| true);
+            if piece.place.is_none() {
+                let place = place.plus(at - offset);
+                self.out.index.set(at, piece.len, Some(place));
+            } else {
+                has_met = true;
+            }
+            at += piece.len;
+        }
+        has_met
+    }
+
+    /// Marks the log's segments and makes sure that no key points into the log.
+    fn finish(self) -> Result<Replayed> {
+        for (segment, _) in self.is_log.iter().enumerate().filter(|(_, is_log)| **is_log) {
+            if let Some(position) = self.targets[segment] {
+                return Err(self.media.damaged(format_args!(
+                    "log at {position}: a key points into segment {segment}, which holds the log"
+                )));
+            }
+            self.segments.mark_log(segment as u32);
+        }
+        Ok(self.out)
+    }
+}
+
+/// Checks what does not depend on generations.
+pub fn check_key(
+    media: &Media,
+    segments: &Segments,
+    backing_bytes: u64,
+    key: &Key,
+) -> std::result::Result<(), String> {
+    let (off, len) = (key.off.get(), u64::from(key.len.get()));
+    let (segment, at) = (key.segment.get(), u64::from(key.segment_off.get()));
+    if key.flags.get() & !KEY_CLEAN != 0 {
+        return Err(format!("unknown flags {:#x}", key.flags.get()));
+    }
+    if len == 0 || len % SECTOR != 0 || off % SECTOR != 0 || at % SECTOR != 0 {
+        return Err(format!("{len} bytes at {off}, cached at {at}: not whole sectors"));
+    }
+    if off.checked_add(len).is_none_or(|end| end > backing_bytes) {
+        return Err(format!(
+            "{len} bytes at {off}, but the backing device has {backing_bytes} bytes"
+        ));
+    }
+    if off / REGION_BYTES != (off + len - 1) / REGION_BYTES {
+        return Err(format!("{len} bytes at {off} cross a border of 4 MiB"));
+    }
+    if segment >= segments.count() {
+        return Err(format!("data in segment {segment} of {}", segments.count()));
+    }
+    if at + len > u64::from(media.geometry.data_bytes()) {
+        return Err(format!("data at {at} + {len} leaves segment {segment}"));
+    }
+    Ok(())
+}

@@ -1,0 +1,430 @@
+//! Opening and steering a cache: from what the attach found to a running target; status, table,
+//! messages, facts.
+
+use super::attach::{Replayed, Structures, check_key, check_size, has_data_crc};
+use super::format::{Content, content, format};
+use super::layout::{
+    CACHE_INFO_AT, GC_PERCENT_MAX, INFO_GC_SHIFT, KEY_CLEAN, PAGE_STRIDE, Position, gc_percent_of,
+};
+use super::*;
+use crate::disk::DiskLimits;
+use crate::mutants::{self, Mutant};
+use crate::target::FactValue;
+use zerocopy::IntoBytes;
+
+/// Makes sure that the device holds a pcache: formats it where that can do no harm.
+pub(super) fn prepare_media(media: &Media, args: &TableArgs, options: &OpenOptions) -> Result<()> {
+    let len = media.pmem.len_bytes();
+    if len < media.geometry.device_bytes_min {
+        return Err(Error::new(
+            Kind::NoSpace,
+            format!(
+                "pcache: cache device {} has {}, but at least {} is needed",
+                media.name(),
+                human_bytes(len),
+                human_bytes(media.geometry.device_bytes_min)
+            ),
+        ));
+    }
+    check_size(media)?;
+    match content(media)? {
+        Content::Nothing => format(media, args.has_data_crc),
+        Content::Unknown if options.force_format => format(media, args.has_data_crc),
+        Content::Unknown => Err(Error::new(
+            Kind::Refused,
+            format!(
+                "pcache: {} is not a pcache, and its first 64 KiB are not empty: it may hold \
+                 data; --force-format overwrites it",
+                media.name()
+            ),
+        )),
+        Content::Pcache if options.force_format => format_again(media, args),
+        Content::Pcache => Ok(()),
+    }
+}
+
+/// Formats a cache anew, unless dirty data is in it.
+fn format_again(media: &Media, args: &TableArgs) -> Result<()> {
+    if attach::load_info(media).is_err() {
+        // Nothing can be found without it: whoever says so may start over.
+        return format(media, args.has_data_crc);
+    }
+    let report = inspect::inspect(media.pmem.clone(), media.geometry).map_err(|error| {
+        let what = "damaged, and may hold dirty data: erase its first 64 KiB if it may be lost";
+        Error::new(error.kind(), format!("pcache: {error}; {what}"))
+    })?;
+    if report.dirty_bytes > 0 {
+        return Err(Error::new(
+            Kind::Refused,
+            format!(
+                "pcache: {} holds {} of dirty data that no other device has: write it back with \
+                 `udm recover`, or erase its first 64 KiB if it may be lost",
+                media.name(),
+                human_bytes(report.dirty_bytes)
+            ),
+        ));
+    }
+    format(media, args.has_data_crc)
+}
+
+/// Checks that table, cache and backing device belong together.
+pub(super) fn check_binding(
+    media: &Media,
+    found: &Structures,
+    args: &TableArgs,
+    limits: &DiskLimits,
+) -> Result<()> {
+    let stored = has_data_crc(&found.info.record);
+    if args.has_data_crc != stored {
+        return Err(Error::new(
+            Kind::Invalid,
+            format!(
+                "pcache: {}: invalid option for data_crc: the cache was formatted with data_crc \
+                 {stored}, the table says {}",
+                media.name(),
+                args.has_data_crc
+            ),
+        ));
+    }
+    let Some((label, _)) = &found.label else { return Ok(()) };
+    if !args.rebinds && !label.is_bound_to(&limits.identity, limits.size_bytes) {
+        return Err(Error::new(
+            Kind::Refused,
+            format!(
+                "pcache: {} caches another backing device ({}, {}), not {} ({}, {}); if it is \
+                 the same data in a new place, add `rebind true` to the table",
+                media.name(),
+                label.identity,
+                human_bytes(label.backing_bytes),
+                limits.name,
+                limits.identity,
+                human_bytes(limits.size_bytes)
+            ),
+        ));
+    }
+    Ok(())
+}
+
+/// Turns what was found into a running cache: takes up the keys that a dead server left in
+/// shared memory, and names this attach on the label.
+pub(super) fn assemble(
+    args: TableArgs,
+    media: Media,
+    backing: Arc<dyn Disk>,
+    shared: SharedWords,
+    options: &OpenOptions,
+    found: Structures,
+    mut replayed: Replayed,
+) -> Result<Pcache> {
+    let segments = Arc::clone(&found.segments);
+    let (head, key_tail, dirty_tail) = (replayed.head, found.key_tail, found.dirty_tail);
+    let log = KeyLog::new(media.clone(), Arc::clone(&segments), head, key_tail, dirty_tail);
+    let failed = |status| media.damaged(format_args!("cannot store: {status}"));
+    if mutants::is(Mutant::DirtyTailAtHead) {
+        replayed.dirty_tail = replayed.head;
+    }
+    log.set_dirty_tail(replayed.dirty_tail).map_err(failed)?;
+    log.set_key_tail(replayed.key_tail).map_err(failed)?;
+    let info = found.info.record;
+    let left = match &found.label {
+        _ if mutants::is(Mutant::SharedIgnored) => Vec::new(),
+        Some((label, _)) => OpenSets::left_behind(&shared, label.attach_id, &info),
+        None => Vec::new(),
+    };
+    let keys = take_up(&media, &found, &mut replayed, backing.limits().size_bytes, &left)?;
+    if mutants::is(Mutant::SharedClearedFirst) {
+        let _ = OpenSets::fresh(shared.clone(), options.stripes, options.attach_id, &info);
+    }
+    log_taken_up(&log, &media, &keys, replayed.is_unmarked)?;
+    let marks_from = first_mark(&found, &replayed, &info);
+    let (label, slot) = name_attach(&media, &backing, options, &found, &replayed, marks_from)?;
+    // From here on the shared memory belongs to this attach: its old keys are in the log.
+    let open = OpenSets::fresh(shared, options.stripes, options.attach_id, &info);
+    // A kernel would mis-count keys of reused segments: collection passes them first of all.
+    let stale_until = (replayed.stale_keys > 0).then_some(replayed.dirty_tail);
+    let gc = Gc::new(stale_until, replayed.hidden_until);
+    let writeback = Writeback::new(marks_from);
+    Ok(Pcache {
+        crcs: replayed.crcs,
+        stripes: (0..options.stripes).map(|_| Stripe::default()).collect(),
+        open,
+        close_scratch: Mutex::new(Vec::with_capacity(options.stripes * KEYS_MAX)),
+        zero_extent: Mutex::default(),
+        zero_crc: Mutex::new((0, crate::crc::pcache_crc(&[]))),
+        misses: Mutex::default(),
+        background: Mutex::new(Background { writeback, gc, ..Background::default() }),
+        bad: Quarantine::new(&label.bad, backing.limits().size_bytes),
+        backing,
+        label: Mutex::new((label, slot)),
+        superblock_flags: found.superblock.flags.get(),
+        seg_num: found.superblock.seg_num.get(),
+        flags: AtomicU32::new(info.flags.get()),
+        info: Mutex::new(found.info),
+        events: Arc::default(),
+        dirty_at_start: replayed.dirty_bytes,
+        cleaned_bytes: AtomicU64::new(0),
+        is_draining: AtomicBool::new(false),
+        is_suspended: AtomicBool::new(false),
+        is_armed: AtomicBool::new(true),
+        used_told: AtomicU32::new(0),
+        wants_room: AtomicBool::new(false),
+        gives_up: AtomicBool::new(false),
+        counters: Counters::default(),
+        notes: replayed.notes,
+        index: replayed.index,
+        segments,
+        args,
+        media,
+        log,
+    })
+}
+
+/// Logs the keys that a dead server left, between the marks that ordered write-back needs.
+fn log_taken_up(log: &KeyLog, media: &Media, keys: &[Key], is_mark_owed: bool) -> Result<()> {
+    // Also before the keys of a server that died owing a mark: clients saw what it had found.
+    if is_mark_owed && !mutants::is(Mutant::AttachUnmarked) {
+        log.owe_mark();
+    }
+    log.append(keys, false).map_err(|error| {
+        media.damaged(format_args!("keys of the last server cannot be logged: {error:?}"))
+    })?;
+    if !keys.is_empty() && !mutants::is(Mutant::AttachUnmarked) {
+        log.owe_mark();
+    }
+    Ok(())
+}
+
+/// Stores the label of this attach.
+fn name_attach(
+    media: &Media,
+    backing: &Arc<dyn Disk>,
+    options: &OpenOptions,
+    found: &Structures,
+    replayed: &Replayed,
+    marks_from: Option<Position>,
+) -> Result<(Label, SlotState)> {
+    let limits = backing.limits();
+    let mut label = Label {
+        attach_id: options.attach_id,
+        backing_bytes: limits.size_bytes,
+        identity: limits.identity.clone(),
+        marks_from: marks_from.unwrap_or(replayed.dirty_tail),
+        info: [0; 24],
+        bad: found.label.as_ref().map_or_else(Vec::new, |(label, _)| label.bad.clone()),
+    };
+    label.info.copy_from_slice(found.info.record.as_bytes());
+    // Also beside a label that a format left, which counts for nothing else.
+    let mut slot = Label::load(media).map_or(SlotState::unwritten(0), |(_, slot)| slot);
+    if mutants::is(Mutant::LabelUnwritten) {
+        return Ok((label, slot));
+    }
+    label
+        .store(media, &mut slot)
+        .map_err(|status| media.damaged(format_args!("cannot store the label: {status}")))?;
+    Ok((label, slot))
+}
+
+/// From where on the log surely carries flush marks; `None`: from dirty_tail on.
+fn first_mark(found: &Structures, replayed: &Replayed, info: &CacheInfo) -> Option<Position> {
+    let was_ours = found.label.as_ref().is_some_and(|(label, _)| {
+        label.info == *info.as_bytes() || mutants::is(Mutant::MarksOnKernelLog)
+    });
+    match &found.label {
+        // Only we have written since, and the place where we began is before dirty_tail.
+        Some(_) if was_ours && !replayed.has_met_marks => None,
+        Some((label, _)) if was_ours => Some(label.marks_from),
+        _ => Some(replayed.head),
+    }
+}
+
+/// Puts keys that were only in memory into index and accounts; the caller logs them.
+fn take_up(
+    media: &Media,
+    found: &Structures,
+    replayed: &mut Replayed,
+    backing_bytes: u64,
+    left: &[Key],
+) -> Result<Vec<Key>> {
+    let segments = &found.segments;
+    let mut keys = Vec::with_capacity(left.len());
+    for key in left {
+        if check_key(media, segments, backing_bytes, key).is_err() {
+            continue;
+        }
+        let generation = segments.generation(key.segment.get());
+        if key.generation.get() > generation {
+            // As with a key in the log: what the client was told is there, but cannot be trusted.
+            return Err(media.damaged(format_args!(
+                "a key of the last server has generation {} of segment {}, which has only \
+                 reached {generation}",
+                key.generation.get(),
+                key.segment.get()
+            )));
+        }
+        if key.generation.get() < generation || segments.is_log(key.segment.get()) {
+            continue;
+        }
+        let (segment, offset, len) = (key.segment.get(), key.segment_off.get(), key.len.get());
+        segments.mark_data(segment);
+        segments.reference(segment);
+        if let Some(crcs) = &replayed.crcs {
+            crcs.insert(segment, offset, len, key.data_crc.get());
+        }
+        let place = index::Place::new(segment, offset, key.generation.get());
+        replayed.index.set(key.off.get(), u64::from(len), Some(place));
+        if key.flags.get() & KEY_CLEAN == 0 {
+            replayed.dirty_bytes += u64::from(len);
+        }
+        keys.push(*key);
+    }
+    Ok(keys)
+}
+
+impl Pcache {
+    /// The kernel's status: `sb_flags segs segs used gc% flags head dirty_tail key_tail`.
+    pub(super) fn status_line(&self) -> String {
+        let flags = self.flags.load(Ordering::Relaxed);
+        format!(
+            "{:x} {} {} {} {} {:x} {} {} {}",
+            self.superblock_flags,
+            self.seg_num,
+            self.seg_num,
+            self.segments.used(),
+            gc_percent_of(flags),
+            flags,
+            self.log.head(),
+            self.log.dirty_tail(),
+            self.log.key_tail()
+        )
+    }
+
+    /// The kernel's table words (it prints `crc` where it wants `data_crc`), then ours.
+    pub(super) fn table_words(&self) -> String {
+        format!(
+            "{} {} 4 cache_mode writeback crc {}{}",
+            self.media.pmem.medium().kernel_name,
+            self.backing.limits().kernel_name,
+            self.args.has_data_crc,
+            self.args.own_words()
+        )
+    }
+
+    /// `gc_percent <0..90>`, stored durably before it is answered.
+    pub(super) fn take_message(&self, words: &[String]) -> Result<String> {
+        let invalid = |what: String| Error::new(Kind::Invalid, format!("pcache: message {what}"));
+        let [name, value] = words else {
+            return Err(invalid(format!(
+                "of {} words: only 'gc_percent <n>' is known",
+                words.len()
+            )));
+        };
+        if !name.eq_ignore_ascii_case("gc_percent") {
+            return Err(invalid(format!("'{name}': only 'gc_percent <n>' is known")));
+        }
+        let digits = value.strip_prefix('+').unwrap_or(value);
+        let is_plain = !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit());
+        let percent = digits.parse::<u32>().ok().filter(|n| is_plain && *n <= GC_PERCENT_MAX);
+        let percent = percent.ok_or_else(|| {
+            invalid(format!("gc_percent '{value}': not a number from 0 to {GC_PERCENT_MAX}"))
+        })?;
+        self.set_gc_percent(percent)?;
+        self.events.work();
+        Ok(String::new())
+    }
+
+    fn set_gc_percent(&self, percent: u32) -> Result<()> {
+        let mut info = lock(&self.info);
+        let next = info.slot.next();
+        let flags = info.record.flags.get() & !(0x7F << INFO_GC_SHIFT) | percent << INFO_GC_SHIFT;
+        let record = CacheInfo::new(
+            next.seq,
+            info.record.first_segment.get(),
+            info.record.n_segs.get(),
+            flags,
+        );
+        let failed =
+            |status: Status| self.media.damaged(format_args!("cannot store cache_info: {status}"));
+        // Shared memory and label must know the record by the time it can be found on media.
+        self.open.announce_info(&record);
+        self.media.store_slot(CACHE_INFO_AT, PAGE_STRIDE, next, &record).map_err(failed)?;
+        self.open.confirm_info(&record);
+        info.record = record;
+        info.slot = next;
+        self.flags.store(flags, Ordering::Relaxed);
+        let mut label = lock(&self.label);
+        label.0.info.copy_from_slice(record.as_bytes());
+        let (label, slot) = &mut *label;
+        label.store(&self.media, slot).map_err(failed)
+    }
+
+    pub(super) fn all_facts(&self) -> Vec<Fact> {
+        let count = |name, counter: &AtomicU64, about| Fact {
+            name,
+            value: FactValue::Number(counter.load(Ordering::Relaxed)),
+            about,
+        };
+        let number = |name, value, about| Fact { name, value: FactValue::Number(value), about };
+        let flag = |name, value, about| Fact { name, value: FactValue::Flag(value), about };
+        let text = |name, value: String, about| Fact { name, value: FactValue::Text(value), about };
+        let counters = &self.counters;
+        let segment_bytes = self.media.geometry.segment_bytes;
+        let dirty_bytes = self.dirty_bytes();
+        let cached_bytes = self.index.cached_bytes(|place| self.is_live(place));
+        let background = lock(&self.background);
+        let is_ordered = self.args.writeback_order == WritebackOrder::Ordered;
+        let medium = self.media.pmem.medium();
+        let mut facts = vec![
+            text("cache_device", medium.name.clone(), "where cached data is"),
+            text("medium", medium.description.clone(), "what makes stores durable there"),
+            flag("medium_is_volatile", medium.is_volatile, "a power cut loses the cache"),
+            text("backing_device", self.backing.limits().name.clone(), "the slow device"),
+            number("cache_bytes", self.media.pmem.len_bytes(), "size of the cache device"),
+            number(
+                "used_bytes",
+                u64::from(self.segments.used()) * segment_bytes,
+                "segments in use",
+            ),
+            number("free_segments", u64::from(self.segments.free()), "segments free for reuse"),
+            number("cached_bytes", cached_bytes, "of the device, readable from the cache"),
+            number("dirty_bytes", dirty_bytes, "data that only the cache has"),
+            flag(
+                "origin_is_consistent",
+                dirty_bytes == 0 || is_ordered,
+                "the backing device alone is a state that a power cut could have left",
+            ),
+            flag("is_draining", self.is_draining.load(Ordering::Relaxed), "writes back all it can"),
+            flag(
+                "writeback_is_failing",
+                background.writeback.failing_since().is_some(),
+                "the backing device refuses writes; they are retried with growing pauses",
+            ),
+            flag("writeback_is_stuck", background.writeback.is_stuck(), "the log is damaged"),
+            flag("collection_is_stuck", background.gc.is_stuck(), "the log is damaged"),
+            flag("medium_has_failed", self.log.has_failed(), "the cache device refused a store"),
+            number("quarantined_bytes", self.bad.bytes(), "damaged dirty data; reads of it fail"),
+            number("index_bytes", self.index.memory_bytes(), "memory of the index"),
+        ];
+        drop(background);
+        facts.extend([
+            count("read_hits_total", &counters.read_hits, "reads served by the cache alone"),
+            count(
+                "read_misses_total",
+                &counters.read_misses,
+                "reads that asked the backing device",
+            ),
+            count("filled_bytes_total", &counters.filled_bytes, "cached after a miss"),
+            count("damaged_reads_total", &counters.damaged_reads, "cached data failed its CRC"),
+            count("damaged_runs_total", &counters.damaged_runs, "dirty data set aside as damaged"),
+            count("parked_total", &counters.parked, "requests that waited for room"),
+            count("writeback_batches_total", &counters.batches, "batches written back"),
+            count("written_back_bytes_total", &counters.written_back_bytes, "written back"),
+            count("writeback_failures_total", &counters.writeback_failures, "batches that failed"),
+            count("collected_keys_total", &counters.collected_keys, "keys passed by collection"),
+            count("recycled_segments_total", &counters.recycled_segments, "segments reused"),
+        ]);
+        facts.extend(self.notes.iter().map(|note| {
+            text("attach_note", note.clone(), "damage found at attach that could be lived with")
+        }));
+        facts
+    }
+}

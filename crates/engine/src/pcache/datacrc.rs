@@ -1,0 +1,87 @@
+//! Checksums of cached data, with `data_crc`: which key covers a place, and what its data's CRC
+//! was. Kept by segment, because a key's extent lies in one segment and lives as long as it.
+
+use crate::crc::pcache_crc;
+use crate::error::Status;
+use crate::sync::{Mutex, lock};
+
+use super::index::Place;
+use super::segment::Segments;
+
+#[derive(Clone, Copy, Debug)]
+struct Extent {
+    offset: u32,
+    len: u32,
+    crc: u32,
+}
+
+/// The checksums of every cached key.
+#[derive(Debug)]
+pub struct DataCrcs {
+    segments: Box<[Mutex<Vec<Extent>>]>,
+}
+
+impl DataCrcs {
+    /// For `count` segments, nothing known yet.
+    pub fn new(count: u32) -> DataCrcs {
+        DataCrcs { segments: (0..count).map(|_| Mutex::default()).collect() }
+    }
+
+    /// A key's data stands at `[offset, offset + len)` of the segment.
+    ///
+    /// Keys may share the beginning of an extent (zeroes): the longest counts for all.
+    pub fn insert(&self, segment: u32, offset: u32, len: u32, crc: u32) {
+        let mut extents = lock(&self.segments[segment as usize]);
+        let at = extents.partition_point(|extent| extent.offset < offset);
+        if let Some(same) = extents.get(at).copied().filter(|extent| extent.offset == offset) {
+            let is_free = extents.get(at + 1).is_none_or(|next| next.offset >= offset + len);
+            if len > same.len && is_free {
+                extents[at] = Extent { offset, len, crc };
+            }
+            return;
+        }
+        let overlaps_next = extents.get(at).is_some_and(|next| next.offset < offset + len);
+        let overlaps_previous =
+            at.checked_sub(1).is_some_and(|at| extents[at].offset + extents[at].len > offset);
+        if !overlaps_next && !overlaps_previous {
+            extents.insert(at, Extent { offset, len, crc });
+        }
+    }
+
+    /// The segment is about to be reused.
+    pub fn forget(&self, segment: u32) {
+        lock(&self.segments[segment as usize]).clear();
+    }
+
+    /// Checks the data of every key that covers `[place, place + len)`.
+    ///
+    /// [`Status::Corrupt`]: some of it is not what was written. The caller must check afterwards
+    /// that the segment's generation still is the place's; otherwise the answer means nothing.
+    pub fn verify(
+        &self,
+        segments: &Segments,
+        place: Place,
+        len: u32,
+        scratch: &mut Vec<u8>,
+    ) -> Result<(), Status> {
+        let end = place.offset + len;
+        let mut at = place.offset;
+        while at < end {
+            let extent = {
+                let extents = lock(&self.segments[place.segment as usize]);
+                let nth = extents.partition_point(|extent| extent.offset + extent.len <= at);
+                extents.get(nth).copied()
+            };
+            let Some(extent) = extent.filter(|extent| extent.offset < end) else {
+                return Ok(());
+            };
+            scratch.resize(extent.len as usize, 0);
+            segments.load(place.segment, extent.offset, scratch)?;
+            if pcache_crc(scratch) != extent.crc {
+                return Err(Status::Corrupt);
+            }
+            at = extent.offset + extent.len;
+        }
+        Ok(())
+    }
+}

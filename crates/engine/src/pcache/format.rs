@@ -1,0 +1,158 @@
+//! Formatting a cache device, and deciding whether that is allowed.
+//!
+//! The bytes equal the kernel's. The order of the stores does not: the superblock comes last, so
+//! that an interrupted format is not a cache yet. Until then our label says that a format is
+//! under way, and the next attach may repeat it.
+
+use zerocopy::IntoBytes;
+
+use crate::error::{Error, Kind, Result};
+use crate::mutants::{self, Mutant};
+use crate::slots::SlotState;
+
+use super::label::Label;
+use super::layout::{
+    CACHE_INFO_AT, CONTROL_END, CacheInfo, DIRTY_TAIL_AT, GC_PERCENT_DEFAULT, Generation,
+    KEY_TAIL_AT, KSET_HEADER_BYTES, LABEL_BYTES, PAGE_STRIDE, Position, SEGMENT_META_BYTES,
+    SEGMENTS_MAX, SMALL_STRIDE, SUPERBLOCK_AT, SUPERBLOCK_MAGIC, Sealed, SegmentInfo, Superblock,
+    Tail, info_flags,
+};
+use super::media::Media;
+use super::segment::SEGMENTS_MIN;
+
+/// The attach id of a label that stands on a device being formatted.
+const FORMATTING: u64 = u64::MAX;
+/// A device is taken for empty when so many bytes at its front are zero.
+const EMPTY_BYTES: u64 = 64 << 10;
+/// The superblock without its padding, which the kernel keeps as found.
+const SUPERBLOCK_FIELDS_BYTES: u64 = 20;
+
+/// Whether the device holds a pcache, holds nothing, or may hold something else.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Content {
+    /// The superblock's magic is ours.
+    Pcache,
+    /// Zeroes, or a format of ours that was interrupted.
+    Nothing,
+    /// Anything else.
+    Unknown,
+}
+
+/// What the device holds, by its superblock and its first 64 KiB.
+pub fn content(media: &Media) -> Result<Content> {
+    let superblock: Superblock = media.load(SUPERBLOCK_AT)?;
+    let has_magic = superblock.magic.get() == SUPERBLOCK_MAGIC;
+    if is_formatting(media, has_magic && superblock.is_sealed()) {
+        return Ok(Content::Nothing);
+    }
+    if has_magic {
+        return Ok(Content::Pcache);
+    }
+    let mut front = vec![0; EMPTY_BYTES.min(media.pmem.len_bytes()) as usize];
+    media
+        .pmem
+        .load(0, &mut front)
+        .map_err(|status| media.damaged(format_args!("cannot read its first 64 KiB: {status}")))?;
+    // The format's own label may have been torn.
+    let label = formatting_label().first_bytes();
+    let page = front.split_at(label.len().min(front.len()));
+    let is_whole_or_zero = |(found, ours): (&[u8], &[u8])| found == ours || found == [0; 8];
+    let is_empty = page.0.chunks(8).zip(label.chunks(8)).all(is_whole_or_zero)
+        && page.1.iter().all(|&byte| byte == 0);
+    Ok(if is_empty { Content::Nothing } else { Content::Unknown })
+}
+
+/// Whether a format was cut short. Before the magic counts: the format may have left half a
+/// superblock, or not have touched it yet. It is over, and the cache may hold data, only if the
+/// superblock is whole and cache_info is another than when the format began.
+fn is_formatting(media: &Media, has_superblock: bool) -> bool {
+    let Some((label, _)) = Label::load(media).filter(|(label, _)| label.is_of_format()) else {
+        return false;
+    };
+    let info = media.load_slots::<CacheInfo>(CACHE_INFO_AT, PAGE_STRIDE);
+    !has_superblock || info.is_some_and(|info| *info.record.as_bytes() == label.info)
+}
+
+/// The label that says: being formatted.
+fn formatting_label() -> Label {
+    Label {
+        attach_id: FORMATTING,
+        backing_bytes: 0,
+        identity: String::new(),
+        marks_from: Position::default(),
+        info: [0; 24],
+        bad: Vec::new(),
+    }
+}
+
+/// Writes an empty cache.
+pub fn format(media: &Media, has_data_crc: bool) -> Result<()> {
+    let count = media.geometry.segments_on(media.pmem.len_bytes());
+    if count < u64::from(SEGMENTS_MIN) || count > SEGMENTS_MAX {
+        return Err(Error::new(
+            Kind::Io,
+            format!(
+                "{}: {count} segments, but a cache has {SEGMENTS_MIN} to {SEGMENTS_MAX}",
+                media.name()
+            ),
+        ));
+    }
+    let count = count as u32;
+    let old: Superblock = media.load(SUPERBLOCK_AT)?;
+    announce(media)?;
+    // No old superblock may outlive the first change: it would make a mixture look like a cache.
+    media.pmem.zero(SUPERBLOCK_AT, SUPERBLOCK_FIELDS_BYTES);
+    media.settle_or_err()?;
+    if mutants::is(Mutant::SuperblockFirst) {
+        media.store(SUPERBLOCK_AT, Superblock::new(count, old.padding.get()).as_bytes());
+        media.settle_or_err()?;
+    }
+    media.pmem.zero(CACHE_INFO_AT, CONTROL_END - CACHE_INFO_AT);
+    for segment in 0..count {
+        let at = media.geometry.segment_info_at(segment);
+        media.pmem.zero(at, SEGMENT_META_BYTES + KSET_HEADER_BYTES as u64);
+        media.store(at + PAGE_STRIDE, SegmentInfo::new(1, None).as_bytes());
+        if segment + 1 < count {
+            media.store(at, SegmentInfo::new(2, Some(segment + 1)).as_bytes());
+        }
+        let at = media.geometry.generation_at(segment) + SMALL_STRIDE;
+        media.store(at, Generation::new(1, 0).as_bytes());
+    }
+    media.store(DIRTY_TAIL_AT, Tail::new(1, Position::default()).as_bytes());
+    media.store(KEY_TAIL_AT, Tail::new(1, Position::default()).as_bytes());
+    let flags = info_flags(GC_PERCENT_DEFAULT, has_data_crc);
+    media.store(CACHE_INFO_AT + PAGE_STRIDE, CacheInfo::new(1, 0, count, flags).as_bytes());
+    media.settle_or_err()?;
+    media.store(SUPERBLOCK_AT, Superblock::new(count, old.padding.get()).as_bytes());
+    media.settle_or_err()
+}
+
+/// Stores a label that says: being formatted. A label that is there keeps binding the cache to
+/// its backing device until the new one is whole.
+fn announce(media: &Media) -> Result<()> {
+    let info = media.load_slots::<CacheInfo>(CACHE_INFO_AT, PAGE_STRIDE);
+    let mut slot = match Label::load(media) {
+        // It stands there from an interrupted format.
+        Some((label, _)) if label.is_of_format() => return Ok(()),
+        Some((_, slot)) => slot,
+        None => {
+            media.pmem.zero(0, LABEL_BYTES);
+            media.settle_or_err()?;
+            SlotState::unwritten(0)
+        }
+    };
+    let mut label = formatting_label();
+    if let Some(info) = info {
+        label.info.copy_from_slice(info.record.as_bytes());
+    }
+    label
+        .store(media, &mut slot)
+        .map_err(|status| media.damaged(format_args!("cannot store the label: {status}")))
+}
+
+impl Label {
+    /// Whether the label was stored by a format, and no attach has followed.
+    pub fn is_of_format(&self) -> bool {
+        self.attach_id == FORMATTING
+    }
+}

@@ -1,0 +1,204 @@
+//! Collection: key_tail follows dirty_tail, and segments that no logged key needs are reused.
+//! Kernel counterpart: `cache_gc.c`.
+//!
+//! Order, for each slice of the log: the keys give up their references in memory; key_tail is
+//! durable behind them; log segments left behind are free; data segments without references get
+//! their generation raised, durably, and are free. So no key that a crash could bring back ever
+//! points into reused space.
+
+use crate::error::Status;
+use crate::mutants::{self, Mutant};
+use crate::sync::atomic::Ordering;
+
+use super::keylog::{LogReader, after};
+use super::layout::{Position, Record, gc_percent_of};
+use super::segment::LOG_RESERVE;
+use super::{Background, Pcache};
+
+/// Key sets passed before key_tail is stored.
+const SLICE_SETS: usize = 64;
+
+/// The state of collection.
+#[derive(Debug, Default)]
+pub(super) struct Gc {
+    reader: LogReader,
+    /// Keys of reused segments stand in the log up to here: a kernel would mis-count them.
+    stale_until: Option<Position>,
+    /// A CLEAN key before this place is hidden by older keys and must not outlive them: key_tail
+    /// passes all of it at once.
+    together_until: Option<Position>,
+    is_stuck: bool,
+}
+
+impl Gc {
+    /// Collection that passes everything before `stale_until` as soon as it can, and everything
+    /// before `together_until` at once.
+    pub(super) fn new(stale_until: Option<Position>, together_until: Option<Position>) -> Gc {
+        let is_minded = !mutants::is(Mutant::HiddenCleanOutlives);
+        Gc { stale_until, together_until: together_until.filter(|_| is_minded), ..Gc::default() }
+    }
+
+    /// Damage in the log stops collection.
+    pub(super) fn is_stuck(&self) -> bool {
+        self.is_stuck
+    }
+}
+
+impl Pcache {
+    /// Segments in use from which on collection begins.
+    pub(super) fn gc_threshold(&self) -> u32 {
+        let percent = u64::from(gc_percent_of(self.flags.load(Ordering::Relaxed)));
+        (u64::from(self.segments.count()) * percent / 100) as u32
+    }
+
+    /// Free segments that waiting writes need at least.
+    fn free_wanted(&self) -> u32 {
+        LOG_RESERVE + (self.segments.count() / 16).max(1)
+    }
+
+    /// Whether space is so short that writes wait or soon will.
+    pub(super) fn is_space_short(&self) -> bool {
+        self.wants_room.load(Ordering::Relaxed) || self.segments.free() < self.free_wanted()
+    }
+
+    fn wants_collection(&self, gc: &mut Gc) -> bool {
+        if gc.stale_until == Some(self.log.key_tail()) {
+            gc.stale_until = None;
+        }
+        gc.stale_until.is_some()
+            || self.segments.used() >= self.gc_threshold()
+            || self.is_space_short()
+    }
+
+    /// Collects what is needed and possible; wakes those who wait when there is room.
+    pub(super) fn collect(&self, background: &mut Background) {
+        if self.is_space_short() {
+            self.drop_zero_extent();
+        }
+        while !background.gc.is_stuck && self.wants_collection(&mut background.gc) {
+            match self.collect_slice(&mut background.gc) {
+                Ok(true) => {}
+                Ok(false) => break,
+                Err(_) => background.gc.is_stuck = true,
+            }
+        }
+        // Stuck means that key_tail may not be where the references say.
+        if !background.gc.is_stuck && self.segments.has_released() && self.recycle().is_err() {
+            background.gc.is_stuck = true;
+        }
+        self.tell_room();
+    }
+
+    /// Passes a slice of the log. `false`: key_tail has caught up with dirty_tail.
+    fn collect_slice(&self, gc: &mut Gc) -> Result<bool, Status> {
+        let dirty_tail = match mutants::is(Mutant::CollectDirty) {
+            true => self.log.head(),
+            false => self.log.dirty_tail(),
+        };
+        let head = self.log.head();
+        let start = self.log.key_tail();
+        let mut at = start;
+        let mut left_logs = Vec::new();
+        let mut result = Ok(true);
+        let together = gc.together_until.filter(|until| *until != start);
+        if let Some(until) = together
+            && !self.reaches(gc, start, dirty_tail, until)?
+        {
+            return Ok(false);
+        }
+        gc.together_until = None;
+        for passed in 0.. {
+            let is_enough = match together {
+                Some(until) => at == until,
+                None => passed == SLICE_SETS,
+            };
+            if at == dirty_tail || is_enough {
+                break;
+            }
+            let record = match gc.reader.read(&self.media, &self.segments, at, Some(head)) {
+                Ok(Some(record)) => record,
+                // What was passed so far is passed durably all the same: its references are gone.
+                Ok(None) => {
+                    result = Err(Status::Corrupt);
+                    break;
+                }
+                Err(status) => {
+                    result = Err(status);
+                    break;
+                }
+            };
+            let next = after(at, &record);
+            match record {
+                Record::Last(_) => left_logs.push(at.segment),
+                Record::Keys(keys) => {
+                    for key in keys {
+                        let segment = key.segment.get();
+                        if self.segments.generation(segment) == key.generation.get() {
+                            self.segments.release(segment);
+                        }
+                    }
+                    self.counters.collected_keys.fetch_add(keys.len() as u64, Ordering::Relaxed);
+                }
+            }
+            at = next;
+            if gc.stale_until == Some(at) {
+                gc.stale_until = None;
+            }
+        }
+        if at == start {
+            return result.and(Ok(false));
+        }
+        if mutants::is(Mutant::ReuseBeforeKeyTail) {
+            self.recycle()?;
+        }
+        self.log.set_key_tail(at)?;
+        for segment in left_logs {
+            self.segments.free_log(segment);
+        }
+        self.recycle()?;
+        result
+    }
+
+    /// Whether `wanted` stands in the log between `from` and `to`.
+    fn reaches(
+        &self,
+        gc: &mut Gc,
+        from: Position,
+        to: Position,
+        wanted: Position,
+    ) -> Result<bool, Status> {
+        let head = self.log.head();
+        let mut at = from;
+        while at != wanted && at != to {
+            let record = gc.reader.read(&self.media, &self.segments, at, Some(head))?;
+            at = after(at, &record.ok_or(Status::Corrupt)?);
+        }
+        Ok(at == wanted)
+    }
+
+    fn recycle(&self) -> Result<(), Status> {
+        let freed = self.segments.recycle(|segment| {
+            if let Some(crcs) = &self.crcs {
+                crcs.forget(segment);
+            }
+        })?;
+        self.counters.recycled_segments.fetch_add(u64::from(freed), Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Whether a waiting write would find room.
+    pub(super) fn has_room(&self) -> bool {
+        self.segments.free() > LOG_RESERVE && self.log.has_room()
+    }
+
+    /// Wakes waiting bios if there is room for them.
+    fn tell_room(&self) {
+        let has_room = self.has_room();
+        if has_room && self.gives_up.load(Ordering::Relaxed) {
+            self.gives_up.store(false, Ordering::Relaxed);
+        }
+        if has_room && self.wants_room.swap(false, Ordering::SeqCst) {
+            self.events.room();
+        }
+    }
+}

@@ -1,0 +1,396 @@
+//! Logical block -> place in the cache: a flat array of packed 8-byte slots per 4 MiB region.
+//!
+//! A slot names the place of a whole 4 KiB block, or a row of the region's side table where the
+//! block's eight sectors have a slot each. Every slot carries the generation of its segment: when
+//! a segment is reused its generation rises first, and all slots that point there are dead by
+//! comparison, without anybody searching for them.
+//!
+//! Invariants:
+//! 1. Slots change only under the lock of the region's stripe. They are read without it.
+//! 2. What a live slot points to is immutable until the segment's generation rises; so a reader
+//!    checks the generation, copies, and checks it again.
+//! 3. A row of the side table is changed and read under the side table's own lock only, and a
+//!    slot that names a row is re-read under that lock before the row is believed.
+
+use crate::sync::atomic::{AtomicU64, Ordering};
+use crate::sync::{Mutex, OnceLock, lock};
+use crate::units::{BLOCK, SECTOR};
+
+use super::layout::REGION_BYTES;
+
+/// Sectors of a block.
+const BLOCK_SECTORS: usize = (BLOCK / SECTOR) as usize;
+/// Blocks of a region.
+const REGION_BLOCKS: usize = (REGION_BYTES / BLOCK) as usize;
+
+const KIND_SHIFT: u32 = 62;
+const KIND_PLACE: u64 = 1;
+const KIND_ROW: u64 = 2;
+const OFFSET_SHIFT: u32 = 20;
+const GENERATION_SHIFT: u32 = 35;
+/// Bits of the generation that a slot keeps: a slot would have to survive 2^27 reuses of its
+/// segment untouched to be taken for a live one.
+const GENERATION_MASK: u64 = (1 << 27) - 1;
+
+/// A place in the cache, as a slot packs it: segment, sector within its data area, generation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// Logical segment, below 2^20.
+    pub segment: u32,
+    /// Byte within the data area; a multiple of 512.
+    pub offset: u32,
+    /// The low bits of the segment's generation.
+    pub generation: u32,
+}
+
+impl Place {
+    /// The place of a key, with its segment's full generation.
+    pub fn new(segment: u32, offset: u32, generation: u64) -> Place {
+        Place { segment, offset, generation: (generation & GENERATION_MASK) as u32 }
+    }
+
+    /// Whether the segment's full generation is still the one of this place.
+    pub fn is_of(self, generation: u64) -> bool {
+        u64::from(self.generation) == generation & GENERATION_MASK
+    }
+
+    fn pack(self) -> u64 {
+        debug_assert!(u64::from(self.offset).is_multiple_of(SECTOR));
+        KIND_PLACE << KIND_SHIFT
+            | u64::from(self.generation) << GENERATION_SHIFT
+            | (u64::from(self.offset) / SECTOR) << OFFSET_SHIFT
+            | u64::from(self.segment)
+    }
+
+    fn unpack(slot: u64) -> Option<Place> {
+        (slot >> KIND_SHIFT == KIND_PLACE).then_some(Place {
+            segment: (slot & ((1 << OFFSET_SHIFT) - 1)) as u32,
+            offset: (slot >> OFFSET_SHIFT & 0x7FFF) as u32 * SECTOR as u32,
+            generation: (slot >> GENERATION_SHIFT & GENERATION_MASK) as u32,
+        })
+    }
+
+    /// The place so many bytes further on.
+    pub fn plus(self, bytes: u64) -> Place {
+        Place { offset: self.offset + bytes as u32, ..self }
+    }
+}
+
+type Row = [u64; BLOCK_SECTORS];
+
+#[derive(Debug, Default)]
+struct SideTable {
+    rows: Vec<Row>,
+    free: Vec<u32>,
+}
+
+/// The slots of one 4 MiB region.
+#[derive(Debug)]
+struct Region {
+    slots: Box<[AtomicU64]>,
+    side: Mutex<SideTable>,
+}
+
+impl Region {
+    fn new() -> Region {
+        Region {
+            slots: (0..REGION_BLOCKS).map(|_| AtomicU64::new(0)).collect(),
+            side: Mutex::default(),
+        }
+    }
+}
+
+/// A run of the logical device with one source.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Piece {
+    /// First byte.
+    pub offset: u64,
+    /// Bytes.
+    pub len: u64,
+    /// Where the cache has it; `None`: only the backing device has it.
+    pub place: Option<Place>,
+}
+
+/// The whole index.
+#[derive(Debug)]
+pub struct Index {
+    regions: Box<[OnceLock<Box<Region>>]>,
+}
+
+impl Index {
+    /// An empty index for a device of `len_bytes`. What is said about bytes behind the device is
+    /// forgotten; so an index for none takes no memory, whatever it is told.
+    pub fn new(len_bytes: u64) -> Index {
+        Index { regions: (0..len_bytes.div_ceil(REGION_BYTES)).map(|_| OnceLock::new()).collect() }
+    }
+
+    /// Makes `[offset, offset + len)` point to `place` on, or to nothing. The range stays within
+    /// one region. The caller holds the lock of the region's stripe.
+    pub fn set(&self, offset: u64, len: u64, place: Option<Place>) {
+        let Some(region) = self.regions.get((offset / REGION_BYTES) as usize) else { return };
+        let region = match place {
+            Some(_) => region.get_or_init(|| Box::new(Region::new())),
+            None => match region.get() {
+                Some(region) => region,
+                None => return,
+            },
+        };
+        let end = offset + len;
+        let mut at = offset;
+        while at < end {
+            let block = (at / BLOCK) as usize % REGION_BLOCKS;
+            let block_end = (at / BLOCK + 1) * BLOCK;
+            let piece_end = end.min(block_end);
+            let place = place.map(|place| place.plus(at - offset));
+            if piece_end - at == BLOCK {
+                region.set_block(block, place.map_or(0, Place::pack));
+            } else {
+                region.set_sectors(block, at % BLOCK, piece_end - at, place);
+            }
+            at = piece_end;
+        }
+    }
+
+    /// Brings the slot of a block near: what is soon to be changed should not be waited for then.
+    pub fn touch(&self, offset: u64) {
+        if let Some(region) = self.regions[(offset / REGION_BYTES) as usize].get() {
+            let block = (offset / BLOCK) as usize % REGION_BLOCKS;
+            std::hint::black_box(region.slots[block].load(Ordering::Relaxed));
+        }
+    }
+
+    /// What `[offset, end)` starts with: the longest run with one source. `is_live` tells whether
+    /// a place's generation still holds; dead places count as nothing.
+    pub fn lookup(&self, offset: u64, end: u64, is_live: impl Fn(Place) -> bool) -> Piece {
+        let mut run: Option<Piece> = None;
+        let mut at = offset;
+        while at < end {
+            let (len, place) = self.step(at, end, &is_live);
+            match &mut run {
+                None => run = Some(Piece { offset: at, len, place }),
+                Some(run) if run.continues_with(place) => run.len += len,
+                Some(_) => break,
+            }
+            at += len;
+        }
+        run.unwrap_or(Piece { offset, len: 0, place: None })
+    }
+
+    /// The run from `at` within its block, at most to `end`.
+    fn step(&self, at: u64, end: u64, is_live: &impl Fn(Place) -> bool) -> (u64, Option<Place>) {
+        let block_left = (BLOCK - at % BLOCK).min(end - at);
+        let region = self.regions.get((at / REGION_BYTES) as usize);
+        let Some(region) = region.and_then(OnceLock::get) else {
+            let region_left = REGION_BYTES - at % REGION_BYTES;
+            return (region_left.min(end - at), None);
+        };
+        let block = (at / BLOCK) as usize % REGION_BLOCKS;
+        let slot = region.slots[block].load(Ordering::Acquire);
+        match slot >> KIND_SHIFT {
+            KIND_PLACE => {
+                let place = Place::unpack(slot).filter(|place| is_live(*place));
+                (block_left, place.map(|place| place.plus(at % BLOCK)))
+            }
+            KIND_ROW => region.step_in_row(block, at % BLOCK, block_left, is_live),
+            _ => (block_left, None),
+        }
+    }
+
+    /// Bytes of the logical device that live places back. A walk over everything.
+    pub fn cached_bytes(&self, is_live: impl Fn(Place) -> bool) -> u64 {
+        let is_live = |slot: u64| Place::unpack(slot).is_some_and(&is_live);
+        let regions = self.regions.iter().filter_map(OnceLock::get);
+        regions.fold(0, |sum, region| {
+            let side = lock(&region.side);
+            let of_slot = |slot: &AtomicU64| match slot.load(Ordering::Relaxed) {
+                slot if slot >> KIND_SHIFT == KIND_ROW => {
+                    let row = &side.rows[slot as u32 as usize];
+                    row.iter().filter(|slot| is_live(**slot)).count() as u64 * SECTOR
+                }
+                slot if is_live(slot) => BLOCK,
+                _ => 0,
+            };
+            sum + region.slots.iter().map(of_slot).sum::<u64>()
+        })
+    }
+
+    /// Bytes of memory that the index takes.
+    pub fn memory_bytes(&self) -> u64 {
+        let table = size_of_val(&*self.regions) as u64;
+        let regions = self.regions.iter().filter_map(OnceLock::get);
+        regions.fold(table, |sum, region| {
+            let side = lock(&region.side);
+            sum + (REGION_BLOCKS * size_of::<AtomicU64>()) as u64
+                + (side.rows.capacity() * size_of::<Row>()) as u64
+        })
+    }
+}
+
+impl Piece {
+    fn continues_with(&self, next: Option<Place>) -> bool {
+        match (self.place, next) {
+            (None, None) => true,
+            (Some(place), Some(next)) => place.plus(self.len) == next,
+            _ => false,
+        }
+    }
+}
+
+impl Region {
+    /// Replaces a whole block, and frees the row it may have had.
+    fn set_block(&self, block: usize, slot: u64) {
+        let old = self.slots[block].load(Ordering::Relaxed);
+        if old >> KIND_SHIFT == KIND_ROW {
+            let mut side = lock(&self.side);
+            self.slots[block].store(slot, Ordering::Release);
+            side.free.push(old as u32);
+        } else {
+            self.slots[block].store(slot, Ordering::Release);
+        }
+    }
+
+    /// Replaces part of a block: the block gets a row if it has none.
+    fn set_sectors(&self, block: usize, from: u64, len: u64, place: Option<Place>) {
+        let mut side = lock(&self.side);
+        let old = self.slots[block].load(Ordering::Relaxed);
+        let row = if old >> KIND_SHIFT == KIND_ROW {
+            old as u32
+        } else {
+            if old == 0 && place.is_none() {
+                return;
+            }
+            side.new_row(old)
+        };
+        let sectors = &mut side.rows[row as usize];
+        let first = (from / SECTOR) as usize;
+        for (nth, sector) in sectors[first..][..(len / SECTOR) as usize].iter_mut().enumerate() {
+            *sector = place.map_or(0, |place| place.plus(nth as u64 * SECTOR).pack());
+        }
+        if let Some(whole) = whole_block(sectors) {
+            self.slots[block].store(whole, Ordering::Release);
+            side.free.push(row);
+        } else {
+            self.slots[block].store(KIND_ROW << KIND_SHIFT | u64::from(row), Ordering::Release);
+        }
+    }
+
+    fn step_in_row(
+        &self,
+        block: usize,
+        from: u64,
+        len: u64,
+        is_live: &impl Fn(Place) -> bool,
+    ) -> (u64, Option<Place>) {
+        let side = lock(&self.side);
+        let slot = self.slots[block].load(Ordering::Relaxed);
+        if slot >> KIND_SHIFT != KIND_ROW {
+            // It became whole or empty in between.
+            let place = Place::unpack(slot).filter(|place| is_live(*place));
+            return (len, place.map(|place| place.plus(from)));
+        }
+        let row = &side.rows[slot as u32 as usize];
+        let first = (from / SECTOR) as usize;
+        let sectors = &row[first..][..(len / SECTOR) as usize];
+        let live = |slot: u64| Place::unpack(slot).filter(|place| is_live(*place));
+        let mut run = Piece { offset: from, len: SECTOR, place: live(sectors[0]) };
+        for &slot in &sectors[1..] {
+            if !run.continues_with(live(slot)) {
+                break;
+            }
+            run.len += SECTOR;
+        }
+        (run.len, run.place)
+    }
+}
+
+impl SideTable {
+    /// A row whose sectors continue what `slot` said of the whole block.
+    fn new_row(&mut self, slot: u64) -> u32 {
+        let whole = Place::unpack(slot);
+        let row = std::array::from_fn(|nth| {
+            whole.map_or(0, |place| place.plus(nth as u64 * SECTOR).pack())
+        });
+        match self.free.pop() {
+            Some(free) => {
+                self.rows[free as usize] = row;
+                free
+            }
+            None => {
+                self.rows.push(row);
+                (self.rows.len() - 1) as u32
+            }
+        }
+    }
+}
+
+/// The slot that says the same as the row, if one can.
+fn whole_block(row: &Row) -> Option<u64> {
+    let Some(first) = Place::unpack(row[0]) else {
+        return row.iter().all(|&slot| slot == 0).then_some(0);
+    };
+    // A run that begins near the end of the 15-bit range cannot wrap: data areas are smaller.
+    let is_run = (1..BLOCK_SECTORS)
+        .all(|nth| row[nth] != 0 && row[nth] == first.plus(nth as u64 * SECTOR).pack());
+    is_run.then_some(row[0])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::prng::Prng;
+
+    fn collect(index: &Index, offset: u64, end: u64) -> Vec<Option<(u32, u32)>> {
+        let mut sectors = Vec::new();
+        let mut at = offset;
+        while at < end {
+            let piece = index.lookup(at, end, |place| place.is_of(7));
+            assert!(piece.len > 0);
+            for nth in 0..piece.len / SECTOR {
+                sectors.push(piece.place.map(|p| (p.segment, p.offset + (nth * SECTOR) as u32)));
+            }
+            at += piece.len;
+        }
+        sectors
+    }
+
+    #[test]
+    fn random_overlays_equal_a_sector_array() {
+        let len = 3 * REGION_BYTES;
+        for seed in 0..20 {
+            let mut prng = Prng::new(seed);
+            let index = Index::new(len);
+            let mut model = vec![None; (len / SECTOR) as usize];
+            for _ in 0..600 {
+                let region = prng.below(3) * REGION_BYTES;
+                // Few blocks, so that overlaps of every shape happen.
+                let start = prng.below(64);
+                let longest = if prng.one_in(4) { 60 } else { 9 };
+                let count = 1 + prng.below(longest);
+                let offset = region + start * SECTOR;
+                let place = (!prng.one_in(5)).then(|| {
+                    let generation = if prng.one_in(6) { 6 } else { 7 };
+                    Place::new(prng.below(9) as u32, (prng.below(1000) * SECTOR) as u32, generation)
+                });
+                index.set(offset, count * SECTOR, place);
+                for nth in 0..count {
+                    model[(offset / SECTOR + nth) as usize] = place
+                        .filter(|place| place.is_of(7))
+                        .map(|p| (p.segment, p.offset + (nth * SECTOR) as u32));
+                }
+                let from = region + prng.below(100) * SECTOR;
+                let to = from + (1 + prng.below(200)) * SECTOR;
+                let range = (from / SECTOR) as usize..(to / SECTOR) as usize;
+                assert_eq!(collect(&index, from, to), model[range], "seed {seed}");
+            }
+            assert_eq!(collect(&index, 0, len), model, "seed {seed}");
+        }
+    }
+
+    #[test]
+    fn a_place_survives_packing() {
+        let place = Place::new((1 << 20) - 1, 16_764_928 - 512, 1 << 40 | 5);
+        assert_eq!(Place::unpack(place.pack()), Some(place));
+        assert!(place.is_of(5) && !place.is_of(6));
+        assert_eq!(Place::unpack(0), None);
+    }
+}

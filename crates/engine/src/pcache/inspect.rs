@@ -1,0 +1,83 @@
+//! Looking at a cache device without changing it.
+
+use crate::error::Result;
+use crate::pmem::Pmem;
+use crate::sync::Arc;
+
+use super::attach::{LogDamage, extent, has_data_crc, load_structures, replay};
+use super::index::Index;
+use super::layout::{Geometry, Position, gc_percent_of};
+use super::media::Media;
+
+/// What a cache device holds.
+#[derive(Clone, Debug)]
+pub struct Report {
+    /// Segments on the device and in the chain.
+    pub segments: u32,
+    /// Segments in use by log and data.
+    pub used_segments: u32,
+    /// Collection begins when so many percent are in use.
+    pub gc_percent: u32,
+    /// Whether keys carry CRCs of their data.
+    pub has_data_crc: bool,
+    /// The three positions: log head, dirty_tail, key_tail.
+    pub head: Position,
+    /// Write-back goes on here.
+    pub dirty_tail: Position,
+    /// Collection goes on here.
+    pub key_tail: Position,
+    /// Keys in the log.
+    pub keys: u64,
+    /// Keys of reused segments.
+    pub stale_keys: u64,
+    /// Bytes that the backing device does not have yet, at most.
+    pub dirty_bytes: u64,
+    /// Our label: backing device's identity and size, and ranges of damaged dirty data.
+    pub label: Option<LabelReport>,
+    /// What is damaged but could be lived with.
+    pub notes: Vec<String>,
+}
+
+/// What our label says.
+#[derive(Clone, Debug)]
+pub struct LabelReport {
+    /// Which backing device.
+    pub identity: String,
+    /// Its size when last attached.
+    pub backing_bytes: u64,
+    /// Ranges of damaged dirty data: offset and length in bytes.
+    pub bad_ranges: Vec<(u64, u64)>,
+}
+
+/// Reads everything that an attach would read; never writes.
+pub fn inspect(cache: Arc<dyn Pmem>, geometry: Geometry) -> Result<Report> {
+    let media = Media { pmem: cache, geometry };
+    let found = load_structures(&media)?;
+    let backing_bytes = match &found.label {
+        Some((label, _)) => label.backing_bytes.min(super::BACKING_BYTES_MAX),
+        None => extent(&media, &found)?,
+    };
+    // Nobody will read. And the size of the device is only what the medium says: an index could
+    // take as much memory as a medium asks for.
+    let index = Index::new(0);
+    let replayed = replay(&media, &found, backing_bytes, index, LogDamage::Truncate)?;
+    let flags = found.info.record.flags.get();
+    Ok(Report {
+        segments: found.superblock.seg_num.get(),
+        used_segments: found.segments.used(),
+        gc_percent: gc_percent_of(flags),
+        has_data_crc: has_data_crc(&found.info.record),
+        head: replayed.head,
+        dirty_tail: replayed.dirty_tail,
+        key_tail: replayed.key_tail,
+        keys: replayed.keys,
+        stale_keys: replayed.stale_keys,
+        dirty_bytes: replayed.dirty_bytes,
+        label: found.label.map(|(label, _)| LabelReport {
+            identity: label.identity,
+            backing_bytes: label.backing_bytes,
+            bad_ranges: label.bad.iter().map(|bad| (bad.offset.get(), bad.len.get())).collect(),
+        }),
+        notes: replayed.notes,
+    })
+}

@@ -1,0 +1,371 @@
+//! The log of key sets: append at the head, read from any position, and the two tails.
+//! Kernel counterpart: `cache_key.c`.
+//!
+//! Invariants:
+//! 1. Behind the last key set stand at least 24 zero bytes, durable before it: the log is zeroed
+//!    a stretch ahead, so that one fence per key set is enough and old bytes never follow it.
+//! 2. Every key set leaves room for a LAST record behind it in its segment.
+//! 3. Data is durable before the key that names it; a key set before anything appended later.
+//! 4. A tail's update goes to the slot that is not current.
+
+use zerocopy::IntoBytes;
+
+use crate::error::Status;
+use crate::mutants::{self, Mutant};
+use crate::slots::SlotState;
+use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use crate::sync::{Arc, Mutex, lock};
+
+use super::layout::{
+    DIRTY_TAIL_AT, KEY_BYTES, KEY_TAIL_AT, KEYS_MAX, KSET_BYTES_MAX, KSET_HEADER_BYTES, Key,
+    KsetHeader, Position, Record, SMALL_STRIDE, Tail, kset_bytes, parse_record, seal_kset,
+};
+use super::media::Media;
+use super::segment::Segments;
+
+/// How far ahead of the head the log is zeroed, in bytes.
+const ZERO_AHEAD: u32 = 64 << 10;
+/// So many zero bytes stand behind the log's end at least, or all to the end of its segment. An
+/// attach that finds a torn append tells by them that what follows further on is history.
+pub const ZERO_BEHIND: u32 = 8 << 10;
+/// While the log's segment has at least so many bytes left, writes are admitted even when no
+/// segment is free: every key of a bounded number of writes in flight still finds its place.
+const ADMISSION_BYTES: u32 = 1 << 20;
+
+/// Why keys could not be appended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AppendError {
+    /// The log's segment is full and no segment is free.
+    NoRoom,
+    /// The medium failed.
+    Medium(Status),
+}
+
+impl From<Status> for AppendError {
+    fn from(status: Status) -> AppendError {
+        AppendError::Medium(status)
+    }
+}
+
+#[derive(Debug)]
+struct Head {
+    position: Position,
+    /// Bytes of the head's segment known to be zero and durable from the head on.
+    zeroed_until: u32,
+    /// Whether something was logged since the last flush mark.
+    is_unmarked: bool,
+    /// Whether a mark is owed before anything else is logged; see [`KeyLog::owe_mark`].
+    owes_mark: bool,
+    scratch: Box<[u8; KSET_BYTES_MAX + KSET_HEADER_BYTES]>,
+}
+
+#[derive(Debug)]
+struct TailState {
+    at: u64,
+    position: Position,
+    slot: SlotState,
+}
+
+/// The log of a cache.
+#[derive(Debug)]
+pub struct KeyLog {
+    media: Media,
+    segments: Arc<Segments>,
+    head: Mutex<Head>,
+    /// A copy of the head's position, packed, for those who only look.
+    head_seen: AtomicU64,
+    key_tail: Mutex<TailState>,
+    dirty_tail: Mutex<TailState>,
+    has_failed: AtomicBool,
+}
+
+/// A tail as found on media.
+#[derive(Clone, Copy, Debug)]
+pub struct TailOnMedia {
+    /// Where it points.
+    pub position: Position,
+    /// Where its record stands.
+    pub slot: SlotState,
+}
+
+fn pack(position: Position) -> u64 {
+    u64::from(position.segment) << 32 | u64::from(position.offset)
+}
+
+fn unpack(packed: u64) -> Position {
+    Position { segment: (packed >> 32) as u32, offset: packed as u32 }
+}
+
+impl KeyLog {
+    /// A log that goes on at `head`.
+    pub fn new(
+        media: Media,
+        segments: Arc<Segments>,
+        head: Position,
+        key_tail: TailOnMedia,
+        dirty_tail: TailOnMedia,
+    ) -> KeyLog {
+        let tail = |at, tail: TailOnMedia| {
+            Mutex::new(TailState { at, position: tail.position, slot: tail.slot })
+        };
+        KeyLog {
+            media,
+            segments,
+            head: Mutex::new(Head {
+                position: head,
+                zeroed_until: head.offset,
+                is_unmarked: true,
+                owes_mark: false,
+                scratch: Box::new([0; KSET_BYTES_MAX + KSET_HEADER_BYTES]),
+            }),
+            head_seen: AtomicU64::new(pack(head)),
+            key_tail: tail(KEY_TAIL_AT, key_tail),
+            dirty_tail: tail(DIRTY_TAIL_AT, dirty_tail),
+            has_failed: AtomicBool::new(false),
+        }
+    }
+
+    /// Where the next key set goes.
+    pub fn head(&self) -> Position {
+        unpack(self.head_seen.load(Ordering::Acquire))
+    }
+
+    /// Everything before has been collected.
+    pub fn key_tail(&self) -> Position {
+        lock(&self.key_tail).position
+    }
+
+    /// Everything before is on the backing device.
+    pub fn dirty_tail(&self) -> Position {
+        lock(&self.dirty_tail).position
+    }
+
+    /// Moves key_tail, durably.
+    pub fn set_key_tail(&self, to: Position) -> Result<(), Status> {
+        self.set_tail(&self.key_tail, to)
+    }
+
+    /// Moves dirty_tail, durably.
+    pub fn set_dirty_tail(&self, to: Position) -> Result<(), Status> {
+        self.set_tail(&self.dirty_tail, to)
+    }
+
+    fn set_tail(&self, tail: &Mutex<TailState>, to: Position) -> Result<(), Status> {
+        let mut tail = lock(tail);
+        if tail.position == to {
+            return Ok(());
+        }
+        let next = tail.slot.next();
+        let record = Tail::new(next.seq, to);
+        if mutants::is(Mutant::TailUnfenced) {
+            self.media.store(tail.at + next.current as u64 * SMALL_STRIDE, record.as_bytes());
+        } else {
+            self.media.store_slot(tail.at, SMALL_STRIDE, next, &record)?;
+        }
+        tail.slot = next;
+        tail.position = to;
+        Ok(())
+    }
+
+    /// Whether a write may begin: the log can surely take its keys later. Looked at before the
+    /// index is touched, so that no write fails halfway.
+    pub fn has_room(&self) -> bool {
+        let data_bytes = self.media.geometry.data_bytes();
+        // In caches scaled down for tests a quarter of a segment stands in for a MiB.
+        let needed = ADMISSION_BYTES.min(data_bytes / 4);
+        self.segments.free() > 0 || data_bytes - self.head().offset >= needed
+    }
+
+    /// Whether the medium failed under the log; then nothing is durable any more.
+    pub fn has_failed(&self) -> bool {
+        self.has_failed.load(Ordering::Relaxed)
+    }
+
+    /// Logs `keys` in order, durably. With `mark`, a key set without keys follows and says: here
+    /// a client was told that everything before is durable.
+    pub fn append(&self, keys: &[Key], mark: bool) -> Result<(), AppendError> {
+        let mut head = lock(&self.head);
+        let result = self.append_locked(&mut head, keys, mark);
+        if let Err(AppendError::Medium(_)) = result {
+            self.has_failed.store(true, Ordering::Relaxed);
+        }
+        result
+    }
+
+    fn append_locked(&self, head: &mut Head, keys: &[Key], mark: bool) -> Result<(), AppendError> {
+        if self.has_failed() {
+            return Err(AppendError::Medium(Status::Io));
+        }
+        // Data before keys. On memory where leaving the CPU is enough, the writers have seen to
+        // that already and this costs nothing.
+        self.media.pmem.sync()?;
+        // All or nothing: a key that is logged twice would be collected twice.
+        if !self.fits(head, keys.len(), mark) {
+            return Err(AppendError::NoRoom);
+        }
+        if head.owes_mark && !keys.is_empty() {
+            self.append_set(head, &[], false)?;
+            head.owes_mark = false;
+        }
+        let sets = keys.len().div_ceil(KEYS_MAX);
+        for (nth, set) in keys.chunks(KEYS_MAX).enumerate() {
+            self.append_set(head, set, mark && nth + 1 == sets)?;
+        }
+        if keys.is_empty() && mark && head.is_unmarked {
+            self.append_set(head, &[], false)?;
+            head.is_unmarked = false;
+            head.owes_mark = false;
+        }
+        Ok(())
+    }
+
+    /// What the log holds now ends like at a client's flush: clients have seen it after a crash
+    /// and build on it, so write-back must not mix it with what comes. The mark is stored with
+    /// the next append; an attach alone changes nothing.
+    pub fn owe_mark(&self) {
+        lock(&self.head).owes_mark = true;
+    }
+
+    /// Whether `keys` keys find room: in the head's segment, or with one more.
+    fn fits(&self, head: &Head, keys: usize, mark: bool) -> bool {
+        let marks = usize::from(mark) + usize::from(head.owes_mark);
+        let headers = keys.div_ceil(KEYS_MAX) + marks + 1;
+        let needed = keys * KEY_BYTES + headers * KSET_HEADER_BYTES;
+        let left = (self.media.geometry.data_bytes() - head.position.offset) as usize;
+        needed <= left || self.segments.free() > 0
+    }
+
+    fn append_set(&self, head: &mut Head, keys: &[Key], mark: bool) -> Result<(), AppendError> {
+        let set_bytes = kset_bytes(keys.len());
+        let bytes = set_bytes + if mark { KSET_HEADER_BYTES } else { 0 };
+        let needed = (bytes + KSET_HEADER_BYTES) as u32;
+        if self.media.geometry.data_bytes() - head.position.offset < needed {
+            self.next_segment(head)?;
+        }
+        self.zero_ahead(head, head.position.offset + needed + ZERO_BEHIND)?;
+        let scratch = &mut head.scratch[..bytes];
+        scratch[KSET_HEADER_BYTES..set_bytes].copy_from_slice(keys.as_bytes());
+        seal_kset(scratch, keys.len());
+        if mark {
+            seal_kset(&mut scratch[set_bytes..], 0);
+        }
+        let at = self.segments.data_at(head.position.segment, head.position.offset);
+        self.media.store(at, &head.scratch[..bytes]);
+        if !mutants::is(Mutant::PositionBeforeKset) {
+            self.media.settle()?;
+        }
+        head.position.offset += bytes as u32;
+        head.is_unmarked = !mark;
+        self.head_seen.store(pack(head.position), Ordering::Release);
+        Ok(())
+    }
+
+    /// Invariant 1: bytes up to `until` are zero and durable.
+    fn zero_ahead(&self, head: &mut Head, until: u32) -> Result<(), Status> {
+        let until = until.min(self.media.geometry.data_bytes());
+        if until <= head.zeroed_until {
+            return Ok(());
+        }
+        let from = head.zeroed_until.max(head.position.offset);
+        let end = until.saturating_add(ZERO_AHEAD).min(self.media.geometry.data_bytes());
+        let at = self.segments.data_at(head.position.segment, from);
+        self.media.pmem.zero(at, u64::from(end - from));
+        if !mutants::is(Mutant::TerminatorWithKset) {
+            self.media.settle()?;
+        }
+        head.zeroed_until = end;
+        Ok(())
+    }
+
+    fn next_segment(&self, head: &mut Head) -> Result<(), AppendError> {
+        let next = self.segments.take_log().ok_or(AppendError::NoRoom)?;
+        let end = ZERO_AHEAD.min(self.media.geometry.data_bytes());
+        if !mutants::is(Mutant::LastBeforeZeroes) {
+            self.media.pmem.zero(self.segments.data_at(next, 0), u64::from(end));
+            self.media.settle()?;
+        }
+        let at = self.segments.data_at(head.position.segment, head.position.offset);
+        self.media.store(at, KsetHeader::last(next).as_bytes());
+        self.media.settle()?;
+        if mutants::is(Mutant::LastBeforeZeroes) {
+            self.media.pmem.zero(self.segments.data_at(next, 0), u64::from(end));
+            self.media.settle()?;
+        }
+        head.position = Position { segment: next, offset: 0 };
+        head.zeroed_until = end;
+        self.head_seen.store(pack(head.position), Ordering::Release);
+        Ok(())
+    }
+}
+
+/// Reads records one after the other, through a window so that small key sets cost little.
+#[derive(Debug)]
+pub struct LogReader {
+    window: Vec<u8>,
+    segment: u32,
+    start: u32,
+    end: u32,
+}
+
+/// Bytes read from the medium at once.
+const WINDOW_BYTES: u32 = 64 << 10;
+
+impl Default for LogReader {
+    fn default() -> LogReader {
+        LogReader { window: Vec::new(), segment: u32::MAX, start: 0, end: 0 }
+    }
+}
+
+impl LogReader {
+    /// The record at `position`; `None` when nothing valid stands there. `limit` is the log's
+    /// head where it is known: nothing is read from beyond it.
+    pub fn read(
+        &mut self,
+        media: &Media,
+        segments: &Segments,
+        position: Position,
+        limit: Option<Position>,
+    ) -> Result<Option<Record<'_>>, Status> {
+        let end = match limit {
+            Some(head) if head.segment == position.segment => head.offset,
+            _ => media.geometry.data_bytes(),
+        };
+        let needed = end.min(position.offset.saturating_add(KSET_BYTES_MAX as u32));
+        let has_all =
+            self.segment == position.segment && self.start <= position.offset && needed <= self.end;
+        if !has_all {
+            self.fill(media, segments, position, end)?;
+        }
+        let from = position.offset.saturating_sub(self.start) as usize;
+        let to = (needed.max(position.offset) - self.start) as usize;
+        Ok(parse_record(&self.window[from..to]))
+    }
+
+    fn fill(
+        &mut self,
+        media: &Media,
+        segments: &Segments,
+        position: Position,
+        end: u32,
+    ) -> Result<(), Status> {
+        let len = WINDOW_BYTES.min(end.saturating_sub(position.offset));
+        self.window.resize(len as usize, 0);
+        self.segment = u32::MAX;
+        let at = segments.data_at(position.segment, position.offset);
+        media.pmem.load(at, &mut self.window)?;
+        self.segment = position.segment;
+        self.start = position.offset;
+        self.end = position.offset + len;
+        Ok(())
+    }
+}
+
+/// The position behind a record that stands at `position`.
+pub fn after(position: Position, record: &Record<'_>) -> Position {
+    match record {
+        Record::Last(next) => Position { segment: *next, offset: 0 },
+        Record::Keys(keys) => {
+            Position { offset: position.offset + kset_bytes(keys.len()) as u32, ..position }
+        }
+    }
+}

@@ -1,0 +1,166 @@
+//! Our label in the first 4096 bytes of a cache device, which the kernel never touches.
+//!
+//! It binds the cache to its backing device (the kernel's format has no such binding: a cache
+//! attached to the wrong device corrupts it), names this attach (so that shared memory can be
+//! matched to media), remembers from where on the log carries flush marks, and lists ranges whose
+//! cached dirty data was found damaged.
+//!
+//! Two slots of 2048 bytes, chosen like every two-slot record. Little-endian.
+
+use zerocopy::little_endian::{U16, U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+use crate::crc::pcache_crc;
+use crate::error::Status;
+use crate::slots::SlotState;
+
+use super::layout::{CacheInfo, Position, Sealed, Slotted};
+use super::media::Media;
+
+const MAGIC: u64 = u64::from_le_bytes(*b"udmlabel");
+const VERSION: u16 = 1;
+const STRIDE: u64 = 2048;
+const IDENTITY_BYTES: usize = 200;
+/// Most quarantined ranges that the label can hold.
+pub const QUARANTINE_MAX: usize = 96;
+
+/// A range whose dirty data is damaged: reads fail until it is written again.
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
+)]
+#[repr(C)]
+pub struct BadRange {
+    /// First byte on the cached device.
+    pub offset: U64,
+    /// Bytes.
+    pub len: U64,
+}
+
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct OnMedia {
+    crc: U32,
+    seq: u8,
+    reserved: u8,
+    version: U16,
+    magic: U64,
+    attach_id: U64,
+    backing_bytes: U64,
+    marks_segment: U32,
+    marks_offset: U32,
+    info: CacheInfo,
+    identity: [u8; IDENTITY_BYTES],
+    bad_count: U32,
+    reserved2: U32,
+    bad: [BadRange; QUARANTINE_MAX],
+    padding: [u8; 240],
+}
+
+const _: () = assert!(size_of::<OnMedia>() as u64 == STRIDE);
+impl Sealed for OnMedia {
+    /// A slot that is sealed but not of ours, or of another version, counts as damaged: were it
+    /// taken for the newer one, it would hide what we store into the other.
+    fn is_sealed(&self) -> bool {
+        let is_ours = self.magic.get() == MAGIC && self.version.get() == VERSION;
+        is_ours && pcache_crc(&self.as_bytes()[4..]) == self.crc.get()
+    }
+}
+impl Slotted for OnMedia {
+    fn seq(&self) -> u8 {
+        self.seq
+    }
+}
+
+/// What the label says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Label {
+    /// Chosen anew at each attach.
+    pub attach_id: u64,
+    /// Size of the backing device.
+    pub backing_bytes: u64,
+    /// Which backing device it is, in words; see `DiskLimits::identity`.
+    pub identity: String,
+    /// From here on, keys sets without keys stand where a client's flush or FUA write ended.
+    pub marks_from: Position,
+    /// cache_info at our last store: when the medium says otherwise, a kernel attached since.
+    pub info: [u8; 24],
+    /// Ranges of damaged dirty data.
+    pub bad: Vec<BadRange>,
+}
+
+impl Label {
+    /// Reads the label, if there is a valid one.
+    pub fn load(media: &Media) -> Option<(Label, SlotState)> {
+        let found = media.load_slots::<OnMedia>(0, STRIDE)?;
+        let label = &found.record;
+        let identity = label.identity.split(|&byte| byte == 0).next().unwrap_or_default();
+        let bad_count = (label.bad_count.get() as usize).min(QUARANTINE_MAX);
+        let mut info = [0; 24];
+        info.copy_from_slice(label.info.as_bytes());
+        let loaded = Label {
+            attach_id: label.attach_id.get(),
+            backing_bytes: label.backing_bytes.get(),
+            identity: String::from_utf8_lossy(identity).into_owned(),
+            marks_from: Position {
+                segment: label.marks_segment.get(),
+                offset: label.marks_offset.get(),
+            },
+            info,
+            bad: label.bad[..bad_count].to_vec(),
+        };
+        Some((loaded, found.slot))
+    }
+
+    /// Stores the label into the spare slot, durably.
+    pub fn store(&self, media: &Media, slot: &mut SlotState) -> Result<(), Status> {
+        let next = slot.next();
+        media.store_slot(0, STRIDE, next, &self.record(next.seq))?;
+        *slot = next;
+        Ok(())
+    }
+
+    /// The bytes that the first store on a blank device puts at its front.
+    pub fn first_bytes(&self) -> [u8; STRIDE as usize] {
+        <[u8; STRIDE as usize]>::read_from_bytes(self.record(1).as_bytes())
+            .expect("a record fills its slot")
+    }
+
+    fn record(&self, seq: u8) -> OnMedia {
+        let mut identity = [0; IDENTITY_BYTES];
+        let bytes = identity_prefix(&self.identity);
+        identity[..bytes.len()].copy_from_slice(bytes);
+        let mut bad = [BadRange { offset: U64::ZERO, len: U64::ZERO }; QUARANTINE_MAX];
+        bad[..self.bad.len()].copy_from_slice(&self.bad);
+        OnMedia {
+            crc: U32::ZERO,
+            seq,
+            reserved: 0,
+            version: U16::new(VERSION),
+            magic: U64::new(MAGIC),
+            attach_id: U64::new(self.attach_id),
+            backing_bytes: U64::new(self.backing_bytes),
+            marks_segment: U32::new(self.marks_from.segment),
+            marks_offset: U32::new(self.marks_from.offset),
+            info: zerocopy::transmute!(self.info),
+            identity,
+            bad_count: U32::new(self.bad.len() as u32),
+            reserved2: U32::ZERO,
+            bad,
+            padding: [0; 240],
+        }
+        .seal()
+    }
+
+    /// Whether this label's backing device is the one described. It may have grown.
+    pub fn is_bound_to(&self, identity: &str, backing_bytes: u64) -> bool {
+        self.identity.as_bytes() == identity_prefix(identity) && self.backing_bytes <= backing_bytes
+    }
+}
+
+fn identity_prefix(identity: &str) -> &[u8] {
+    let mut end = identity.len().min(IDENTITY_BYTES);
+    while !identity.is_char_boundary(end) {
+        end -= 1;
+    }
+    &identity.as_bytes()[..end]
+}

@@ -1,0 +1,90 @@
+//! The cache device as structures instead of bytes: typed loads and stores, two-slot records, and
+//! which error means that the medium itself failed.
+
+use crate::error::{Error, Kind, Result, Status};
+use crate::mutants::{self, Mutant};
+use crate::pmem::Pmem;
+use crate::slots::{SlotState, choose};
+use crate::sync::Arc;
+
+use super::layout::{Geometry, Sealed, Slotted};
+
+/// A cache device and the size of its segments.
+#[derive(Clone, Debug)]
+pub struct Media {
+    /// The memory.
+    pub pmem: Arc<dyn Pmem>,
+    /// The kernel's, except in tests.
+    pub geometry: Geometry,
+}
+
+/// A two-slot record as found on media.
+#[derive(Clone, Copy, Debug)]
+pub struct Found<T> {
+    /// The current record.
+    pub record: T,
+    /// Where it stands.
+    pub slot: SlotState,
+}
+
+impl Media {
+    /// The name for messages.
+    pub fn name(&self) -> &str {
+        &self.pmem.medium().name
+    }
+
+    /// An error about a place on this medium.
+    pub fn damaged(&self, what: impl std::fmt::Display) -> Error {
+        Error::new(Kind::Io, format!("{}: {what}", self.name()))
+    }
+
+    /// Reads a structure; says where when the medium fails.
+    pub fn load<T: Sealed>(&self, at: u64) -> Result<T> {
+        let mut value = T::new_zeroed();
+        self.pmem
+            .load(at, value.as_mut_bytes())
+            .map_err(|status| self.damaged(format_args!("cannot read byte {at}: {status}")))?;
+        Ok(value)
+    }
+
+    /// Reads both slots of a record and chooses the current one. A slot that cannot be read is
+    /// like one with a wrong CRC: the other may be good.
+    pub fn load_slots<T: Slotted>(&self, at: u64, stride: u64) -> Option<Found<T>> {
+        let read = |nth: u64| self.load::<T>(at + nth * stride).ok().filter(T::is_sealed);
+        let slots = [read(0), read(1)];
+        let current = choose(slots[0].map(|slot| slot.seq()), slots[1].map(|slot| slot.seq()))?;
+        let record = slots[current].expect("only a valid slot is chosen");
+        Some(Found { record, slot: SlotState { current, seq: record.seq() } })
+    }
+
+    /// Stores bytes that this thread's next [`Media::settle`] makes durable.
+    pub fn store(&self, at: u64, bytes: &[u8]) {
+        self.pmem.store(at, bytes);
+    }
+
+    /// Stores a record into the slot that `slot` names, durably.
+    pub fn store_slot<T: Slotted>(
+        &self,
+        at: u64,
+        stride: u64,
+        slot: SlotState,
+        record: &T,
+    ) -> std::result::Result<(), Status> {
+        debug_assert_eq!(record.seq(), slot.seq);
+        let is_between = mutants::is(Mutant::UpdateBetweenSlots);
+        let stride = if is_between { size_of::<T>() as u64 } else { stride };
+        self.pmem.store(at + slot.current as u64 * stride, record.as_bytes());
+        self.settle()
+    }
+
+    /// Everything stored so far is durable before anything stored from now on.
+    pub fn settle(&self) -> std::result::Result<(), Status> {
+        self.pmem.drain()?;
+        self.pmem.sync()
+    }
+
+    /// [`Media::settle`] with an error that names the medium.
+    pub fn settle_or_err(&self) -> Result<()> {
+        self.settle().map_err(|status| self.damaged(format_args!("cannot store: {status}")))
+    }
+}

@@ -1,0 +1,441 @@
+//! The pcache target: a log-structured write-back cache on persistent memory, on the media of
+//! Linux's dm-pcache.
+//!
+//! A write goes to the next free bytes of a data segment; a 40-byte key says where. Keys gather
+//! in open key sets and are logged 128 at a time, or at once for FUA and flush. Write-back
+//! follows the log from dirty_tail, collection follows write-back from key_tail.
+//!
+//! | file | what happens there | kernel |
+//! |---|---|---|
+//! | `args` | the table line's words | `dm_pcache.c` |
+//! | `layout`, `media` | every on-media byte; typed access to them | `*.h` |
+//! | `format`, `attach`, `walk`, `label` | making a cache, opening one, knowing it | `cache.c` |
+//! | `segment` | allocation, references, generations | `cache_segment.c` |
+//! | `index` | logical block to place | `cache_key.c` |
+//! | `openset`, `keylog` | keys in memory, keys on media | `cache_key.c` |
+//! | `write`, `read` | the life of a request | `cache_req.c` |
+//! | `writeback`, `gc` | the life of data afterwards | `cache_writeback.c`, `cache_gc.c` |
+//! | `datacrc`, `quarantine` | damage: found, and kept from spreading | |
+//!
+//! Locks, outermost first: background; stripes in index order; the scratch of keys; the log's
+//! head; allocator. None is held while data is copied or while the world is waited for.
+
+mod args;
+mod attach;
+mod control;
+mod datacrc;
+mod format;
+mod gc;
+pub mod index;
+pub mod inspect;
+mod keylog;
+mod label;
+pub mod layout;
+mod media;
+mod openset;
+mod quarantine;
+mod read;
+mod segment;
+mod walk;
+mod write;
+mod writeback;
+
+use crate::bio::{Bio, Op};
+use crate::disk::{Disk, DiskIo};
+use crate::error::{Error, Kind, Result, Status};
+use crate::pmem::Pmem;
+use crate::shm::SharedWords;
+use crate::slots::SlotState;
+use crate::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use crate::sync::{Arc, Mutex, lock};
+use crate::target::{Dirty, Events, Fact, Port, Target, TargetLimits};
+use crate::units::{Nanos, SECOND, human_bytes};
+
+pub use args::{ArgError, TableArgs, WritebackOrder};
+pub use attach::LogDamage;
+use datacrc::DataCrcs;
+use gc::Gc;
+use index::Index;
+use keylog::KeyLog;
+use label::Label;
+use layout::{CacheInfo, Geometry, KEYS_MAX, Key, REGION_BYTES};
+use media::{Found, Media};
+use openset::OpenSets;
+use quarantine::Quarantine;
+use read::{Fill, Misses};
+use segment::Segments;
+use write::ZeroExtent;
+use writeback::Writeback;
+
+/// The kind of an I/O, in the high byte of its token.
+const TOKEN_KIND: u64 = 0xFF << 56;
+const TOKEN_MISS: u64 = 1 << 56;
+const TOKEN_WRITEBACK: u64 = 2 << 56;
+const TOKEN_FLUSH: u64 = 3 << 56;
+
+/// Most stripes, that is open key sets.
+const STRIPES_MAX: usize = 16;
+/// An open key set with keys is logged after so long.
+const CLOSE_AFTER: Nanos = SECOND;
+/// Dirty data waits so long for company before write-back begins.
+const WRITEBACK_AFTER: Nanos = SECOND;
+/// Write-back begins at once when so large a part of the cache is dirty (1 / n).
+const DIRTY_SHARE: u64 = 8;
+/// A full cache whose backing device has failed for so long fails writes instead of keeping them.
+const GIVE_UP_AFTER: Nanos = 60 * SECOND;
+
+/// The largest backing device: bounds the memory that the index takes before anything is cached
+/// (16 bytes for each 4 MiB).
+pub const BACKING_BYTES_MAX: u64 = 64 << 40;
+
+/// How a cache is opened; what the table line does not say.
+#[derive(Clone, Copy, Debug)]
+pub struct OpenOptions {
+    /// Format the device even if it may hold something else.
+    pub force_format: bool,
+    /// Size of segments; the kernel's except in tests.
+    pub geometry: Geometry,
+    /// Open key sets, 1 to 16.
+    pub stripes: usize,
+    /// A fresh random number: names this attach.
+    pub attach_id: u64,
+}
+
+impl OpenOptions {
+    /// The kernel's geometry and eight stripes.
+    pub fn new(attach_id: u64) -> OpenOptions {
+        OpenOptions { force_format: false, geometry: Geometry::KERNEL, stripes: 8, attach_id }
+    }
+}
+
+/// Words of shared memory that a cache needs to survive the death of its server.
+pub fn shared_words(stripes: usize) -> usize {
+    openset::words_needed(stripes)
+}
+
+#[derive(Debug, Default)]
+struct StripeState {
+    fills: Vec<Fill>,
+}
+
+/// The lock of every `n`-th 4 MiB region, on a cache line of its own.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+struct Stripe {
+    state: Mutex<StripeState>,
+    /// Dirty bytes that were ever written here. Changes under the lock, is read without it.
+    dirtied_bytes: AtomicU64,
+}
+
+impl Stripe {
+    /// The caller holds the lock, so this needs no atomic addition.
+    fn add_dirty(&self, bytes: u64) {
+        let sum = self.dirtied_bytes.load(Ordering::Relaxed) + bytes;
+        self.dirtied_bytes.store(sum, Ordering::Release);
+    }
+}
+
+#[derive(Debug, Default)]
+struct Background {
+    now: Nanos,
+    last_close: Nanos,
+    dirty_since: Option<Nanos>,
+    writeback: Writeback,
+    gc: Gc,
+}
+
+#[derive(Debug, Default)]
+struct Counters {
+    read_hits: AtomicU64,
+    read_misses: AtomicU64,
+    filled_bytes: AtomicU64,
+    damaged_reads: AtomicU64,
+    damaged_runs: AtomicU64,
+    parked: AtomicU64,
+    batches: AtomicU64,
+    written_back_bytes: AtomicU64,
+    writeback_failures: AtomicU64,
+    collected_keys: AtomicU64,
+    recycled_segments: AtomicU64,
+}
+
+/// An open cache.
+#[derive(Debug)]
+pub struct Pcache {
+    args: TableArgs,
+    media: Media,
+    backing: Arc<dyn Disk>,
+    segments: Arc<Segments>,
+    log: KeyLog,
+    index: Index,
+    crcs: Option<DataCrcs>,
+    stripes: Box<[Stripe]>,
+    open: OpenSets,
+    close_scratch: Mutex<Vec<Key>>,
+    zero_extent: Mutex<Option<ZeroExtent>>,
+    zero_crc: Mutex<(u32, u32)>,
+    misses: Mutex<Misses>,
+    background: Mutex<Background>,
+    bad: Quarantine,
+    label: Mutex<(Label, SlotState)>,
+    info: Mutex<Found<CacheInfo>>,
+    superblock_flags: u32,
+    seg_num: u32,
+    /// cache_info's flags.
+    flags: AtomicU32,
+    events: Arc<Events>,
+    /// Dirty bytes that the attach found.
+    dirty_at_start: u64,
+    /// Dirty bytes that were written back since.
+    cleaned_bytes: AtomicU64,
+    is_draining: AtomicBool,
+    is_suspended: AtomicBool,
+    is_armed: AtomicBool,
+    /// Segments in use when the background was last told that they get short.
+    used_told: AtomicU32,
+    wants_room: AtomicBool,
+    gives_up: AtomicBool,
+    counters: Counters,
+    notes: Vec<String>,
+}
+
+impl Pcache {
+    /// Opens the cache that `args` describes, formatting the device if it is empty.
+    pub fn open(
+        args: TableArgs,
+        len_bytes: u64,
+        cache: Arc<dyn Pmem>,
+        backing: Arc<dyn Disk>,
+        shared: SharedWords,
+        options: &OpenOptions,
+    ) -> Result<Pcache> {
+        assert!((1..=STRIPES_MAX).contains(&options.stripes));
+        let media = Media { pmem: cache, geometry: options.geometry };
+        let limits = backing.limits().clone();
+        if limits.size_bytes > BACKING_BYTES_MAX {
+            return Err(Error::new(
+                Kind::Invalid,
+                format!(
+                    "pcache: backing device {} has {}; more than {} is not supported",
+                    limits.name,
+                    human_bytes(limits.size_bytes),
+                    human_bytes(BACKING_BYTES_MAX)
+                ),
+            ));
+        }
+        if len_bytes > limits.size_bytes {
+            return Err(Error::new(
+                Kind::Invalid,
+                format!(
+                    "pcache: the table is {len_bytes} bytes long, but backing device {} has {}",
+                    limits.name, limits.size_bytes
+                ),
+            ));
+        }
+        control::prepare_media(&media, &args, options)?;
+        let found = attach::load_structures(&media)?;
+        control::check_binding(&media, &found, &args, &limits)?;
+        let index = Index::new(limits.size_bytes);
+        let replayed = attach::replay(&media, &found, limits.size_bytes, index, args.log_damage)?;
+        control::assemble(args, media, backing, shared, options, found, replayed)
+    }
+
+    fn stripe_of(&self, offset: u64) -> usize {
+        (offset / REGION_BYTES) as usize % self.stripes.len()
+    }
+
+    fn is_suspended(&self) -> bool {
+        self.is_suspended.load(Ordering::SeqCst)
+    }
+
+    /// Bytes that only the cache has.
+    fn dirty_bytes(&self) -> u64 {
+        // First what went, then what came: so nothing goes that has not come.
+        let cleaned = self.cleaned_bytes.load(Ordering::SeqCst);
+        let dirtied = |stripe: &Stripe| stripe.dirtied_bytes.load(Ordering::Acquire);
+        let came = self.dirty_at_start + self.stripes.iter().map(dirtied).sum::<u64>();
+        came.saturating_sub(cleaned)
+    }
+
+    /// Something waits for the background: make sure that it will look.
+    fn arm(&self) {
+        if !self.is_armed.load(Ordering::Relaxed) && !self.is_armed.swap(true, Ordering::SeqCst) {
+            self.events.work();
+        }
+    }
+
+    /// Tells the background when segments get short: once for each segment taken.
+    fn look_at_space(&self) {
+        let used = self.segments.used();
+        if used >= self.gc_threshold()
+            && self.used_told.load(Ordering::Relaxed) != used
+            && self.used_told.swap(used, Ordering::Relaxed) != used
+        {
+            self.events.work();
+        }
+    }
+
+    fn is_urgent(&self) -> bool {
+        self.is_draining.load(Ordering::Relaxed) || self.is_space_short()
+    }
+
+    fn has_open_keys(&self) -> bool {
+        (0..self.open.stripes()).any(|stripe| self.open.len(stripe) > 0)
+    }
+
+    /// Logs open sets that are old, or whose keys keep segments from being collected.
+    fn close_old_sets(&self, background: &mut Background, is_urgent: bool) {
+        let is_old = background.now >= background.last_close + CLOSE_AFTER;
+        if (is_urgent || is_old) && self.has_open_keys() {
+            // Without room the keys stay where they are; a failed medium is latched in the log.
+            let _ = self.close_all(false);
+            background.last_close = background.now;
+        }
+    }
+
+    /// Starts write-back if it is time.
+    fn writeback_if_due(&self, background: &mut Background, is_urgent: bool, port: &mut Port) {
+        if self.log.dirty_tail() == self.log.head() {
+            background.dirty_since = None;
+            return;
+        }
+        let since = *background.dirty_since.get_or_insert(background.now);
+        let share = self.media.pmem.len_bytes() / DIRTY_SHARE;
+        if is_urgent || background.now >= since + WRITEBACK_AFTER || self.dirty_bytes() > share {
+            self.writeback_step(background, port);
+        }
+    }
+
+    /// When nobody can make room any more, waiting for ever helps nobody.
+    fn give_up_if_hopeless(&self, background: &Background) {
+        let has_failed_long = background
+            .writeback
+            .failing_since()
+            .is_some_and(|since| background.now >= since + GIVE_UP_AFTER);
+        let is_stuck = background.writeback.is_stuck() || background.gc.is_stuck();
+        let is_hopeless = (has_failed_long || is_stuck || self.log.has_failed())
+            && self.wants_room.load(Ordering::SeqCst);
+        if is_hopeless && !self.gives_up.swap(true, Ordering::SeqCst) {
+            self.events.room();
+        }
+    }
+
+    /// When to look again. With nothing to do it takes two looks to fall asleep: a write that
+    /// saw the background awake is visible at the second.
+    fn next_look(&self, background: &Background) -> Option<Nanos> {
+        let now = background.now;
+        let has_work = self.has_open_keys() || self.log.dirty_tail() != self.log.head();
+        if has_work {
+            self.is_armed.store(true, Ordering::SeqCst);
+            let retry = background.writeback.deadline().unwrap_or(Nanos::MAX);
+            return Some(retry.clamp(now, now + CLOSE_AFTER));
+        }
+        self.is_armed.swap(false, Ordering::SeqCst).then_some(now + CLOSE_AFTER)
+    }
+}
+
+impl Target for Pcache {
+    fn name(&self) -> &'static str {
+        "pcache"
+    }
+
+    fn submit(&self, bio: Bio, port: &mut Port) {
+        if self.log.has_failed() {
+            return port.finish(bio, Err(Status::Io));
+        }
+        match bio.op {
+            Op::Read => self.read(bio, port),
+            Op::Write => self.write(bio, port),
+            Op::Flush => self.flush(bio, port),
+            Op::Discard | Op::WriteZeroes => self.write_zeroes(bio, port),
+        }
+    }
+
+    fn complete(&self, io: DiskIo, port: &mut Port) {
+        match io.token & TOKEN_KIND {
+            TOKEN_MISS => self.complete_miss(io, port),
+            TOKEN_WRITEBACK => self.complete_write(&mut lock(&self.background), io, port),
+            TOKEN_FLUSH => self.complete_flush(&mut lock(&self.background), io, port),
+            kind => panic!("no I/O of ours has token kind {kind:#x}"),
+        }
+    }
+
+    fn tick(&self, now: Nanos, port: &mut Port) -> Option<Nanos> {
+        let mut background = lock(&self.background);
+        let background = &mut *background;
+        background.now = now;
+        if self.is_suspended() {
+            return None;
+        }
+        let is_urgent = self.is_urgent();
+        self.close_old_sets(background, is_urgent);
+        self.writeback_if_due(background, is_urgent, port);
+        self.collect(background);
+        self.give_up_if_hopeless(background);
+        self.next_look(background)
+    }
+
+    fn events(&self) -> Option<&Arc<Events>> {
+        Some(&self.events)
+    }
+
+    fn limits(&self) -> TargetLimits {
+        TargetLimits { block_bytes: self.backing.limits().block_bytes.max(512), has_discard: true }
+    }
+
+    fn status(&self) -> String {
+        self.status_line()
+    }
+
+    fn table(&self) -> String {
+        self.table_words()
+    }
+
+    fn facts(&self) -> Vec<Fact> {
+        self.all_facts()
+    }
+
+    fn message(&self, words: &[String]) -> Result<String> {
+        self.take_message(words)
+    }
+
+    fn dirty(&self) -> Dirty {
+        Dirty {
+            bytes: self.dirty_bytes(),
+            is_failing: lock(&self.background).writeback.failing_since().is_some(),
+        }
+    }
+
+    fn set_draining(&self, draining: bool) {
+        self.is_draining.store(draining, Ordering::SeqCst);
+        self.events.work();
+    }
+
+    fn suspend(&self) -> Result<()> {
+        // Keys first: afterwards the media alone hold every completed write.
+        self.close_all(false).map_err(|error| {
+            let kind = match error {
+                keylog::AppendError::NoRoom => Kind::NoSpace,
+                keylog::AppendError::Medium(_) => Kind::Io,
+            };
+            Error::new(
+                kind,
+                format!("pcache: {}: open key sets cannot be logged", self.media.name()),
+            )
+        })?;
+        self.is_suspended.store(true, Ordering::SeqCst);
+        Ok(())
+    }
+
+    fn is_idle(&self) -> bool {
+        lock(&self.background).writeback.is_idle()
+    }
+
+    fn resume(&self) -> Result<()> {
+        self.is_suspended.store(false, Ordering::SeqCst);
+        self.events.work();
+        Ok(())
+    }
+}
+
+const _: () = assert!(KEYS_MAX == 128);

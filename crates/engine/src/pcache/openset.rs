@@ -1,0 +1,208 @@
+//! Open key sets: keys that were logged in memory but not on media yet.
+//!
+//! They live in memory that outlives the process, so that a completed write survives the death of
+//! its server even without a flush: the next server finds the keys here and logs them. A machine
+//! crash loses them, as it may: they are unflushed writes.
+//!
+//! Layout, in 64-bit words (native byte order; the memory never leaves the machine):
+//!
+//! ```text
+//! 0       magic, stored last       1       version, number of stripes
+//! 2       attach id, as in the label
+//! 3 .. 5  cache_info of the medium         6 .. 8  cache_info that is being stored
+//! 16 + stripe * 648:               0       number of keys
+//!                                  8 ..    keys of 5 words
+//! ```
+//!
+//! A key's words are stored before the count that covers them, and the kernel keeps every store
+//! of a killed process, so a count never covers half a key.
+
+use crate::mutants::{self, Mutant};
+use crate::shm::SharedWords;
+use crate::sync::atomic::{AtomicU64, Ordering};
+
+use super::layout::{CacheInfo, KEYS_MAX, Key};
+
+const MAGIC: u64 = 0x7564_6D6F_7065_6E31; // "udmopen1"
+const VERSION: u64 = 1;
+const HEADER_WORDS: usize = 16;
+const KEY_WORDS: usize = 5;
+const STRIPE_HEADER_WORDS: usize = 8;
+const STRIPE_WORDS: usize = STRIPE_HEADER_WORDS + KEYS_MAX * KEY_WORDS;
+/// Most stripes that a header may claim.
+const STRIPES_MAX: usize = 64;
+
+const WORD_MAGIC: usize = 0;
+const WORD_SHAPE: usize = 1;
+const WORD_ATTACH_ID: usize = 2;
+const WORD_INFO: usize = 3;
+const WORD_INFO_NEXT: usize = 6;
+
+/// The open key sets of a cache, one per stripe. Each is used under its stripe's lock.
+#[derive(Debug)]
+pub struct OpenSets {
+    shared: SharedWords,
+    stripes: usize,
+}
+
+/// Words that `stripes` open sets need.
+pub fn words_needed(stripes: usize) -> usize {
+    HEADER_WORDS + stripes * STRIPE_WORDS
+}
+
+impl OpenSets {
+    /// Empty sets in `shared`, whatever it held, bound to this attach of this medium.
+    pub fn fresh(
+        shared: SharedWords,
+        stripes: usize,
+        attach_id: u64,
+        info: &CacheInfo,
+    ) -> OpenSets {
+        assert!(stripes <= STRIPES_MAX && shared.words().len() >= words_needed(stripes));
+        let words = shared.words();
+        words[WORD_MAGIC].store(0, Ordering::SeqCst);
+        for stripe in 0..stripes {
+            words[HEADER_WORDS + stripe * STRIPE_WORDS].store(0, Ordering::Relaxed);
+        }
+        words[WORD_SHAPE].store(VERSION << 32 | stripes as u64, Ordering::Relaxed);
+        words[WORD_ATTACH_ID].store(attach_id, Ordering::Relaxed);
+        store_info(words, WORD_INFO, info);
+        store_info(words, WORD_INFO_NEXT, info);
+        words[WORD_MAGIC].store(MAGIC, Ordering::SeqCst);
+        OpenSets { shared, stripes }
+    }
+
+    /// The keys that a dead server left for this attach of this medium, in an order that keeps
+    /// the order of keys of one region. Empty when `shared` belongs to something else.
+    pub fn left_behind(shared: &SharedWords, attach_id: u64, info: &CacheInfo) -> Vec<Key> {
+        let words = shared.words();
+        if words.len() < HEADER_WORDS || words[WORD_MAGIC].load(Ordering::SeqCst) != MAGIC {
+            return Vec::new();
+        }
+        let shape = words[WORD_SHAPE].load(Ordering::Relaxed);
+        let stripes = (shape & 0xFFFF_FFFF) as usize;
+        let is_ours = shape >> 32 == VERSION
+            && stripes <= STRIPES_MAX
+            && words.len() >= words_needed(stripes)
+            && (mutants::is(Mutant::SharedOfAnybody)
+                || words[WORD_ATTACH_ID].load(Ordering::Relaxed) == attach_id
+                    && (holds_info(words, WORD_INFO, info)
+                        || holds_info(words, WORD_INFO_NEXT, info)));
+        if !is_ours {
+            return Vec::new();
+        }
+        let mut keys = Vec::new();
+        for stripe in 0..stripes {
+            let words = &words[HEADER_WORDS + stripe * STRIPE_WORDS..][..STRIPE_WORDS];
+            let count = words[0].load(Ordering::Acquire).min(KEYS_MAX as u64) as usize;
+            keys.extend((0..count).map(|nth| load_key(words, nth)));
+        }
+        keys
+    }
+
+    /// cache_info is about to be stored: both the old and the new one mean "still this medium".
+    pub fn announce_info(&self, info: &CacheInfo) {
+        store_info(self.shared.words(), WORD_INFO_NEXT, info);
+    }
+
+    /// cache_info was stored.
+    pub fn confirm_info(&self, info: &CacheInfo) {
+        store_info(self.shared.words(), WORD_INFO, info);
+    }
+
+    /// How many stripes there are.
+    pub fn stripes(&self) -> usize {
+        self.stripes
+    }
+
+    fn stripe(&self, stripe: usize) -> &[AtomicU64] {
+        &self.shared.words()[HEADER_WORDS + stripe * STRIPE_WORDS..][..STRIPE_WORDS]
+    }
+
+    /// Keys in a set.
+    pub fn len(&self, stripe: usize) -> usize {
+        self.stripe(stripe)[0].load(Ordering::Relaxed) as usize
+    }
+
+    /// Brings the place of the next key near.
+    pub fn touch(&self, stripe: usize) {
+        let words = self.stripe(stripe);
+        let count = words[0].load(Ordering::Relaxed) as usize % KEYS_MAX;
+        let place = &words[STRIPE_HEADER_WORDS + count * KEY_WORDS];
+        std::hint::black_box(place.load(Ordering::Relaxed));
+    }
+
+    /// Appends a key and says how many there are now. The set must not be full.
+    pub fn push(&self, stripe: usize, key: &Key) -> usize {
+        let words = self.stripe(stripe);
+        let count = words[0].load(Ordering::Relaxed) as usize;
+        let key: [u64; KEY_WORDS] = zerocopy::transmute!(*key);
+        let place = &words[STRIPE_HEADER_WORDS + count * KEY_WORDS..][..KEY_WORDS];
+        for (word, value) in place.iter().zip(key) {
+            word.store(value, Ordering::Relaxed);
+        }
+        words[0].store(count as u64 + 1, Ordering::Release);
+        count + 1
+    }
+
+    /// Adds a set's keys to `keys`.
+    pub fn collect(&self, stripe: usize, keys: &mut Vec<Key>) {
+        let words = self.stripe(stripe);
+        let count = words[0].load(Ordering::Relaxed) as usize;
+        keys.extend((0..count).map(|nth| load_key(words, nth)));
+    }
+
+    /// Empties a set, once its keys are durable in the log.
+    pub fn clear(&self, stripe: usize) {
+        self.stripe(stripe)[0].store(0, Ordering::Release);
+    }
+}
+
+fn load_key(stripe: &[AtomicU64], nth: usize) -> Key {
+    let words: [u64; KEY_WORDS] = std::array::from_fn(|word| {
+        stripe[STRIPE_HEADER_WORDS + nth * KEY_WORDS + word].load(Ordering::Relaxed)
+    });
+    zerocopy::transmute!(words)
+}
+
+fn store_info(words: &[AtomicU64], at: usize, info: &CacheInfo) {
+    let info: [u64; 3] = zerocopy::transmute!(*info);
+    for (word, value) in words[at..].iter().zip(info) {
+        word.store(value, Ordering::SeqCst);
+    }
+}
+
+fn holds_info(words: &[AtomicU64], at: usize, info: &CacheInfo) -> bool {
+    let info: [u64; 3] = zerocopy::transmute!(*info);
+    words[at..].iter().zip(info).all(|(word, value)| word.load(Ordering::SeqCst) == value)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use zerocopy::FromZeros;
+
+    fn key(off: u64) -> Key {
+        Key { off: off.into(), ..Key::new_zeroed() }
+    }
+
+    #[test]
+    fn the_next_server_finds_what_was_open() {
+        let shared = SharedWords::private(words_needed(4));
+        let info = CacheInfo::new(1, 0, 31, 0x1182);
+        assert!(OpenSets::left_behind(&shared, 0, &info).is_empty());
+        let sets = OpenSets::fresh(shared.clone(), 4, 77, &info);
+        assert_eq!(sets.push(2, &key(1)), 1);
+        assert_eq!(sets.push(2, &key(2)), 2);
+        assert_eq!(sets.push(0, &key(3)), 1);
+        let found = OpenSets::left_behind(&shared, 77, &info);
+        assert_eq!(found.iter().map(|key| key.off.get()).collect::<Vec<_>>(), [3, 1, 2]);
+        sets.clear(2);
+        assert_eq!(OpenSets::left_behind(&shared, 77, &info).len(), 1);
+        assert!(OpenSets::left_behind(&shared, 78, &info).is_empty(), "another attach");
+        let other = CacheInfo::new(2, 0, 31, 0x1182);
+        assert!(OpenSets::left_behind(&shared, 77, &other).is_empty(), "the kernel attached");
+        sets.announce_info(&other);
+        assert_eq!(OpenSets::left_behind(&shared, 77, &other).len(), 1);
+    }
+}

@@ -1,0 +1,511 @@
+//! Segments in memory: who uses which, how often, and where the next bytes go.
+//! Kernel counterpart: `cache_segment.c`, `segment.c`.
+//!
+//! A segment is free, a stretch of the log, or holds data. A data segment counts references: one
+//! per key in the log or in an open key set, and as a data head those of all keys to come. It is
+//! released when the count is 0, by the collector only, and in this order:
+//!
+//! 1. key_tail is durable behind every key that pointed into it (gc.rs does that);
+//! 2. its raised generation is durable;
+//! 3. its raised generation is visible to readers: index slots that point there are dead;
+//! 4. it is free for reuse.
+//!
+//! Data never takes the last [`LOG_RESERVE`] free segments: without room for the log nothing
+//! could be committed, so nothing collected, and a full cache would stay full for ever.
+
+use crate::error::{Result, Status};
+use crate::mutants::{self, Mutant};
+use crate::slots::SlotState;
+use crate::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use crate::sync::{Mutex, lock};
+use crate::units::SECTOR;
+
+use super::layout::{Generation, SMALL_STRIDE};
+use super::media::Media;
+
+/// Free segments that only the log may take.
+pub const LOG_RESERVE: u32 = 2;
+/// With fewer segments nothing could be written: one holds the log, one is for data.
+pub const SEGMENTS_MIN: u32 = LOG_RESERVE + 2;
+/// No segment was ever reused so often; a larger generation on media is damage, and would
+/// overflow.
+const GENERATION_MAX: u64 = 1 << 62;
+/// At most so many data heads; each pins a segment until it is full.
+const HEADS_MAX: usize = 8;
+
+/// What is known of one segment.
+#[derive(Debug)]
+pub struct Segment {
+    /// Physical number.
+    physical: u32,
+    generation: AtomicU64,
+    references: AtomicU32,
+    /// Where the generation's record stands; changed by the collector only.
+    slot: Mutex<SlotState>,
+}
+
+/// A segment as the attach found it.
+#[derive(Clone, Copy, Debug)]
+pub struct SegmentOnMedia {
+    /// Physical number.
+    pub physical: u32,
+    /// Current generation.
+    pub generation: u64,
+    /// Where its record stands.
+    pub slot: SlotState,
+}
+
+/// A piece of a data segment, taken for a key: it holds a reference.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Space {
+    /// Logical segment.
+    pub segment: u32,
+    /// Byte within its data area.
+    pub offset: u32,
+    /// Bytes; at most what was asked for.
+    pub len: u32,
+    /// The segment's generation.
+    pub generation: u64,
+}
+
+#[derive(Debug)]
+struct Allocator {
+    used: Vec<bool>,
+    is_log: Vec<bool>,
+    hint: u32,
+}
+
+/// Where a thread's next data goes. Space is taken by one compare-and-swap: the references of all
+/// keys that may ever come were added when the segment was opened, and what was not needed is
+/// given back when it is full.
+#[derive(Debug)]
+#[repr(align(128))]
+struct Head {
+    /// A packed [`HeadPlace`], or [`NO_PLACE`].
+    place: AtomicU64,
+    /// Held by whoever opens a new segment.
+    opening: Mutex<()>,
+}
+
+const NO_PLACE: u64 = u64::MAX;
+
+/// References that a head's segment has from the start: more than its sectors can have keys.
+const REFERENCES_AHEAD: u32 = 1 << 20;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct HeadPlace {
+    /// Below 2^20, as in the index.
+    segment: u32,
+    /// Bytes; a multiple of 512.
+    offset: u32,
+    /// References that went to keys so far.
+    keys: u32,
+}
+
+impl HeadPlace {
+    fn pack(self) -> u64 {
+        let sector = u64::from(self.offset) / SECTOR;
+        u64::from(self.segment) << 40 | sector << 20 | u64::from(self.keys)
+    }
+
+    fn unpack(packed: u64) -> Option<HeadPlace> {
+        let field = |shift: u32| ((packed >> shift) & 0xF_FFFF) as u32;
+        let offset = field(20) * SECTOR as u32;
+        (packed != NO_PLACE).then(|| HeadPlace { segment: field(40), offset, keys: field(0) })
+    }
+}
+
+/// All segments of a cache, by logical number.
+#[derive(Debug)]
+pub struct Segments {
+    media: Media,
+    segments: Box<[Segment]>,
+    allocator: Mutex<Allocator>,
+    used: AtomicU32,
+    heads: Box<[Head]>,
+    /// Segments whose last reference went; the collector looks at them.
+    released: Mutex<Vec<u32>>,
+    has_released: AtomicBool,
+}
+
+impl Segments {
+    /// All free. `found` is the chain in logical order.
+    pub fn new(media: Media, found: &[SegmentOnMedia]) -> Segments {
+        let segments = found
+            .iter()
+            .map(|segment| Segment {
+                physical: segment.physical,
+                generation: AtomicU64::new(segment.generation),
+                references: AtomicU32::new(0),
+                slot: Mutex::new(segment.slot),
+            })
+            .collect();
+        // Every head may pin a whole segment: few heads on few segments.
+        let heads = (found.len() / 8).clamp(1, HEADS_MAX);
+        Segments {
+            media,
+            segments,
+            allocator: Mutex::new(Allocator {
+                used: vec![false; found.len()],
+                is_log: vec![false; found.len()],
+                hint: 0,
+            }),
+            used: AtomicU32::new(0),
+            heads: (0..heads)
+                .map(|_| Head { place: AtomicU64::new(NO_PLACE), opening: Mutex::default() })
+                .collect(),
+            released: Mutex::default(),
+            has_released: AtomicBool::new(false),
+        }
+    }
+
+    /// How many segments there are.
+    pub fn count(&self) -> u32 {
+        self.segments.len() as u32
+    }
+
+    /// Segments in use: log, data and heads.
+    pub fn used(&self) -> u32 {
+        self.used.load(Ordering::Relaxed)
+    }
+
+    /// Segments free for anything.
+    pub fn free(&self) -> u32 {
+        self.count() - self.used()
+    }
+
+    /// The segment's present generation. Readers compare it before and after a copy.
+    pub fn generation(&self, segment: u32) -> u64 {
+        self.segments[segment as usize].generation.load(Ordering::Acquire)
+    }
+
+    /// References held by keys and a head.
+    pub fn references(&self, segment: u32) -> u32 {
+        self.segments[segment as usize].references.load(Ordering::Relaxed)
+    }
+
+    /// Device byte of a place in a segment's data area.
+    pub fn data_at(&self, segment: u32, offset: u32) -> u64 {
+        let physical = self.segments[segment as usize].physical;
+        self.media.geometry.data_at(physical) + u64::from(offset)
+    }
+
+    /// One more key points into the segment. The caller holds a reference already, or is the
+    /// attach.
+    pub fn reference(&self, segment: u32) {
+        self.segments[segment as usize].references.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// A key is gone.
+    pub fn release(&self, segment: u32) {
+        self.release_many(segment, 1);
+    }
+
+    fn release_many(&self, segment: u32, count: u32) {
+        let references = &self.segments[segment as usize].references;
+        let before = references.fetch_sub(count, Ordering::AcqRel);
+        assert!(before >= count, "segment {segment} lost more references than it had");
+        if before == count {
+            lock(&self.released).push(segment);
+            self.has_released.store(true, Ordering::Release);
+        }
+    }
+
+    /// Marks a segment used by data that the attach found.
+    pub fn mark_data(&self, segment: u32) {
+        self.mark(segment, false);
+    }
+
+    /// Marks a segment as a stretch of the log.
+    pub fn mark_log(&self, segment: u32) {
+        self.mark(segment, true);
+    }
+
+    fn mark(&self, segment: u32, is_log: bool) {
+        let mut allocator = lock(&self.allocator);
+        let used = &mut allocator.used[segment as usize];
+        if !std::mem::replace(used, true) {
+            self.used.fetch_add(1, Ordering::Relaxed);
+        }
+        if is_log {
+            allocator.is_log[segment as usize] = true;
+        }
+    }
+
+    /// Whether a segment is a stretch of the log.
+    pub fn is_log(&self, segment: u32) -> bool {
+        lock(&self.allocator).is_log[segment as usize]
+    }
+
+    /// A free segment for the log; may take the reserve.
+    pub fn take_log(&self) -> Option<u32> {
+        let mut allocator = lock(&self.allocator);
+        let segment = self.take_free(&mut allocator, 0)?;
+        allocator.is_log[segment as usize] = true;
+        Some(segment)
+    }
+
+    fn take_free(&self, allocator: &mut Allocator, reserve: u32) -> Option<u32> {
+        if self.free() <= reserve {
+            return None;
+        }
+        let count = self.count();
+        let segment = (0..count)
+            .map(|nth| (allocator.hint + nth) % count)
+            .find(|&segment| !allocator.used[segment as usize])?;
+        allocator.used[segment as usize] = true;
+        allocator.hint = segment;
+        self.used.fetch_add(1, Ordering::Relaxed);
+        Some(segment)
+    }
+
+    /// Takes up to `len` bytes of data space, with a reference. `port` spreads threads over heads.
+    /// `reserve` free segments are left beside the log's own. `None`: no space now.
+    pub fn take(&self, port: usize, len: u32, reserve: u32) -> Option<Space> {
+        let own = port % self.heads.len();
+        if let Some(space) = self.take_at_head(own, len, Some(reserve)) {
+            return Some(space);
+        }
+        // No free segment: whatever the other heads have left belongs to everybody.
+        (0..self.heads.len())
+            .filter(|&head| head != own)
+            .find_map(|head| self.take_at_head(head, len, None))
+    }
+
+    fn take_at_head(&self, head: usize, len: u32, reserve: Option<u32>) -> Option<Space> {
+        let head = &self.heads[head];
+        let mut seen = head.place.load(Ordering::Acquire);
+        loop {
+            let Some(at) = HeadPlace::unpack(seen) else {
+                seen = self.open_head(head, reserve?)?;
+                continue;
+            };
+            let left = self.media.geometry.data_bytes() - at.offset;
+            let len = len.min(left);
+            let keys = at.keys + 1;
+            let next = match len == left {
+                true => NO_PLACE,
+                false => HeadPlace { offset: at.offset + len, keys, ..at }.pack(),
+            };
+            let taken =
+                head.place.compare_exchange_weak(seen, next, Ordering::AcqRel, Ordering::Acquire);
+            if let Err(now) = taken {
+                seen = now;
+                continue;
+            }
+            // The reference that came with the place keeps the generation as it is.
+            let generation = self.generation(at.segment);
+            if next == NO_PLACE {
+                self.release_many(at.segment, REFERENCES_AHEAD - keys);
+            }
+            return Some(Space { segment: at.segment, offset: at.offset, len, generation });
+        }
+    }
+
+    /// Gives `head` a fresh segment, unless another thread was faster, and says where it is.
+    fn open_head(&self, head: &Head, reserve: u32) -> Option<u64> {
+        let _opening = lock(&head.opening);
+        let seen = head.place.load(Ordering::Acquire);
+        if seen != NO_PLACE {
+            return Some(seen);
+        }
+        let segment = self.take_free(&mut lock(&self.allocator), LOG_RESERVE + reserve)?;
+        let references = &self.segments[segment as usize].references;
+        references.fetch_add(REFERENCES_AHEAD, Ordering::Relaxed);
+        let place = HeadPlace { segment, offset: 0, keys: 0 }.pack();
+        head.place.store(place, Ordering::Release);
+        Some(place)
+    }
+
+    /// Whether [`Segments::recycle`] would find something to look at.
+    pub fn has_released(&self) -> bool {
+        self.has_released.load(Ordering::Acquire)
+    }
+
+    /// Raises the generation of data segments whose last reference went, durably, and frees them.
+    /// Says how many. Only the collector calls this, and only when key_tail is durable behind
+    /// every key it has passed.
+    ///
+    /// `before_reuse` is called for each, while nobody can take it yet.
+    pub fn recycle(&self, before_reuse: impl Fn(u32)) -> std::result::Result<u32, Status> {
+        self.has_released.store(false, Ordering::Relaxed);
+        let candidates = std::mem::take(&mut *lock(&self.released));
+        let mut freed = 0;
+        for segment in candidates {
+            if self.references(segment) != 0 || self.is_log(segment) {
+                continue;
+            }
+            if !lock(&self.allocator).used[segment as usize] {
+                continue;
+            }
+            if !mutants::is(Mutant::GenerationNotRaised) {
+                self.raise_generation(segment)?;
+            }
+            before_reuse(segment);
+            self.set_free(segment);
+            freed += 1;
+        }
+        Ok(freed)
+    }
+
+    fn raise_generation(&self, segment: u32) -> std::result::Result<(), Status> {
+        let info = &self.segments[segment as usize];
+        let mut slot = lock(&info.slot);
+        let generation = info.generation.load(Ordering::Relaxed) + 1;
+        if generation > GENERATION_MAX {
+            // Damage that the attach could not tell; the next one would not take what we store.
+            return Err(Status::Corrupt);
+        }
+        let next = slot.next();
+        let record = Generation::new(next.seq, generation);
+        let at = self.media.geometry.generation_at(info.physical);
+        self.media.store_slot(at, SMALL_STRIDE, next, &record)?;
+        *slot = next;
+        info.generation.store(generation, Ordering::Release);
+        Ok(())
+    }
+
+    /// Frees a log segment that key_tail has durably left.
+    pub fn free_log(&self, segment: u32) {
+        lock(&self.allocator).is_log[segment as usize] = false;
+        self.set_free(segment);
+    }
+
+    fn set_free(&self, segment: u32) {
+        let mut allocator = lock(&self.allocator);
+        assert!(std::mem::replace(&mut allocator.used[segment as usize], false));
+        self.used.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// Loads cached bytes.
+    pub fn load(
+        &self,
+        segment: u32,
+        offset: u32,
+        into: &mut [u8],
+    ) -> std::result::Result<(), Status> {
+        self.media.pmem.load(self.data_at(segment, offset), into)
+    }
+}
+
+/// Follows the chain of segments. The kernel's own errors: EFAULT when it ends early, EIO when a
+/// link is damaged or names a segment beyond the device; ours: EIO when it meets itself.
+pub fn load_chain(
+    media: &Media,
+    first: u32,
+    count: u32,
+    seg_num: u32,
+) -> Result<Vec<SegmentOnMedia>> {
+    use super::layout::{PAGE_STRIDE, SEGMENT_HAS_NEXT, SegmentInfo};
+    use crate::error::{Error, Kind};
+
+    let mut chain = Vec::with_capacity(count as usize);
+    let mut seen = vec![false; seg_num as usize];
+    let mut physical = first;
+    for logical in 0..count {
+        if physical >= seg_num {
+            return Err(media.damaged(format_args!(
+                "segment chain: logical segment {logical} is physical segment {physical}, but \
+                 the cache has {seg_num}"
+            )));
+        }
+        if std::mem::replace(&mut seen[physical as usize], true) {
+            return Err(media.damaged(format_args!(
+                "segment chain: physical segment {physical} appears twice"
+            )));
+        }
+        let at = media.geometry.segment_info_at(physical);
+        let info = media.load_slots::<SegmentInfo>(at, PAGE_STRIDE).ok_or_else(|| {
+            media.damaged(format_args!(
+                "segment {physical}: both copies of its info are damaged (byte {at})"
+            ))
+        })?;
+        let at = media.geometry.generation_at(physical);
+        let generation = media.load_slots::<Generation>(at, SMALL_STRIDE).ok_or_else(|| {
+            media.damaged(format_args!(
+                "segment {physical}: both copies of its generation are damaged (byte {at}); \
+                 outdated keys could not be told from current ones"
+            ))
+        })?;
+        let slot = generation.slot;
+        let generation = generation.record.generation.get();
+        if generation > GENERATION_MAX {
+            return Err(media.damaged(format_args!(
+                "segment {physical}: generation {generation} is beyond any real use (byte {at})"
+            )));
+        }
+        chain.push(SegmentOnMedia { physical, generation, slot });
+        if logical + 1 < count {
+            if info.record.flags.get() & SEGMENT_HAS_NEXT == 0 {
+                return Err(Error::new(
+                    Kind::Fault,
+                    format!(
+                        "{}: segment chain ends after {} of {count} segments",
+                        media.name(),
+                        logical + 1
+                    ),
+                ));
+            }
+            physical = info.record.next.get();
+        }
+    }
+    Ok(chain)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::layout::Geometry;
+    use super::*;
+    use crate::pmem::Persistence;
+    use crate::pmem::sim::SimPmem;
+    use crate::prng::Prng;
+    use crate::sync::Arc;
+
+    /// `count` segments with 52 KiB of data each.
+    fn segments(count: u32) -> Segments {
+        let geometry = Geometry { segment_bytes: 64 << 10, device_bytes_min: 0 };
+        let bytes = 20480 + u64::from(count) * geometry.segment_bytes;
+        let pmem = Arc::new(SimPmem::new(bytes, Persistence::Cpu));
+        let slot = SlotState::unwritten(0);
+        let found: Vec<SegmentOnMedia> =
+            (0..count).map(|physical| SegmentOnMedia { physical, generation: 7, slot }).collect();
+        Segments::new(Media { pmem, geometry }, &found)
+    }
+
+    #[test]
+    fn space_is_given_once_and_references_are_exact() {
+        let segments = segments(24);
+        let mut prng = Prng::new(1);
+        let mut taken: Vec<Space> = Vec::new();
+        // More ports than heads: some share one.
+        while let Some(space) =
+            segments.take(prng.below(5) as usize, (1 + prng.below(16) as u32) * 512, 0)
+        {
+            assert!(space.len > 0 && space.generation == 7);
+            taken.push(space);
+        }
+        assert_eq!(segments.free(), LOG_RESERVE);
+        taken.sort_by_key(|space| (space.segment, space.offset));
+        for pair in taken.windows(2) {
+            let is_apart = pair[0].segment != pair[1].segment
+                || pair[0].offset + pair[0].len <= pair[1].offset;
+            assert!(is_apart, "{pair:?}");
+        }
+        // Nothing is left at any head, so what is left of references is the keys'.
+        let bytes: u64 = taken.iter().map(|space| u64::from(space.len)).sum();
+        assert_eq!(bytes, u64::from(24 - LOG_RESERVE) * (52 << 10));
+        for space in &taken {
+            assert!(segments.references(space.segment) > 0);
+            segments.release(space.segment);
+        }
+        assert!((0..24).all(|segment| segments.references(segment) == 0));
+        assert_eq!(segments.recycle(|_| ()).unwrap(), 24 - LOG_RESERVE);
+    }
+
+    #[test]
+    fn a_place_survives_packing() {
+        let place = HeadPlace { segment: (1 << 20) - 1, offset: 16_764_928 - 512, keys: 32_767 };
+        assert_eq!(HeadPlace::unpack(place.pack()), Some(place));
+        assert_eq!(HeadPlace::unpack(NO_PLACE), None);
+    }
+}

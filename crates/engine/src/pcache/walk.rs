@@ -1,0 +1,112 @@
+//! Walking along the log of a cache that is being opened: every link is checked before it is
+//! followed, and no segment is entered twice, so every walk ends.
+
+use crate::error::Result;
+
+use super::keylog::{LogReader, after};
+use super::layout::{KSET_HEADER_BYTES, Key, Position, Record};
+use super::media::Media;
+use super::segment::Segments;
+
+/// A walk along the log, checking what holds it together.
+pub(super) struct Walk<'a> {
+    pub(super) media: &'a Media,
+    pub(super) segments: &'a Segments,
+    pub(super) reader: LogReader,
+    pub(super) position: Position,
+    pub(super) is_log: Vec<bool>,
+}
+
+pub(super) enum Step {
+    Keys(Vec<Key>),
+    Last,
+    End,
+}
+
+impl<'a> Walk<'a> {
+    pub(super) fn new(media: &'a Media, segments: &'a Segments, from: Position) -> Walk<'a> {
+        let mut is_log = vec![false; segments.count() as usize];
+        is_log[from.segment as usize] = true;
+        Walk { media, segments, reader: LogReader::default(), position: from, is_log }
+    }
+
+    /// The record at the present position; moves behind it. `keys` is scratch space.
+    pub(super) fn step(&mut self, keys: &mut Vec<Key>) -> Result<Step> {
+        let position = self.position;
+        let record =
+            self.reader.read(self.media, self.segments, position, None).map_err(|status| {
+                self.media.damaged(format_args!("cannot read the log at {position}: {status}"))
+            })?;
+        let Some(record) = record else { return Ok(Step::End) };
+        let next = after(position, &record);
+        let data_bytes = self.media.geometry.data_bytes();
+        match record {
+            Record::Last(segment) => {
+                if segment >= self.segments.count() {
+                    return Err(self.media.damaged(format_args!(
+                        "log at {position}: goes on in segment {segment} of {}",
+                        self.segments.count()
+                    )));
+                }
+                if std::mem::replace(&mut self.is_log[segment as usize], true) {
+                    return Err(self.media.damaged(format_args!(
+                        "log at {position}: runs into itself at segment {segment}"
+                    )));
+                }
+                self.position = next;
+                Ok(Step::Last)
+            }
+            Record::Keys(found) => {
+                if next.offset + KSET_HEADER_BYTES as u32 > data_bytes {
+                    return Err(self.media.damaged(format_args!(
+                        "log at {position}: key set leaves no room for its end"
+                    )));
+                }
+                keys.clear();
+                keys.extend_from_slice(found);
+                self.position = next;
+                Ok(Step::Keys(std::mem::take(keys)))
+            }
+        }
+    }
+
+    /// Whether 24 zero bytes stand at the present position, as behind every whole log.
+    pub(super) fn ends_cleanly(&self) -> bool {
+        let mut end = [0xFF; KSET_HEADER_BYTES];
+        let at = self.segments.data_at(self.position.segment, self.position.offset);
+        self.media.pmem.load(at, &mut end).is_ok() && end == [0; KSET_HEADER_BYTES]
+    }
+}
+
+/// Follows the log from `from` to its end; whether `wanted` was passed, where it ended, whether
+/// the end is a clean one, and how many records there were.
+pub(super) struct Outline {
+    pub(super) has_met: bool,
+    pub(super) end: Position,
+    pub(super) is_clean: bool,
+    pub(super) records: u64,
+}
+
+pub(super) fn outline(
+    media: &Media,
+    segments: &Segments,
+    from: Position,
+    wanted: Position,
+) -> Result<Outline> {
+    let mut walk = Walk::new(media, segments, from);
+    let mut has_met = false;
+    let mut records = 0;
+    let mut keys = Vec::new();
+    loop {
+        has_met |= walk.position == wanted;
+        match walk.step(&mut keys)? {
+            Step::End => break,
+            Step::Last => records += 1,
+            Step::Keys(used) => {
+                records += 1;
+                keys = used;
+            }
+        }
+    }
+    Ok(Outline { has_met, end: walk.position, is_clean: walk.ends_cleanly(), records })
+}

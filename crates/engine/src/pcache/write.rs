@@ -1,0 +1,330 @@
+//! Writes, discards, zeroes and flushes. Kernel counterpart: `cache_req.c`.
+//!
+//! The order within a write is what the promises rest on: space is taken, the data is stored and
+//! has left the CPU, then under the stripe's lock the index and the open key set change together.
+//! Log space is made sure of before the index is touched, so a write never fails halfway.
+
+use zerocopy::FromZeros;
+
+use crate::bio::{Bio, Op};
+use crate::crc::pcache_crc;
+use crate::error::Status;
+use crate::mutants::{self, Mutant};
+use crate::sync::atomic::Ordering;
+use crate::sync::lock;
+use crate::target::Port;
+use crate::units::MIB;
+
+use super::index::Place;
+use super::keylog::AppendError;
+use super::layout::{KEY_CLEAN, KEYS_MAX, Key, REGION_BYTES};
+use super::segment::Space;
+use super::{Pcache, StripeState};
+
+/// With data CRCs, no key covers more than so many bytes: a read of any part of a key checks all
+/// of it.
+const CRC_EXTENT_BYTES: u64 = 16 << 10;
+/// Zeroes are kept once and named by many keys; this is the longest run one key can name.
+const ZERO_EXTENT_BYTES: u64 = MIB;
+/// A zero extent is replaced after so many keys, so that it does not pin an old segment.
+const ZERO_EXTENT_KEYS_MAX: u32 = 4096;
+
+/// How an append to an open key set ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Close {
+    /// The set stays open, unless it is full.
+    No,
+    /// The set is logged.
+    Yes,
+    /// The set is logged with a flush mark behind it.
+    Marked,
+}
+
+/// Zeroes on the cache device that keys may name. Holds a reference to its segment.
+#[derive(Debug)]
+pub(super) struct ZeroExtent {
+    space: Space,
+    keys: u32,
+}
+
+impl Pcache {
+    /// Stores the bio's data in the cache.
+    pub(super) fn write(&self, mut bio: Bio, port: &mut Port) {
+        while bio.progress < bio.len {
+            let Some(space) = self.take_space(&bio, port) else {
+                return self.wait_for_room(bio, port);
+            };
+            let from = bio.progress as usize;
+            self.touch(bio.offset + bio.progress);
+            let data = &bio.buffer.as_slice()[from..from + space.len as usize];
+            self.media.store(self.segments.data_at(space.segment, space.offset), data);
+            let data_crc = if self.crcs.is_some() { pcache_crc(data) } else { 0 };
+            let drained = match mutants::is(Mutant::KeyBeforeData) {
+                true => Ok(()),
+                false => self.media.pmem.drain(),
+            };
+            if let Err(status) = drained {
+                self.segments.release(space.segment);
+                return port.finish(bio, Err(status));
+            }
+            match self.commit(&bio, space, data_crc) {
+                Ok(()) => bio.progress += u64::from(space.len),
+                Err(AppendError::NoRoom) => return self.wait_for_room(bio, port),
+                Err(AppendError::Medium(status)) => return port.finish(bio, Err(status)),
+            }
+        }
+        self.look_at_space();
+        port.finish(bio, Ok(()));
+    }
+
+    /// Everything that the commit of a write will change comes near while the data is copied.
+    fn touch(&self, at: u64) {
+        self.index.touch(at);
+        self.open.touch(self.stripe_of(at));
+    }
+
+    /// Space for the next piece of a write: never across a region's border.
+    fn take_space(&self, bio: &Bio, port: &Port) -> Option<Space> {
+        if !self.log.has_room() {
+            return None;
+        }
+        let len = self.piece_len(bio.offset + bio.progress, bio.len - bio.progress);
+        self.segments.take(port.id, len as u32, 0)
+    }
+
+    /// How much of `len` bytes at `at` one key may cover.
+    pub(super) fn piece_len(&self, at: u64, len: u64) -> u64 {
+        let len = len.min(REGION_BYTES - at % REGION_BYTES);
+        match self.crcs {
+            Some(_) => len.min(CRC_EXTENT_BYTES - at % CRC_EXTENT_BYTES),
+            None => len,
+        }
+    }
+
+    /// Makes the piece that starts at the bio's progress point to `space`.
+    fn commit(&self, bio: &Bio, space: Space, data_crc: u32) -> Result<(), AppendError> {
+        let at = bio.offset + bio.progress;
+        let piece_end = bio.progress + u64::from(space.len);
+        let close = match bio.fua && !mutants::is(Mutant::FuaNotClosing) {
+            false => Close::No,
+            true if piece_end == bio.len => Close::Marked,
+            // Pieces of one region share an open set: its last piece closes for all.
+            true if (at + u64::from(space.len)).is_multiple_of(REGION_BYTES) => Close::Yes,
+            true => Close::No,
+        };
+        self.commit_key(at, space, data_crc, close)
+    }
+
+    /// Under the stripe's lock: index, pending fills, open key set. When it fails before it
+    /// changes anything, the space is given back; later, the key has it.
+    fn commit_key(
+        &self,
+        at: u64,
+        space: Space,
+        data_crc: u32,
+        close: Close,
+    ) -> Result<(), AppendError> {
+        let stripe = self.stripe_of(at);
+        let mut state = lock(&self.stripes[stripe].state);
+        if let Err(error) = self.make_set_room(stripe) {
+            self.segments.release(space.segment);
+            return Err(error);
+        }
+        let len = u64::from(space.len);
+        state.cancel_fills(at, len);
+        self.push_key(stripe, at, space, data_crc, 0);
+        self.stripes[stripe].add_dirty(len);
+        self.close_after_push(stripe, close)?;
+        drop(state);
+        self.arm();
+        Ok(())
+    }
+
+    /// A full set is one whose logging failed before for lack of room: try again, before
+    /// anything else changes.
+    pub(super) fn make_set_room(&self, stripe: usize) -> Result<(), AppendError> {
+        match self.open.len(stripe) {
+            KEYS_MAX => self.close_set(stripe, false),
+            _ => Ok(()),
+        }
+    }
+
+    /// The set has room, its stripe is locked.
+    pub(super) fn push_key(&self, stripe: usize, at: u64, space: Space, data_crc: u32, flags: u32) {
+        if let Some(crcs) = &self.crcs {
+            crcs.insert(space.segment, space.offset, space.len, data_crc);
+        }
+        let place = Place::new(space.segment, space.offset, space.generation);
+        self.index.set(at, u64::from(space.len), Some(place));
+        let mut key = Key::new_zeroed();
+        key.off.set(at);
+        key.len.set(space.len);
+        key.flags.set(flags);
+        key.segment.set(space.segment);
+        key.segment_off.set(space.offset);
+        key.generation.set(space.generation);
+        key.data_crc.set(data_crc);
+        self.open.push(stripe, &key);
+    }
+
+    /// Logs the set if it is full or `close` says so. A full set that finds no room stays open:
+    /// its keys are in no more danger than those of any open set.
+    pub(super) fn close_after_push(&self, stripe: usize, close: Close) -> Result<(), AppendError> {
+        if close == Close::No {
+            if self.open.len(stripe) == KEYS_MAX {
+                match self.close_set(stripe, false) {
+                    Err(AppendError::NoRoom) | Ok(()) => {}
+                    failed => return failed,
+                }
+            }
+            return Ok(());
+        }
+        self.close_set(stripe, close == Close::Marked)
+    }
+
+    /// Logs one open set, durably. Its stripe is locked.
+    fn close_set(&self, stripe: usize, mark: bool) -> Result<(), AppendError> {
+        let mut keys = lock(&self.close_scratch);
+        keys.clear();
+        self.open.collect(stripe, &mut keys);
+        self.log.append(&keys, mark)?;
+        self.open.clear(stripe);
+        Ok(())
+    }
+
+    /// Logs every open set, together, durably. With `mark`, as a client's flush.
+    pub(super) fn close_all(&self, mark: bool) -> Result<(), AppendError> {
+        // All stripes at once, in order: a key of a locked stripe cannot overtake one that is
+        // being logged, and keys of many stripes share key sets.
+        let guards: [_; super::STRIPES_MAX] =
+            std::array::from_fn(|nth| self.stripes.get(nth).map(|stripe| lock(&stripe.state)));
+        let mut keys = lock(&self.close_scratch);
+        keys.clear();
+        let skipped = usize::from(mutants::is(Mutant::FlushSkipsStripe));
+        for stripe in 0..self.open.stripes() - skipped {
+            self.open.collect(stripe, &mut keys);
+        }
+        if keys.is_empty() && !mark {
+            return Ok(());
+        }
+        self.log.append(&keys, mark)?;
+        for stripe in 0..self.open.stripes() - skipped {
+            self.open.clear(stripe);
+        }
+        drop(guards);
+        Ok(())
+    }
+
+    /// Makes every write that completed before durable.
+    pub(super) fn flush(&self, bio: Bio, port: &mut Port) {
+        match self.close_all(!mutants::is(Mutant::FlushUnmarked)) {
+            Ok(()) => port.finish(bio, Ok(())),
+            Err(AppendError::NoRoom) => self.wait_for_room(bio, port),
+            Err(AppendError::Medium(status)) => port.finish(bio, Err(status)),
+        }
+    }
+
+    /// Discards and write-zeroes: keys that name zeroes.
+    pub(super) fn write_zeroes(&self, mut bio: Bio, port: &mut Port) {
+        debug_assert!(matches!(bio.op, Op::Discard | Op::WriteZeroes));
+        while bio.progress < bio.len {
+            let space = match self.take_zeroes(&bio, port) {
+                Ok(Some(space)) => space,
+                Ok(None) => return self.wait_for_room(bio, port),
+                Err(status) => return port.finish(bio, Err(status)),
+            };
+            let data_crc = match self.crcs {
+                Some(_) => self.zero_crc(space.len),
+                None => 0,
+            };
+            match self.commit(&bio, space, data_crc) {
+                Ok(()) => bio.progress += u64::from(space.len),
+                Err(AppendError::NoRoom) => return self.wait_for_room(bio, port),
+                Err(AppendError::Medium(status)) => return port.finish(bio, Err(status)),
+            }
+        }
+        port.finish(bio, Ok(()));
+    }
+
+    /// Names zeroes for the next piece, with a reference for its key.
+    fn take_zeroes(&self, bio: &Bio, port: &Port) -> Result<Option<Space>, Status> {
+        if !self.log.has_room() {
+            return Ok(None);
+        }
+        let at = bio.offset + bio.progress;
+        let wanted = (bio.len - bio.progress).min(REGION_BYTES - at % REGION_BYTES);
+        let mut extent = lock(&self.zero_extent);
+        let is_worn = |extent: &ZeroExtent| {
+            extent.keys >= ZERO_EXTENT_KEYS_MAX || u64::from(extent.space.len) < wanted.min(4096)
+        };
+        if extent.as_ref().is_none_or(is_worn) {
+            if let Some(old) = extent.take() {
+                self.segments.release(old.space.segment);
+            }
+            let limit = ZERO_EXTENT_BYTES.min(u64::from(self.media.geometry.data_bytes()) / 16);
+            let limit = limit.next_multiple_of(4096);
+            let Some(space) = self.segments.take(port.id, limit as u32, 0) else {
+                return Ok(None);
+            };
+            let place = self.segments.data_at(space.segment, space.offset);
+            self.media.pmem.zero(place, u64::from(space.len));
+            let is_fenced = !mutants::is(Mutant::ZeroesUnfenced);
+            if is_fenced && let Err(status) = self.media.pmem.drain() {
+                // A key must not name what may not be zeroes after a crash.
+                self.segments.release(space.segment);
+                return Err(status);
+            }
+            *extent = Some(ZeroExtent { space, keys: 0 });
+        }
+        let Some(extent) = extent.as_mut() else { return Ok(None) };
+        extent.keys += 1;
+        self.segments.reference(extent.space.segment);
+        let len = wanted.min(u64::from(extent.space.len)) as u32;
+        Ok(Some(Space { len, ..extent.space }))
+    }
+
+    fn zero_crc(&self, len: u32) -> u32 {
+        let mut known = lock(&self.zero_crc);
+        if known.0 != len {
+            *known = (len, pcache_crc(&vec![0; len as usize]));
+        }
+        known.1
+    }
+
+    /// Lets go of the zero extent: its segment may be wanted.
+    pub(super) fn drop_zero_extent(&self) {
+        if let Some(extent) = lock(&self.zero_extent).take() {
+            self.segments.release(extent.space.segment);
+        }
+    }
+
+    /// No room now: the bio waits, the background makes room.
+    pub(super) fn wait_for_room(&self, bio: Bio, port: &mut Port) {
+        if self.log.has_failed() {
+            return port.finish(bio, Err(Status::Io));
+        }
+        if self.gives_up.load(Ordering::Relaxed) {
+            return port.finish(bio, Err(Status::NoSpace));
+        }
+        self.counters.parked.fetch_add(1, Ordering::Relaxed);
+        port.parked.push_back(bio);
+        self.wants_room.store(true, Ordering::SeqCst);
+        self.events.work();
+    }
+
+    /// A CLEAN key for data read from the backing device.
+    pub(super) fn push_clean(&self, stripe: usize, at: u64, space: Space, data_crc: u32) {
+        self.push_key(stripe, at, space, data_crc, KEY_CLEAN);
+    }
+}
+
+impl StripeState {
+    /// A write makes whatever is being read from the backing device for its range outdated.
+    pub(super) fn cancel_fills(&mut self, at: u64, len: u64) {
+        if !self.fills.is_empty() && !mutants::is(Mutant::FillNotCancelled) {
+            for fill in &mut self.fills {
+                fill.is_cancelled |= fill.offset < at + len && at < fill.offset + fill.len;
+            }
+        }
+    }
+}

@@ -1,0 +1,431 @@
+//! Write-back: batches of the log go to the backing device, a flush, then dirty_tail moves.
+//! Kernel counterpart: `cache_writeback.c`.
+//!
+//! A batch never reaches beyond a flush mark unless the order is `fast`, so between two batches
+//! the backing device is a state of a client's flush, and during one it is what a disk with a
+//! volatile cache may hold. Within a batch the last write of each sector wins, and neighbours
+//! are merged. In a log that a kernel wrote there are no marks: there every key set may end at a
+//! flush, and is a batch of its own.
+//!
+//! dirty_tail moves only when every write *and* the flush have succeeded; otherwise the whole
+//! batch is written again after a pause, which grows.
+
+use std::collections::BTreeMap;
+
+use crate::bio::Op;
+use crate::buffer::Buffer;
+use crate::disk::DiskIo;
+use crate::error::Status;
+use crate::mutants::{self, Mutant};
+use crate::sync::Arc;
+use crate::sync::atomic::Ordering;
+use crate::target::Port;
+use crate::units::{KIB, MIB, Nanos, SECOND};
+
+use super::args::WritebackOrder;
+use super::index::Place;
+use super::keylog::{LogReader, after};
+use super::layout::{KEY_CLEAN, Key, Position, Record};
+use super::{Background, Pcache, TOKEN_FLUSH, TOKEN_WRITEBACK};
+
+/// Most bytes of keys in a batch, unless a single key set has more.
+const BATCH_BYTES_MAX: u64 = 32 * MIB;
+/// Most keys in a batch.
+const BATCH_KEYS_MAX: usize = 16 * 1024;
+/// Longest write made of neighbouring pieces.
+const WRITE_BYTES_MAX: u64 = 512 * KIB;
+/// Writes in flight.
+const DEPTH_MAX: usize = 64;
+/// Pieces at least so long are looked at: zeroes are written as such.
+const ZEROES_BYTES_MIN: u64 = 64 * KIB;
+/// First and longest pause after a failure.
+const PAUSE_MIN: Nanos = SECOND / 10;
+const PAUSE_MAX: Nanos = 10 * SECOND;
+
+/// A run that the batch writes, with its place in the cache.
+#[derive(Clone, Copy, Debug)]
+struct Run {
+    offset: u64,
+    len: u64,
+    place: Place,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Phase {
+    #[default]
+    Idle,
+    Writing,
+    Flushing,
+    Pausing(Nanos),
+}
+
+/// The state of write-back.
+#[derive(Debug, Default)]
+pub(super) struct Writeback {
+    reader: LogReader,
+    phase: Phase,
+    runs: Vec<Run>,
+    next: usize,
+    outstanding: usize,
+    /// Where runs of the batch begin that were damaged and not written.
+    damaged: Vec<u64>,
+    failure: Option<Status>,
+    /// Where dirty_tail goes when the batch is done, and by how much dirty data shrinks.
+    end: Position,
+    batch_dirty_bytes: u64,
+    pause: Nanos,
+    failing_since: Option<Nanos>,
+    /// The log is known to carry flush marks from here on; `None`: from dirty_tail on.
+    marks_from: Option<Position>,
+    is_stuck: bool,
+}
+
+impl Writeback {
+    pub(super) fn new(marks_from: Option<Position>) -> Writeback {
+        Writeback { marks_from, ..Writeback::default() }
+    }
+
+    /// Whether no I/O is in flight.
+    pub(super) fn is_idle(&self) -> bool {
+        matches!(self.phase, Phase::Idle | Phase::Pausing(_))
+    }
+
+    /// Since when it fails, if it does.
+    pub(super) fn failing_since(&self) -> Option<Nanos> {
+        self.failing_since
+    }
+
+    /// Damage in the log stops write-back.
+    pub(super) fn is_stuck(&self) -> bool {
+        self.is_stuck
+    }
+
+    /// When to be called again.
+    pub(super) fn deadline(&self) -> Option<Nanos> {
+        match self.phase {
+            Phase::Pausing(until) => Some(until),
+            _ => None,
+        }
+    }
+}
+
+impl Pcache {
+    /// Starts a batch if none is under way and something is dirty.
+    pub(super) fn writeback_step(&self, background: &mut Background, port: &mut Port) {
+        let now = background.now;
+        let writeback = &mut background.writeback;
+        match writeback.phase {
+            Phase::Writing | Phase::Flushing => return,
+            Phase::Pausing(until) if now < until => return,
+            Phase::Pausing(_) | Phase::Idle => {}
+        }
+        writeback.phase = Phase::Idle;
+        loop {
+            if self.is_suspended() || writeback.is_stuck {
+                return;
+            }
+            match self.collect_batch(writeback) {
+                Ok(true) if writeback.runs.is_empty() => {
+                    // Nothing but CLEAN keys and marks: no flush is owed.
+                    if !self.finish_batch(writeback) {
+                        return;
+                    }
+                }
+                Ok(true) => break,
+                Ok(false) => return,
+                Err(_) => {
+                    writeback.is_stuck = true;
+                    return;
+                }
+            }
+        }
+        writeback.phase = Phase::Writing;
+        self.emit_writes(writeback, port);
+        // Damage that cannot be set aside fails the batch before any I/O.
+        self.plan_retry(background);
+    }
+
+    /// Gathers key sets from dirty_tail on. `false`: the log ends there.
+    fn collect_batch(&self, writeback: &mut Writeback) -> Result<bool, Status> {
+        let head = self.log.head();
+        let mut at = self.log.dirty_tail();
+        if at == head {
+            return Ok(false);
+        }
+        let mut overlay = Overlay::default();
+        let mut keys = 0;
+        let mut bytes = 0;
+        while at != head && keys < BATCH_KEYS_MAX && bytes < BATCH_BYTES_MAX {
+            if writeback.marks_from == Some(at) {
+                writeback.marks_from = None;
+            }
+            let record = writeback.reader.read(&self.media, &self.segments, at, Some(head))?;
+            let record = record.ok_or(Status::Corrupt)?;
+            let next = after(at, &record);
+            if let Record::Keys(set) = record {
+                for key in set.iter().filter(|key| self.is_to_be_written(key)) {
+                    overlay.put(key);
+                    bytes += u64::from(key.len.get());
+                }
+                keys += set.len();
+                let is_border = (set.is_empty() || writeback.marks_from.is_some())
+                    && !mutants::is(Mutant::BatchCrossesMark);
+                let is_ordered = self.args.writeback_order == WritebackOrder::Ordered;
+                if is_ordered && is_border && bytes > 0 {
+                    at = next;
+                    break;
+                }
+            }
+            at = next;
+        }
+        writeback.end = at;
+        writeback.batch_dirty_bytes = bytes;
+        writeback.runs.clear();
+        overlay.into_runs(&mut writeback.runs);
+        writeback.next = 0;
+        writeback.damaged.clear();
+        writeback.failure = None;
+        Ok(true)
+    }
+
+    /// Not CLEAN; and not stale, which no key here should be: a stale one's space has foreign data.
+    fn is_to_be_written(&self, key: &Key) -> bool {
+        key.flags.get() & KEY_CLEAN == 0
+            && self.segments.generation(key.segment.get()) == key.generation.get()
+    }
+
+    /// Keeps up to [`DEPTH_MAX`] writes in flight; after the last one, the flush.
+    fn emit_writes(&self, writeback: &mut Writeback, port: &mut Port) {
+        let mut is_alone = false;
+        while writeback.outstanding < DEPTH_MAX
+            && writeback.next < writeback.runs.len()
+            && writeback.failure.is_none()
+        {
+            let first = writeback.next;
+            let len = match is_alone {
+                true => alone(&writeback.runs, &mut writeback.next),
+                false => merge(&writeback.runs, &mut writeback.next),
+            };
+            let runs = &writeback.runs[first..writeback.next];
+            let mut buffer = port.pool.take(len as usize);
+            if let Err(status) = self.load_runs(runs, &mut buffer) {
+                port.pool.put(buffer);
+                if runs.len() > 1 {
+                    // One of them is bad: from here on one by one, to find out which.
+                    is_alone = true;
+                    writeback.next = first;
+                } else if self.set_aside(runs[0]).is_err() {
+                    writeback.failure = Some(status);
+                } else {
+                    writeback.damaged.push(runs[0].offset);
+                }
+                continue;
+            }
+            let is_zero = len >= ZEROES_BYTES_MIN && buffer.as_slice().iter().all(|&b| b == 0);
+            let (op, buffer) = if is_zero {
+                port.pool.put(buffer);
+                (Op::WriteZeroes, Buffer::empty())
+            } else {
+                (Op::Write, buffer)
+            };
+            writeback.outstanding += 1;
+            port.ios.push_back(DiskIo {
+                disk: Arc::clone(&self.backing),
+                op,
+                offset: runs[0].offset,
+                len,
+                buffer,
+                token: TOKEN_WRITEBACK,
+                line: 0,
+                result: Ok(()),
+            });
+        }
+        if writeback.outstanding == 0 {
+            self.writes_done(writeback, port);
+        }
+    }
+
+    /// Copies runs out of the cache, checking their data where it has CRCs.
+    fn load_runs(&self, runs: &[Run], buffer: &mut Buffer) -> Result<(), Status> {
+        let mut at = 0;
+        let mut scratch = Vec::new();
+        for run in runs {
+            let into = &mut buffer.as_mut_slice()[at..at + run.len as usize];
+            self.segments.load(run.place.segment, run.place.offset, into)?;
+            if let Some(crcs) = &self.crcs {
+                crcs.verify(&self.segments, run.place, run.len as u32, &mut scratch)?;
+            }
+            at += run.len as usize;
+        }
+        Ok(())
+    }
+
+    /// This run cannot be read or is damaged: it goes on the list of bad ranges. All of it, even
+    /// what was written again since: a power cut may take that back. It is healed once it is
+    /// written back itself; until then reads find it in the cache.
+    fn set_aside(&self, run: Run) -> Result<(), Status> {
+        self.counters.damaged_runs.fetch_add(1, Ordering::Relaxed);
+        self.quarantine(run.offset, run.len)
+    }
+
+    fn writes_done(&self, writeback: &mut Writeback, port: &mut Port) {
+        if let Some(status) = writeback.failure {
+            return self.pause(writeback, status);
+        }
+        writeback.phase = Phase::Flushing;
+        if mutants::is(Mutant::DirtyTailBeforeFlush) {
+            let _ = self.log.set_dirty_tail(writeback.end);
+        }
+        port.ios.push_back(DiskIo {
+            disk: Arc::clone(&self.backing),
+            op: Op::Flush,
+            offset: 0,
+            len: 0,
+            buffer: Buffer::empty(),
+            token: TOKEN_FLUSH,
+            line: 0,
+            result: Ok(()),
+        });
+    }
+
+    /// A write of the batch is back.
+    pub(super) fn complete_write(&self, background: &mut Background, io: DiskIo, port: &mut Port) {
+        let writeback = &mut background.writeback;
+        writeback.outstanding -= 1;
+        match io.result {
+            Ok(()) => {
+                self.counters.written_back_bytes.fetch_add(io.len, Ordering::Relaxed);
+            }
+            Err(_) if mutants::is(Mutant::WriteErrorIgnored) => {}
+            Err(status) => writeback.failure = Some(status),
+        }
+        port.pool.put(io.buffer);
+        self.emit_writes(writeback, port);
+        self.plan_retry(background);
+    }
+
+    /// The flush behind the batch is back.
+    pub(super) fn complete_flush(&self, background: &mut Background, io: DiskIo, port: &mut Port) {
+        let writeback = &mut background.writeback;
+        writeback.phase = Phase::Idle;
+        match io.result.or_else(|status| match mutants::is(Mutant::FlushErrorIgnored) {
+            true => Ok(()),
+            false => Err(status),
+        }) {
+            Ok(()) => {
+                writeback.pause = 0;
+                writeback.failing_since = None;
+                self.gives_up.store(false, Ordering::Relaxed);
+                self.counters.batches.fetch_add(1, Ordering::Relaxed);
+                if self.finish_batch(writeback) {
+                    let is_urgent = self.is_urgent();
+                    self.close_old_sets(background, is_urgent);
+                    self.collect(background);
+                    self.writeback_step(background, port);
+                }
+            }
+            // What the device has of this batch is unknown: all of it is written again.
+            Err(status) => self.pause(writeback, status),
+        }
+        self.plan_retry(background);
+    }
+
+    /// Everything before the batch's end is on the backing device.
+    fn finish_batch(&self, writeback: &mut Writeback) -> bool {
+        let is_done = self.heal_written(writeback).and_then(|()| {
+            // In this order: a range that is dirty is never on the list for nothing.
+            self.log.set_dirty_tail(writeback.end)
+        });
+        if is_done.is_err() {
+            writeback.is_stuck = true;
+            return false;
+        }
+        self.cleaned_bytes.fetch_add(writeback.batch_dirty_bytes, Ordering::SeqCst);
+        true
+    }
+
+    /// Ranges that were bad and are now on the backing device are good again.
+    fn heal_written(&self, writeback: &Writeback) -> Result<(), Status> {
+        if !self.bad.is_any() {
+            return Ok(());
+        }
+        let is_written = |run: &&Run| !writeback.damaged.contains(&run.offset);
+        let mut written = writeback.runs.iter().filter(is_written);
+        written.try_for_each(|run| self.forget_bad(run.offset, run.len))
+    }
+
+    fn pause(&self, writeback: &mut Writeback, status: Status) {
+        self.counters.writeback_failures.fetch_add(1, Ordering::Relaxed);
+        writeback.failure = Some(status);
+        writeback.pause = (writeback.pause * 2).clamp(PAUSE_MIN, PAUSE_MAX);
+        // The moment is set by `plan_retry`, which knows the time.
+        writeback.phase = Phase::Pausing(0);
+    }
+
+    fn plan_retry(&self, background: &mut Background) {
+        let now = background.now;
+        let writeback = &mut background.writeback;
+        if writeback.phase == Phase::Pausing(0) {
+            writeback.failing_since.get_or_insert(now);
+            writeback.phase = Phase::Pausing(now + writeback.pause);
+            self.events.work();
+        }
+    }
+}
+
+/// Advances `next` over one run and says how long it is.
+fn alone(runs: &[Run], next: &mut usize) -> u64 {
+    *next += 1;
+    runs[*next - 1].len
+}
+
+/// Advances `next` over runs that are neighbours and says how long they are together.
+fn merge(runs: &[Run], next: &mut usize) -> u64 {
+    let first = runs[*next];
+    let mut len = first.len;
+    *next += 1;
+    while let Some(run) = runs.get(*next)
+        && run.offset == first.offset + len
+        && len + run.len <= WRITE_BYTES_MAX
+    {
+        len += run.len;
+        *next += 1;
+    }
+    len
+}
+
+/// The last write of each byte of a batch.
+#[derive(Debug, Default)]
+struct Overlay {
+    runs: BTreeMap<u64, Run>,
+}
+
+impl Overlay {
+    fn put(&mut self, key: &Key) {
+        let offset = key.off.get();
+        let end = offset + u64::from(key.len.get());
+        if mutants::is(Mutant::OldestWins) && self.runs.contains_key(&offset) {
+            return;
+        }
+        while let Some((&start, &run)) = self.runs.range(..end).next_back() {
+            let run_end = run.offset + run.len;
+            if run_end <= offset {
+                break;
+            }
+            self.runs.remove(&start);
+            if run_end > end {
+                let place = run.place.plus(end - run.offset);
+                self.runs.insert(end, Run { offset: end, len: run_end - end, place });
+            }
+            if start < offset {
+                self.runs.insert(start, Run { len: offset - start, ..run });
+            }
+        }
+        let place = Place::new(key.segment.get(), key.segment_off.get(), key.generation.get());
+        self.runs.insert(offset, Run { offset, len: end - offset, place });
+    }
+
+    fn into_runs(self, runs: &mut Vec<Run>) {
+        runs.extend(self.runs.into_values());
+    }
+}

@@ -1,0 +1,113 @@
+//! What waits for a completion, found again by a small number.
+//!
+//! A target has many ports and each port its own thread, so the places are kept apart by port:
+//! the lock of a shard is contended only by ports that share it. Memory is kept and reused, so a
+//! warmed-up table allocates nothing. Its length is bounded by what drivers keep in flight.
+
+use crate::sync::{Mutex, MutexGuard, lock};
+use crate::target::Port;
+
+/// Shards of a [`PerPort`]. More threads than that share locks.
+const SHARDS: usize = 16;
+
+/// Values in numbered places; a number is used again once its value is taken out.
+#[derive(Debug)]
+pub struct Pending<T> {
+    places: Vec<Option<T>>,
+    free: Vec<u32>,
+}
+
+impl<T> Default for Pending<T> {
+    fn default() -> Self {
+        Pending { places: Vec::new(), free: Vec::new() }
+    }
+}
+
+impl<T> Pending<T> {
+    /// Puts `value` into a free place and returns its number.
+    pub fn insert(&mut self, value: T) -> u32 {
+        if let Some(place) = self.free.pop() {
+            self.places[place as usize] = Some(value);
+            return place;
+        }
+        let place = u32::try_from(self.places.len()).expect("fewer than 2^32 bios are in flight");
+        self.places.push(Some(value));
+        place
+    }
+
+    /// What is in `place`; panics if nothing is: a completion came twice.
+    pub fn value(&mut self, place: u32) -> &mut T {
+        self.places
+            .get_mut(place as usize)
+            .and_then(Option::as_mut)
+            .expect("each I/O completes exactly once")
+    }
+
+    /// Takes out what is in `place`; panics if nothing is: a completion came twice.
+    pub fn remove(&mut self, place: u32) -> T {
+        let value = self
+            .places
+            .get_mut(place as usize)
+            .and_then(Option::take)
+            .expect("each I/O completes exactly once");
+        self.free.push(place);
+        value
+    }
+
+    /// Values inside.
+    pub fn count(&self) -> usize {
+        self.places.len() - self.free.len()
+    }
+}
+
+/// A [`Pending`] for each port (or few ports), each on cache lines of its own.
+#[derive(Debug)]
+pub struct PerPort<T> {
+    shards: [Shard<T>; SHARDS],
+}
+
+#[derive(Debug)]
+#[repr(align(128))]
+struct Shard<T>(Mutex<Pending<T>>);
+
+impl<T> Default for PerPort<T> {
+    fn default() -> Self {
+        PerPort { shards: std::array::from_fn(|_| Shard(Mutex::new(Pending::default()))) }
+    }
+}
+
+impl<T> PerPort<T> {
+    /// The table of `port`. Hold it shortly.
+    pub fn of(&self, port: &Port) -> MutexGuard<'_, Pending<T>> {
+        lock(&self.shards[port.id % SHARDS].0)
+    }
+
+    /// Values inside, over all ports.
+    pub fn count(&self) -> usize {
+        self.shards.iter().map(|shard| lock(&shard.0).count()).sum()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn places_are_used_again() {
+        let mut pending = Pending::default();
+        let a = pending.insert("a");
+        let b = pending.insert("b");
+        assert_eq!(pending.remove(a), "a");
+        assert_eq!(pending.insert("c"), a);
+        assert_eq!((*pending.value(b), pending.count()), ("b", 2));
+    }
+
+    #[test]
+    #[should_panic(expected = "exactly once")]
+    fn a_second_completion_is_our_bug() {
+        let mut pending = Pending::default();
+        let place = pending.insert(1);
+        pending.remove(place);
+        pending.remove(place);
+    }
+}

@@ -1,0 +1,108 @@
+//! What every `Pmem` keeps, checked against a plain array. Run for each implementation.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use super::sim::SimPmem;
+use super::{Persistence, Pmem};
+use crate::prng::Prng;
+
+/// The part of the medium that the suite uses, twice: once there, once here.
+struct Twin<'a> {
+    pmem: &'a dyn Pmem,
+    model: Vec<u8>,
+    prng: Prng,
+}
+
+/// Bytes on either side of a range that must stay as they were.
+const GUARD: usize = 96;
+
+/// Lengths around words, lines and pages; each is extended by 0 to 63 bytes.
+const LENGTHS: [usize; 4] = [0, 64, 192, 4096 - 32];
+
+impl Twin<'_> {
+    fn store(&mut self, at: usize, len: usize) {
+        let mut bytes = vec![0; len];
+        self.prng.fill(&mut bytes);
+        self.pmem.store(at as u64, &bytes);
+        self.model[at..at + len].copy_from_slice(&bytes);
+        self.compare(at, len);
+    }
+
+    fn zero(&mut self, at: usize, len: usize) {
+        self.pmem.zero(at as u64, len as u64);
+        self.model[at..at + len].fill(0);
+        self.compare(at, len);
+    }
+
+    /// The range and its guards, by one load, and the range alone.
+    fn compare(&self, at: usize, len: usize) {
+        self.load(at - GUARD, len + 2 * GUARD);
+        self.load(at, len);
+    }
+
+    fn load(&self, at: usize, len: usize) {
+        let mut found = vec![0xA5; len + 16];
+        self.pmem.load(at as u64, &mut found[8..8 + len]).unwrap();
+        assert!(found[8..8 + len] == self.model[at..at + len], "{at}+{len} differs");
+        assert_eq!([&found[..8], &found[8 + len..]], [[0xA5; 8]; 2], "load writes its range only");
+    }
+}
+
+/// Runs the suite on a medium of at least 64 KiB, whose content it overwrites.
+pub(super) fn conformance(pmem: &dyn Pmem) {
+    let mut twin = Twin { pmem, model: vec![0; 64 << 10], prng: Prng::new(1) };
+    twin.pmem.zero(0, twin.model.len() as u64);
+    for length in LENGTHS {
+        for offset in 0..64 {
+            for extra in 0..64 {
+                let at = 8192 - 128 + offset;
+                twin.store(at, length + extra);
+                if extra % 2 == offset % 2 {
+                    twin.zero(at, length + extra);
+                }
+            }
+        }
+        pmem.drain().unwrap();
+        pmem.sync().unwrap();
+    }
+    for _ in 0..200 {
+        let at = GUARD + twin.prng.below(20_000) as usize;
+        let len = twin.prng.below(20_000) as usize;
+        if twin.prng.one_in(3) {
+            twin.zero(at, len)
+        } else {
+            twin.store(at, len)
+        }
+        pmem.drain().unwrap();
+    }
+    twin.load(0, 64 << 10);
+    pmem.sync().unwrap();
+    ends_are_guarded(pmem);
+}
+
+/// The last byte can be reached, the next one is our bug.
+fn ends_are_guarded(pmem: &dyn Pmem) {
+    let len = pmem.len_bytes();
+    pmem.store(len - 1, &[1]);
+    pmem.store(len, &[]);
+    pmem.zero(len - 8, 8);
+    pmem.load(len - 8, &mut [0; 8]).unwrap();
+    pmem.load(len, &mut []).unwrap();
+    let panics = |call: &dyn Fn()| catch_unwind(AssertUnwindSafe(call)).is_err();
+    for at in [len - 7, len, u64::MAX - 7, u64::MAX] {
+        assert!(panics(&|| pmem.store(at, &[0; 8])), "store at {at}");
+        assert!(panics(&|| pmem.zero(at, 8)), "zero at {at}");
+        assert!(panics(&|| pmem.load(at, &mut [0; 8]).unwrap()), "load at {at}");
+    }
+}
+
+#[test]
+fn the_malicious_twin_conforms() {
+    for persistence in [Persistence::Cpu, Persistence::Msync] {
+        let sim = SimPmem::new(1 << 20, persistence);
+        conformance(&sim);
+        sim.drain().unwrap();
+        sim.sync().unwrap();
+        assert_eq!(sim.snapshot_durable().image(), sim.image());
+    }
+}

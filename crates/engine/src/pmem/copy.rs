@@ -1,0 +1,289 @@
+//! Copying to and from memory that other threads and other processes may touch at any time.
+//!
+//! 1. No reference to media ever exists: media are `*mut u8`, and every access is assembly or
+//!    volatile, so a concurrent store is a strange value and never undefined behaviour.
+//! 2. A durable copy leaves nothing behind in the CPU's caches: whole cache lines are stored by
+//!    the primitive itself; the edges before the first and after the last whole line (any offset,
+//!    any length) are stored word by word and then flushed by line. After [`fence`] all of it
+//!    has left the CPU. No line outside the range is ever stored to.
+//! 3. Eight aligned bytes are stored by one instruction, whichever the primitive.
+//! 4. A primitive is used only if [`Primitive::is_available`]; whoever makes a [`CopyPlan`] has
+//!    asserted it.
+//!
+//! The kernel's counterpart is `memcpy_flushcache` (movnti, and clwb for the edges).
+
+#![allow(unsafe_code)]
+
+use std::arch::asm;
+use std::ffi::c_void;
+
+#[cfg(not(target_arch = "x86_64"))]
+use portable as arch;
+#[cfg(target_arch = "x86_64")]
+use x86 as arch;
+
+/// Whether this CPU can make stores leave its caches. Without it, only media that are synced by
+/// the kernel are durable.
+pub const CAN_FLUSH: bool = cfg!(target_arch = "x86_64");
+
+const LINE: usize = 64;
+
+/// A way to store whole cache lines.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Primitive {
+    /// Ordinary stores, never flushed: for media that are durable through the kernel only.
+    Plain,
+    /// 8-byte non-temporal stores: the kernel's way.
+    Movnti,
+    /// 32-byte non-temporal stores (AVX).
+    Nt32,
+    /// 64-byte non-temporal stores (AVX-512).
+    Nt64,
+    /// 64-byte direct stores.
+    Movdir64b,
+    /// Ordinary stores, then clflushopt of every line.
+    Clflushopt,
+    /// Ordinary stores, then clwb of every line.
+    Clwb,
+}
+
+impl Primitive {
+    /// All of them.
+    pub const ALL: [Primitive; 7] = [
+        Primitive::Plain,
+        Primitive::Movnti,
+        Primitive::Nt32,
+        Primitive::Nt64,
+        Primitive::Movdir64b,
+        Primitive::Clflushopt,
+        Primitive::Clwb,
+    ];
+
+    /// Those that this CPU has.
+    pub fn available() -> Vec<Primitive> {
+        Primitive::ALL.into_iter().filter(|primitive| primitive.is_available()).collect()
+    }
+
+    /// Whether this CPU (and kernel) has it.
+    pub fn is_available(self) -> bool {
+        self == Primitive::Plain || arch::is_available(self)
+    }
+
+    /// Whether stores have left the CPU after it and a fence.
+    pub fn is_durable(self) -> bool {
+        self != Primitive::Plain
+    }
+
+    /// What people call it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Primitive::Plain => "plain",
+            Primitive::Movnti => "movnti",
+            Primitive::Nt32 => "nt32",
+            Primitive::Nt64 => "nt64",
+            Primitive::Movdir64b => "movdir64b",
+            Primitive::Clflushopt => "clflushopt",
+            Primitive::Clwb => "clwb",
+        }
+    }
+}
+
+/// Number of size classes in a [`CopyPlan`].
+pub const COPY_CLASSES: usize = 12;
+
+/// Which primitive copies how many bytes. Class 0 is below 64 bytes, class `n` starts at
+/// `32 << n`, and the last one (64 KiB) has no end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CopyPlan {
+    by_class: [Primitive; COPY_CLASSES],
+}
+
+impl CopyPlan {
+    /// A plan. Panics if the CPU lacks one of its primitives.
+    pub fn new(by_class: [Primitive; COPY_CLASSES]) -> CopyPlan {
+        for primitive in by_class {
+            assert!(primitive.is_available(), "this CPU has no {}", primitive.name());
+        }
+        CopyPlan { by_class }
+    }
+
+    /// The same primitive for every size.
+    pub fn only(primitive: Primitive) -> CopyPlan {
+        CopyPlan::new([primitive; COPY_CLASSES])
+    }
+
+    /// What is good on most machines: the widest non-temporal stores there are.
+    pub fn usual() -> CopyPlan {
+        let widest = [Primitive::Nt64, Primitive::Nt32, Primitive::Movnti, Primitive::Plain];
+        let primitive = widest.into_iter().find(|primitive| primitive.is_available());
+        CopyPlan::only(primitive.expect("plain stores exist everywhere"))
+    }
+
+    /// Whether every store has left the CPU after a fence.
+    pub fn is_durable(&self) -> bool {
+        self.by_class.iter().all(|primitive| primitive.is_durable())
+    }
+
+    /// The class that copies of `len` bytes belong to.
+    pub fn class(len: usize) -> usize {
+        (len.max(32).ilog2() as usize - 5).min(COPY_CLASSES - 1)
+    }
+
+    /// The primitive for `len` bytes.
+    pub fn choose(&self, len: usize) -> Primitive {
+        self.by_class[CopyPlan::class(len)]
+    }
+}
+
+/// Copies `src` over `dst`, which is of the same length, as a store to a medium would; a [`fence`]
+/// completes it. For calibration. Panics if the CPU lacks the primitive.
+pub fn copy_with(primitive: Primitive, dst: &mut [u8], src: &[u8]) {
+    assert!(primitive.is_available(), "this CPU has no {}", primitive.name());
+    assert_eq!(dst.len(), src.len(), "both sides of a copy have the same length");
+    // SAFETY: dst is exclusively ours and as long as src; the primitive exists.
+    unsafe { copy_raw(primitive, dst.as_mut_ptr(), src) }
+}
+
+/// Stores `src` to `dst`. Durable primitives: it has left the CPU after the next [`fence`].
+///
+/// # Safety
+/// `dst` is writable for `src.len()` bytes, belongs to no Rust object that anybody else refers
+/// to, and does not overlap `src`. The primitive is available.
+pub(super) unsafe fn copy_raw(primitive: Primitive, dst: *mut u8, src: &[u8]) {
+    let head = dst.align_offset(LINE).min(src.len());
+    let (head, rest) = src.split_at(head);
+    let (lines, tail) = rest.split_at(rest.len() - rest.len() % LINE);
+    // SAFETY: head, lines and tail follow one another in the range that the caller vouches for;
+    // the lines start at a multiple of 64, or there is none.
+    unsafe {
+        store_edge(primitive, dst, head);
+        if !lines.is_empty() {
+            arch::copy_lines(primitive, dst.add(head.len()), lines);
+        }
+        store_edge(primitive, dst.add(head.len() + lines.len()), tail);
+    }
+}
+
+/// Stores `len` zero bytes to `dst`, as [`copy_raw`] would.
+///
+/// # Safety
+/// As for [`copy_raw`].
+pub(super) unsafe fn zero_raw(primitive: Primitive, dst: *mut u8, len: usize) {
+    // Zeroes are copied from one page that stays in the nearest cache: the media's side costs
+    // all the time, and there is only one set of edges to get right.
+    static ZEROES: [u8; 4096] = [0; 4096];
+    let mut done = 0;
+    while done < len {
+        // Pieces after the first one start at whole lines.
+        let piece = (len - done).min(ZEROES.len() - dst.addr().wrapping_add(done) % LINE);
+        // SAFETY: a part of the caller's range; ZEROES is no medium.
+        unsafe { copy_raw(primitive, dst.add(done), &ZEROES[..piece]) };
+        done += piece;
+    }
+}
+
+/// Copies from `src`, which anybody may be changing, into `into`.
+///
+/// # Safety
+/// `src` is readable for `into.len()` bytes and does not overlap `into`.
+pub(super) unsafe fn load_raw(src: *const u8, into: &mut [u8]) {
+    type Memcpy = unsafe extern "C" fn(*mut c_void, *const c_void, usize) -> *mut c_void;
+    let mut memcpy: Memcpy = libc::memcpy;
+    // The C library's copy is assembly chosen for this CPU, so nothing beats it; but a compiler
+    // that knows it is calling memcpy may assume that nobody else stores to `src`. This empty
+    // block hides the function's identity: what is called could be any foreign code, such as a
+    // loop of single loads.
+    // SAFETY: no instruction, so the pointer passes unchanged; the caller vouches for `src`, and
+    // `into` is exclusively ours.
+    unsafe {
+        asm!("/* {0} */", inout(reg) memcpy, options(nostack, preserves_flags));
+        memcpy(into.as_mut_ptr().cast(), src.cast(), into.len());
+    }
+}
+
+/// Everything this thread stored with a durable primitive has left the CPU when this returns.
+pub fn fence() {
+    arch::fence();
+}
+
+/// Stores a part of one line: words where they are aligned and whole, else bytes.
+///
+/// # Safety
+/// `dst` is writable for `src.len()` bytes, which lie within one cache line.
+unsafe fn store_edge(primitive: Primitive, dst: *mut u8, src: &[u8]) {
+    if src.is_empty() {
+        return;
+    }
+    // SAFETY: the caller's promise; the line that is flushed is the one just stored to.
+    unsafe {
+        store_words(dst, src);
+        if primitive.is_durable() {
+            arch::flush_line(dst);
+            #[cfg(test)]
+            tests::note_flush(dst);
+        }
+    }
+}
+
+/// Stores `src`, each aligned 8 bytes of the destination at once.
+///
+/// # Safety
+/// `dst` is writable for `src.len()` bytes.
+unsafe fn store_words(dst: *mut u8, src: &[u8]) {
+    let (head, rest) = src.split_at(dst.align_offset(8).min(src.len()));
+    let (words, tail) = rest.as_chunks::<8>();
+    // SAFETY: the three parts follow one another within the caller's range; the words start at a
+    // multiple of 8.
+    unsafe {
+        store_single_bytes(dst, head);
+        let dst = dst.add(head.len());
+        for (number, word) in words.iter().enumerate() {
+            let word = word.as_ptr().cast::<u64>().read_unaligned();
+            dst.cast::<u64>().add(number).write_volatile(word);
+        }
+        store_single_bytes(dst.add(rest.len() - tail.len()), tail);
+    }
+}
+
+/// # Safety
+/// `dst` is writable for `src.len()` bytes.
+unsafe fn store_single_bytes(dst: *mut u8, src: &[u8]) {
+    for (number, byte) in src.iter().enumerate() {
+        // SAFETY: the caller's promise.
+        unsafe { dst.add(number).write_volatile(*byte) };
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[path = "copy_x86.rs"]
+mod x86;
+
+#[cfg(not(target_arch = "x86_64"))]
+mod portable {
+    //! No way to flush caches: every medium is durable through the kernel, or not at all.
+
+    use super::Primitive;
+
+    pub(super) fn is_available(_: Primitive) -> bool {
+        false
+    }
+
+    /// # Safety
+    /// `dst` is writable for `src.len()` bytes.
+    pub(super) unsafe fn copy_lines(_: Primitive, dst: *mut u8, src: &[u8]) {
+        // SAFETY: the caller's promise.
+        unsafe { super::store_words(dst, src) }
+    }
+
+    /// # Safety
+    /// None here; it has one where there is something to flush.
+    pub(super) unsafe fn flush_line(_: *mut u8) {}
+
+    pub fn fence() {
+        crate::sync::atomic::fence(crate::sync::atomic::Ordering::SeqCst);
+    }
+}
+
+#[cfg(test)]
+#[path = "copy_tests.rs"]
+mod tests;

@@ -1,0 +1,219 @@
+//! Mapped media: on tmpfs, on a disk, cut short, in use.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use super::super::conformance::conformance;
+use super::*;
+
+const LEN: u64 = 1 << 20;
+
+/// A folder in memory, if the machine has one.
+fn folder_in_memory() -> tempfile::TempDir {
+    tempfile::tempdir_in("/dev/shm").unwrap()
+}
+
+/// A folder beside the test's own program: on a disk, on most machines.
+fn folder_on_disk() -> tempfile::TempDir {
+    let program = std::env::current_exe().unwrap();
+    tempfile::tempdir_in(program.parent().unwrap()).unwrap()
+}
+
+fn file(folder: &tempfile::TempDir, len: u64) -> PathBuf {
+    let path = folder.path().join("cache");
+    File::create(&path).unwrap().set_len(len).unwrap();
+    path
+}
+
+fn open(path: &Path) -> DaxPmem {
+    DaxPmem::open(path, DaxOptions::default()).unwrap()
+}
+
+#[test]
+fn memory_conforms_with_every_primitive() {
+    let folder = folder_in_memory();
+    let mut pmem = open(&file(&folder, LEN));
+    assert!(pmem.medium().is_volatile);
+    assert_eq!(pmem.medium().persistence, Persistence::Cpu);
+    assert!(pmem.medium().description.contains("tmpfs"), "{:?}", pmem.medium());
+    conformance(&pmem);
+    for primitive in Primitive::available().into_iter().filter(|p| p.is_durable()) {
+        pmem.set_plan(CopyPlan::only(primitive));
+        conformance(&pmem);
+    }
+}
+
+#[test]
+fn a_file_on_disk_conforms() {
+    let folder = folder_on_disk();
+    let path = file(&folder, LEN);
+    let nature = media::open(&path, Access::ReadOnly).unwrap().nature;
+    let mut wishes = vec![None, Some(Persistence::Msync)];
+    if CAN_FLUSH {
+        wishes.push(Some(Persistence::Cpu));
+    }
+    for persistence in wishes {
+        let pmem = DaxPmem::open(&path, DaxOptions { persistence }).unwrap();
+        let medium = pmem.medium();
+        assert_eq!(medium.kernel_name, path.to_str().unwrap());
+        if nature == Nature::File && !pmem.mapping.is_synchronous {
+            assert!(!medium.is_volatile);
+            assert_eq!(medium.persistence, persistence.unwrap_or(Persistence::Msync));
+        }
+        conformance(&pmem);
+        pmem.store(4000, b"still here");
+        pmem.drain().unwrap();
+        pmem.sync().unwrap();
+    }
+    assert_eq!(std::fs::read(&path).unwrap()[4000..4010], *b"still here");
+    assert!(std::fs::metadata(&path).unwrap().blocks() * 512 >= LEN, "its blocks are reserved");
+}
+
+#[test]
+fn lengths_need_not_be_pages() {
+    for folder in [folder_in_memory(), folder_on_disk()] {
+        conformance(&open(&file(&folder, LEN + 777)));
+    }
+}
+
+#[test]
+fn a_medium_has_one_user() {
+    for folder in [folder_in_memory(), folder_on_disk()] {
+        let path = file(&folder, LEN);
+        let first = open(&path);
+        let error = DaxPmem::open(&path, DaxOptions::default()).unwrap_err();
+        assert_eq!(error.kind(), Kind::Busy);
+        assert!(error.to_string().contains("in use"), "{error}");
+        first.store(5, b"seen");
+        let onlooker = DaxPmem::open_read_only(&path).unwrap();
+        let mut bytes = [0; 4];
+        onlooker.load(5, &mut bytes).unwrap();
+        assert_eq!(&bytes, b"seen");
+        onlooker.sync().unwrap();
+        drop(first);
+        drop(open(&path));
+    }
+}
+
+#[test]
+#[should_panic(expected = "opened to look at")]
+fn looking_does_not_store() {
+    let folder = folder_in_memory();
+    let path = file(&folder, LEN);
+    DaxPmem::open_read_only(&path).unwrap().store(0, &[1]);
+}
+
+#[test]
+#[cfg(target_arch = "x86_64")]
+#[should_panic(expected = "not durable")]
+fn plans_must_be_durable() {
+    let folder = folder_in_memory();
+    let mut pmem = open(&file(&folder, LEN));
+    pmem.set_plan(CopyPlan::only(Primitive::Plain));
+}
+
+#[test]
+fn a_medium_cut_short_fails_and_the_process_lives() {
+    for folder in [folder_in_memory(), folder_on_disk()] {
+        let path = file(&folder, LEN);
+        let pmem = open(&path);
+        pmem.store(100, &[7; 100]);
+        pmem.drain().unwrap();
+        pmem.sync().unwrap();
+        assert!(pmem.failure().is_none());
+        File::options().write(true).open(&path).unwrap().set_len(8192).unwrap();
+
+        // A load that meets the end, twice; one that does not.
+        let mut bytes = [0; 5000];
+        assert_eq!(pmem.load(8000, &mut bytes), Err(Status::Io));
+        assert_eq!(pmem.load(8192, &mut bytes[..1]), Err(Status::Io));
+        assert_eq!(pmem.load(100, &mut bytes[..100]), Ok(()));
+        assert_eq!(bytes[..100], [7; 100]);
+        // Nothing can be promised any more.
+        pmem.store(0, &[1; 100]);
+        assert_eq!([pmem.drain(), pmem.sync(), pmem.sync()], [Err(Status::Io); 3]);
+        assert!(pmem.failure().unwrap().contains("could not be reached"));
+        // Neither by growing the file again.
+        File::options().write(true).open(&path).unwrap().set_len(LEN).unwrap();
+        assert_eq!(pmem.drain(), Err(Status::Io));
+        drop(pmem);
+        assert!(open(&path).drain().is_ok(), "a new user finds what there is");
+    }
+}
+
+#[test]
+fn a_store_that_finds_no_memory_fails_at_its_fence() {
+    for (folder, len) in [(folder_in_memory(), 100_000), (folder_on_disk(), 1)] {
+        let path = file(&folder, LEN);
+        let pmem = open(&path);
+        File::options().write(true).open(&path).unwrap().set_len(0).unwrap();
+        pmem.store(3000, &vec![1; len]);
+        assert_eq!(pmem.drain(), Err(Status::Io));
+        assert_eq!(pmem.sync(), Err(Status::Io));
+        assert!(pmem.load(0, &mut [0; 1 << 20]).is_err());
+    }
+}
+
+#[test]
+fn a_failed_sync_is_never_retried_into_success() {
+    const CHILD: &str = "UDM_TEST_SYNC_CHILD";
+    if std::env::var(CHILD).is_err() {
+        // In a process of its own: other tests' mappings must not fall into the hole made below.
+        let name = "pmem::dax::tests::a_failed_sync_is_never_retried_into_success";
+        let mut child = std::process::Command::new(std::env::current_exe().unwrap());
+        let output = child.args([name, "--exact"]).env(CHILD, "1").output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
+        return;
+    }
+    let folder = folder_on_disk();
+    let options = DaxOptions { persistence: Some(Persistence::Msync) };
+    let pmem = DaxPmem::open(&file(&folder, LEN), options).unwrap();
+    assert_eq!(pmem.sync(), Ok(()));
+    // A hole in the mapping is an error of msync that a test can cause, and undo.
+    let last_page = pmem.mapping.place(LEN - 4096, 4096).cast();
+    // SAFETY: nobody touches the page while it is away.
+    unsafe { munmap(last_page, 4096).unwrap() };
+    assert_eq!(pmem.sync(), Err(Status::Io));
+    let (protection, flags) = (ProtFlags::READ, MapFlags::PRIVATE | MapFlags::FIXED);
+    // SAFETY: fills the hole just made.
+    unsafe { rustix::mm::mmap_anonymous(last_page, 4096, protection, flags).unwrap() };
+    assert_eq!([pmem.drain(), pmem.sync()], [Ok(()), Err(Status::Io)]);
+    assert!(pmem.failure().unwrap().contains("msync"));
+}
+
+#[test]
+fn more_damage_than_can_be_told_apart_is_bounded() {
+    let folder = folder_on_disk();
+    let path = file(&folder, LEN);
+    let pmem = open(&path);
+    File::options().write(true).open(&path).unwrap().set_len(0).unwrap();
+    for page in (0..LEN).step_by(4096) {
+        assert_eq!(pmem.load(page, &mut [0; 1]), Err(Status::Io));
+    }
+    assert!(pmem.mapping.watch.damages() <= 65);
+}
+
+#[test]
+fn loads_beside_stores_of_other_threads() {
+    let folder = folder_in_memory();
+    let pmem = Arc::new(open(&file(&folder, LEN)));
+    let done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for value in [0x11, 0x22] {
+            let (pmem, done) = (&pmem, &done);
+            scope.spawn(move || {
+                while !done.load(Ordering::Relaxed) {
+                    pmem.store(4096, &[value; 4096]);
+                    pmem.drain().unwrap();
+                }
+            });
+        }
+        let mut bytes = [0; 4096];
+        for _ in 0..2000 {
+            pmem.load(4096, &mut bytes).unwrap();
+            assert!(bytes.iter().all(|byte| [0, 0x11, 0x22].contains(byte)), "any mixture");
+        }
+        done.store(true, Ordering::Relaxed);
+    });
+}

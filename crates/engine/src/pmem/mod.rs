@@ -1,0 +1,76 @@
+//! Fast memory that keeps its content: the `Pmem` half of the seam to the world.
+//!
+//! Stores become durable in two steps, because media differ in which of them costs:
+//!
+//! 1. [`Pmem::drain`]: every store *this thread* made so far has left the CPU (a store fence
+//!    after non-temporal or flushed stores). On page-cache media it does nothing.
+//! 2. [`Pmem::sync`]: every drained store *of any thread* is durable. On media where leaving the
+//!    CPU is enough it does nothing; on page-cache media it is `msync`.
+//!
+//! So `drain` follows every copy of data (before it, other threads may see the stores in any order
+//! or not at all), and `sync` stands between any two stores whose order a
+//! crash must respect. Eight aligned bytes are stored whole or not at all; nothing larger is.
+//!
+//! [`dax`] is the real implementation and [`sim`] the malicious one; one conformance suite runs
+//! on both. Behind `dax` stand `media` (what was opened, and what makes it durable), [`copy`]
+//! (the instructions), and `sigbus` (memory that fails under our feet).
+
+#[cfg(test)]
+mod conformance;
+pub mod copy;
+pub mod dax;
+mod media;
+mod sigbus;
+pub mod sim;
+
+use crate::error::Status;
+
+/// What makes stores durable on a medium.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Persistence {
+    /// CPU cache flush or non-temporal stores, then a fence (DAX).
+    Cpu,
+    /// `msync` of the mapped file (page cache).
+    Msync,
+}
+
+/// What a cache medium is.
+#[derive(Clone, Debug)]
+pub struct Medium {
+    /// As the user named it, for messages.
+    pub name: String,
+    /// What makes stores durable.
+    pub persistence: Persistence,
+    /// Whether a power cut loses it all (tmpfs, hugetlbfs, anonymous memory).
+    pub is_volatile: bool,
+    /// One sentence that says what was found out, for `udm info`.
+    pub description: String,
+    /// `major:minor` for device nodes; what the kernel would print in a table.
+    pub kernel_name: String,
+}
+
+/// Byte-addressable memory that survives. All ranges are checked against `len_bytes` by
+/// assertion: engines validate what comes from media before they use it as an address.
+pub trait Pmem: Send + Sync + std::fmt::Debug {
+    /// Size in bytes.
+    fn len_bytes(&self) -> u64;
+
+    /// What it is.
+    fn medium(&self) -> &Medium;
+
+    /// Copies `bytes` to `at`. Any alignment and length.
+    fn store(&self, at: u64, bytes: &[u8]);
+
+    /// Stores `len` zero bytes at `at`.
+    fn zero(&self, at: u64, len: u64);
+
+    /// Copies from `at` into `into`. Safe against concurrent stores: the bytes may then be any
+    /// mixture, and the caller finds out by other means (generations) that it must not use them.
+    fn load(&self, at: u64, into: &mut [u8]) -> Result<(), Status>;
+
+    /// This thread's stores have left the CPU.
+    fn drain(&self) -> Result<(), Status>;
+
+    /// All drained stores are durable. After a failure the medium must not be trusted again.
+    fn sync(&self) -> Result<(), Status>;
+}

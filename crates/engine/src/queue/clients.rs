@@ -1,0 +1,256 @@
+//! The roles of a queue that face clients: one conversation over a stream socket, and the door.
+//!
+//! Sending the answers of a turn, asking for the next bytes, starting the I/O of disks and waiting
+//! for whatever comes first is one entry into the kernel. A client that waits for each answer is
+//! served best that way: its wake-up is the last thing that happens before this thread sleeps, so
+//! it takes over the core at once. Sending at once and looking out for the next request before
+//! going to sleep was measured to be slower, and it burns a core.
+
+use std::collections::VecDeque;
+use std::os::fd::OwnedFd;
+
+use rustix::net::Shutdown;
+
+use super::device::DeviceEnd;
+use super::{Core, Role, STOP_SECONDS_MAX, Turn, now};
+use crate::bio::Bio;
+use crate::buffer::{Buffer, BufferPool};
+use crate::disk::{Event, Ring};
+use crate::sync::Arc;
+use crate::units::{Nanos, SECOND};
+
+const TAG_RECEIVE: u64 = 1;
+const TAG_SEND: u64 = 2;
+const TAG_ACCEPT: u64 = 3;
+
+/// Most buffers that are sent at once; the rest follows.
+const SEND_BUFFERS_MAX: usize = 64;
+/// How long a stopping queue waits for bios that are parked.
+const PARKED_SECONDS_MAX: u64 = 2;
+/// How long the door stays shut after the process ran out of file descriptors or memory.
+const DOOR_PAUSE_NS: Nanos = SECOND / 10;
+
+/// Where received bytes go: `buffer[at..end]`.
+#[derive(Debug)]
+pub struct Space {
+    /// The memory.
+    pub buffer: Buffer,
+    /// First byte to fill.
+    pub at: usize,
+    /// The byte behind the last.
+    pub end: usize,
+}
+
+/// What is spoken with one client over a stream socket, as a pure state machine.
+///
+/// 1. The space given out by `incoming` comes back through `received` before the next one is asked
+///    for, and each buffer of `outgoing` comes back through `sent`, unless the socket broke.
+/// 2. Each bio handed out comes back through `finished`, unless the queue had to stop.
+pub trait Conversation: Send {
+    /// Where the next bytes go; `None` while none are wanted.
+    fn incoming(&mut self) -> Option<Space>;
+
+    /// `count` bytes arrived in `space`; 0 means that the client sends no more.
+    fn received(
+        &mut self,
+        space: Space,
+        count: usize,
+        bios: &mut VecDeque<Bio>,
+        pool: &mut BufferPool,
+    );
+
+    /// A bio came back.
+    fn finished(&mut self, bio: Bio, bios: &mut VecDeque<Bio>, pool: &mut BufferPool);
+
+    /// The next bytes to send: a whole buffer; `None` while there are none.
+    fn outgoing(&mut self) -> Option<Buffer>;
+
+    /// All bytes of `buffer` were sent.
+    fn sent(&mut self, buffer: Buffer, bios: &mut VecDeque<Bio>, pool: &mut BufferPool);
+
+    /// Looks at the time; says when to look again.
+    fn tick(&mut self, now: Nanos) -> Option<Nanos>;
+
+    /// Takes no more requests; those in flight are answered.
+    fn close(&mut self);
+
+    /// The socket failed: nothing can be sent or received any more.
+    fn broken(&mut self);
+
+    /// Whether nothing is in flight and nothing will be sent: the socket may be closed.
+    fn is_over(&self) -> bool;
+}
+
+/// One client.
+pub(super) struct Client<C> {
+    socket: Arc<OwnedFd>,
+    conversation: C,
+    end: DeviceEnd,
+    /// Where the bytes go that the ring receives.
+    receiving: Option<(usize, usize)>,
+    /// How many bytes the ring sends.
+    sending: Option<usize>,
+    stopping_since: Option<Nanos>,
+}
+
+impl<C: Conversation> Client<C> {
+    pub(super) fn new(socket: OwnedFd, conversation: C, end: DeviceEnd) -> Client<C> {
+        Client {
+            socket: Arc::new(socket),
+            conversation,
+            end,
+            receiving: None,
+            sending: None,
+            stopping_since: None,
+        }
+    }
+
+    /// Closes the socket and lets go of the device.
+    pub(super) fn leave(self, ring: &mut Ring) -> C {
+        // The ring may hold the socket a little longer; the client need not wait for that.
+        let _ = rustix::net::shutdown(&self.socket, Shutdown::Both);
+        self.end.leave(ring);
+        self.conversation
+    }
+
+    /// Asks the ring for the next bytes.
+    fn receive(&mut self, ring: &mut Ring) {
+        if self.receiving.is_none()
+            && let Some(Space { buffer, at, end }) = self.conversation.incoming()
+        {
+            self.receiving = Some((at, end));
+            ring.recv(&self.socket, buffer, at, end - at, TAG_RECEIVE);
+        }
+    }
+
+    fn has_received(&mut self, event: Event) {
+        let (at, end) = self.receiving.take().expect("one receive is under way");
+        match event.result {
+            Ok(count) => {
+                let space = Space { buffer: event.buffer, at, end };
+                let DeviceEnd { bios, port, .. } = &mut self.end;
+                self.conversation.received(space, count as usize, bios, &mut port.pool);
+            }
+            // Cancelled, because we stop.
+            Err(_) if self.stopping_since.is_some() => {}
+            Err(_) => self.conversation.broken(),
+        }
+    }
+
+    /// Gives the ring what waits to be sent.
+    fn send(&mut self, ring: &mut Ring) {
+        if self.sending.is_some() {
+            return;
+        }
+        let Some(first) = self.conversation.outgoing() else { return };
+        let Some(second) = self.conversation.outgoing() else {
+            let len = first.len();
+            self.sending = Some(len);
+            return ring.send(&self.socket, first, 0, len, TAG_SEND);
+        };
+        let mut buffers = vec![first, second];
+        while buffers.len() < SEND_BUFFERS_MAX
+            && let Some(buffer) = self.conversation.outgoing()
+        {
+            buffers.push(buffer);
+        }
+        self.sending = Some(buffers.iter().map(Buffer::len).sum());
+        ring.send_many(&self.socket, buffers, TAG_SEND);
+    }
+
+    fn has_sent(&mut self, event: Event) {
+        let due = self.sending.take().expect("one send is under way");
+        if !matches!(event.result, Ok(count) if count as usize == due) {
+            return self.conversation.broken();
+        }
+        let DeviceEnd { bios, port, .. } = &mut self.end;
+        for buffer in std::iter::once(event.buffer).chain(event.buffers) {
+            if !buffer.is_empty() {
+                self.conversation.sent(buffer, bios, &mut port.pool);
+            }
+        }
+    }
+
+    /// Takes no more requests.
+    fn close(&mut self, ring: &mut Ring) {
+        self.conversation.close();
+        self.stopping_since = Some(now());
+        if self.receiving.is_some() {
+            ring.cancel(TAG_RECEIVE);
+        }
+    }
+
+    /// When a stop must be over: soon, if all that is missing waits for room or for a resume.
+    fn stop_deadline(&self) -> Option<Nanos> {
+        let seconds = if self.end.is_all_parked() { PARKED_SECONDS_MAX } else { STOP_SECONDS_MAX };
+        self.stopping_since.map(|since| since + seconds * SECOND)
+    }
+}
+
+impl<C: Conversation> Role for Client<C> {
+    fn event(&mut self, event: Event, _core: &mut Core) {
+        match event.tag {
+            TAG_RECEIVE => self.has_received(event),
+            TAG_SEND => self.has_sent(event),
+            tag => unreachable!("a client's queue asks for nothing with tag {tag}"),
+        }
+    }
+
+    fn turn(&mut self, core: &mut Core, is_stopping: bool) -> Turn {
+        if is_stopping && self.stopping_since.is_none() {
+            self.close(&mut core.ring);
+        }
+        let conversation = &mut self.conversation;
+        self.end.pump(&mut core.ring, |bio, bios, pool| conversation.finished(bio, bios, pool));
+        self.send(&mut core.ring);
+        if self.conversation.is_over() {
+            return Turn::Over;
+        }
+        self.receive(&mut core.ring);
+        let now = now();
+        let deadlines = [self.conversation.tick(now), self.stop_deadline()];
+        if deadlines[1].is_some_and(|deadline| now >= deadline) {
+            return Turn::Over;
+        }
+        Turn::Idle(deadlines.into_iter().flatten().min())
+    }
+}
+
+/// Accepts connections.
+pub(super) struct Doorman {
+    listener: Arc<OwnedFd>,
+    welcome: Box<dyn FnMut(OwnedFd) + Send>,
+    is_accepting: bool,
+    shut_until: Nanos,
+}
+
+impl Doorman {
+    pub(super) fn new(listener: OwnedFd, welcome: Box<dyn FnMut(OwnedFd) + Send>) -> Doorman {
+        Doorman { listener: Arc::new(listener), welcome, is_accepting: false, shut_until: 0 }
+    }
+}
+
+impl Role for Doorman {
+    fn event(&mut self, event: Event, _core: &mut Core) {
+        self.is_accepting = false;
+        match event.connection {
+            Some(connection) => (self.welcome)(connection),
+            None => self.shut_until = now() + DOOR_PAUSE_NS,
+        }
+    }
+
+    fn turn(&mut self, core: &mut Core, is_stopping: bool) -> Turn {
+        if is_stopping {
+            return Turn::Over;
+        }
+        if self.is_accepting {
+            return Turn::Idle(None);
+        }
+        if now() < self.shut_until {
+            return Turn::Idle(Some(self.shut_until));
+        }
+        core.ring.accept(&self.listener, TAG_ACCEPT);
+        self.is_accepting = true;
+        Turn::Idle(None)
+    }
+}

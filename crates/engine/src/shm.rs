@@ -1,0 +1,222 @@
+//! Words of memory that outlive the process: what a server knows and its medium does not (yet).
+//!
+//! A server that dies by SIGKILL leaves clients that go on living, so what it acknowledged must
+//! not die with it. It therefore keeps such state in a file of the runtime directory, mapped
+//! shared: the kernel keeps the pages, and the next server maps them again. The file need not
+//! survive a power cut; nothing here flushes.
+//!
+//! 1. The memory is only ever seen as `AtomicU64`: other processes may change it at any time, and
+//!    no reference to plain bytes exists.
+//! 2. The mapping is exactly as long as the file, and lives until the last clone is dropped.
+//! 3. The file is never truncated by anybody: it is made at its full length, before it gets its
+//!    name, with its blocks reserved, so that a store does not meet a full file system.
+
+#![allow(unsafe_code)]
+
+use std::fs::{File, OpenOptions};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::Path;
+use std::ptr::NonNull;
+use std::sync::atomic::AtomicU64;
+
+use rustix::fs::{FallocateFlags, fallocate};
+use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+
+use crate::error::{Error, Kind, Result};
+use crate::sync::Arc;
+
+const WORD_BYTES: usize = size_of::<AtomicU64>();
+
+/// A fixed number of shared 64-bit words. Clones share them.
+#[derive(Clone, Debug)]
+pub struct SharedWords {
+    memory: Arc<Memory>,
+    is_fresh: bool,
+}
+
+#[derive(Debug)]
+enum Memory {
+    Private(Box<[AtomicU64]>),
+    Mapped(Mapped),
+}
+
+/// A mapping of `words` words, unmapped when dropped.
+#[derive(Debug)]
+struct Mapped {
+    start: NonNull<AtomicU64>,
+    words: usize,
+}
+
+// SAFETY: Mapped owns its mapping, and hands out nothing but `&[AtomicU64]`, which is Sync.
+unsafe impl Send for Mapped {}
+// SAFETY: as above.
+unsafe impl Sync for Mapped {}
+
+impl SharedWords {
+    /// Memory of this process alone, all zero: for tests, and where nothing needs to outlive it.
+    pub fn private(words: usize) -> SharedWords {
+        let memory = (0..words).map(|_| AtomicU64::new(0)).collect();
+        SharedWords { memory: Arc::new(Memory::Private(memory)), is_fresh: true }
+    }
+
+    /// The words of the file at `path`, which is created with mode 0600 and all zero if there is
+    /// none. A file of any other length is refused: it is not ours, or of another version.
+    pub fn open(path: &Path, words: usize) -> Result<SharedWords> {
+        assert!(words > 0, "a mapping has at least one word");
+        let bytes = words * WORD_BYTES;
+        let (file, is_fresh) = match open_existing(path)? {
+            Some(file) => (file, false),
+            None => create(path, bytes)?,
+        };
+        let metadata = file.metadata().map_err(|e| Error::from_io("stat", path.display(), e))?;
+        if !metadata.is_file() || metadata.size() != bytes as u64 {
+            let found = metadata.size();
+            return Err(Error::new(
+                Kind::Invalid,
+                format!(
+                    "shared memory {} has {found} bytes instead of {bytes}: it is of another \
+                     version or not ours; remove it if no server uses it",
+                    path.display()
+                ),
+            ));
+        }
+        let mapped = Mapped::new(&file, words)
+            .map_err(|e| Error::from_io("map", path.display(), e.into()))?;
+        Ok(SharedWords { memory: Arc::new(Memory::Mapped(mapped)), is_fresh })
+    }
+
+    /// The words.
+    pub fn words(&self) -> &[AtomicU64] {
+        match &*self.memory {
+            Memory::Private(words) => words,
+            Memory::Mapped(mapped) => mapped.words(),
+        }
+    }
+
+    /// Whether they were created by this call of `open` (or are private), and so were all zero.
+    pub fn is_fresh(&self) -> bool {
+        self.is_fresh
+    }
+}
+
+impl Mapped {
+    fn new(file: &File, words: usize) -> rustix::io::Result<Mapped> {
+        let protection = ProtFlags::READ | ProtFlags::WRITE;
+        let flags = MapFlags::SHARED | MapFlags::POPULATE;
+        // SAFETY: a new mapping at an address of the kernel's choice aliases nothing of ours.
+        let start =
+            unsafe { mmap(std::ptr::null_mut(), words * WORD_BYTES, protection, flags, file, 0)? };
+        let start = NonNull::new(start.cast()).expect("mmap returns no null page on success");
+        Ok(Mapped { start, words })
+    }
+
+    fn words(&self) -> &[AtomicU64] {
+        // SAFETY: the mapping is page-aligned, `words` words long (checked against the file's
+        // length in `open`), readable and writable, and lives as long as `self`. AtomicU64 allows
+        // any bit pattern and changes by other processes.
+        unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.words) }
+    }
+}
+
+impl Drop for Mapped {
+    fn drop(&mut self) {
+        // SAFETY: exactly the mapping made in `new`; `words` borrows `self`, so nothing refers
+        // to it any more. Failure would only leak.
+        let _ = unsafe { munmap(self.start.as_ptr().cast(), self.words * WORD_BYTES) };
+    }
+}
+
+fn open_existing(path: &Path) -> Result<Option<File>> {
+    match OpenOptions::new().read(true).write(true).custom_flags(no_follow()).open(path) {
+        Ok(file) => Ok(Some(file)),
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(None),
+        Err(e) => Err(Error::from_io("open", path.display(), e)),
+    }
+}
+
+/// O_NOFOLLOW: a link in a runtime directory is somebody's trick.
+fn no_follow() -> i32 {
+    rustix::fs::OFlags::NOFOLLOW.bits() as i32
+}
+
+/// Makes the file under another name first, so that nobody ever opens a short one. If another
+/// process was faster, its file is taken.
+fn create(path: &Path, bytes: usize) -> Result<(File, bool)> {
+    let fail = |operation: &str, e: std::io::Error| Error::from_io(operation, path.display(), e);
+    let mut name = path.as_os_str().to_owned();
+    name.push(format!(".new{}", std::process::id()));
+    let temporary = Path::new(&name);
+    let _ = std::fs::remove_file(temporary);
+    let file = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(temporary)
+        .map_err(|e| fail("create", e))?;
+    let named = fallocate(&file, FallocateFlags::empty(), 0, bytes as u64)
+        .map_err(|e| fail("reserve space for", e.into()))
+        .and_then(|()| match std::fs::hard_link(temporary, path) {
+            Ok(()) => Ok(true),
+            Err(e) if e.kind() == std::io::ErrorKind::AlreadyExists => Ok(false),
+            Err(e) => Err(fail("create", e)),
+        });
+    let _ = std::fs::remove_file(temporary);
+    if named? {
+        return Ok((file, true));
+    }
+    let file = open_existing(path)?;
+    file.map(|file| (file, false))
+        .ok_or_else(|| Error::new(Kind::Busy, format!("{} keeps vanishing", path.display())))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+    use std::sync::atomic::Ordering;
+
+    use super::*;
+
+    #[test]
+    fn words_outlive_the_mapping() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("words");
+        let first = SharedWords::open(&path, 1000).unwrap();
+        assert!(first.is_fresh());
+        assert_eq!(first.words().len(), 1000);
+        assert!(first.words().iter().all(|word| word.load(Ordering::Relaxed) == 0));
+        first.clone().words()[999].store(7, Ordering::Relaxed);
+
+        let second = SharedWords::open(&path, 1000).unwrap();
+        assert!(!second.is_fresh());
+        second.words()[0].store(8, Ordering::Relaxed);
+        assert_eq!(first.words()[0].load(Ordering::Relaxed), 8);
+        drop(first);
+        assert_eq!(second.words()[999].load(Ordering::Relaxed), 7);
+
+        let mode = std::fs::metadata(&path).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o600);
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1, "nothing is left over");
+    }
+
+    #[test]
+    fn a_file_of_another_length_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("words");
+        drop(SharedWords::open(&path, 512).unwrap());
+        let error = SharedWords::open(&path, 511).unwrap_err();
+        assert_eq!(error.kind(), Kind::Invalid);
+        assert!(error.to_string().contains("4096 bytes instead of 4088"), "{error}");
+        let error = SharedWords::open(&folder.path().join("no/words"), 1).unwrap_err();
+        assert_eq!(error.kind(), Kind::NotFound);
+    }
+
+    #[test]
+    fn private_words_are_fresh_and_shared_by_clones() {
+        let words = SharedWords::private(3);
+        let twin = words.clone();
+        words.words()[2].store(1, Ordering::Relaxed);
+        assert!(words.is_fresh());
+        assert_eq!(twin.words()[2].load(Ordering::Relaxed), 1);
+    }
+}

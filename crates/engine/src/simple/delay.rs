@@ -1,0 +1,207 @@
+//! delay: a linear mapping that takes its time.
+//!
+//! `delay <device> <offset> <delay>`, and the same three words again for writes and flushes, and
+//! once more for flushes alone. Delays are milliseconds. The kernel's `dm-delay`.
+//!
+//! A target has no clock: the background's tick brings the time. A bio that must wait is parked
+//! with a ticket as its progress. Each tick gives all tickets handed out since the last one the
+//! same due time, so that none is early; when it comes they are released, and the drivers, told
+//! of room, submit the bios again. Without a background delayed bios wait for ever.
+
+use std::collections::VecDeque;
+
+use super::{Carrier, Location, Mapping, wrong_count};
+use crate::bio::{Bio, Op};
+use crate::disk::{Disk, DiskIo};
+use crate::error::Result;
+use crate::sync::atomic::{AtomicU64, Ordering};
+use crate::sync::{Arc, Mutex, lock};
+use crate::table::Word;
+use crate::target::{Events, Port, Target, TargetLimits};
+use crate::units::{Nanos, SECOND};
+
+/// One millisecond.
+const MILLISECOND: Nanos = SECOND / 1000;
+
+/// The longest delay, in milliseconds: what 32 bits hold, as in the kernel.
+const DELAY_MS_MAX: u64 = u32::MAX as u64;
+
+/// The arguments of a delay line.
+#[derive(Clone, Debug)]
+pub struct DelayArgs {
+    /// Reads, writes and flushes: where they go and how many milliseconds they wait.
+    pub lanes: [(Location, u64); 3],
+    /// How many of the three were given.
+    pub given: usize,
+}
+
+impl DelayArgs {
+    /// Reads the words behind `delay`.
+    pub fn parse(args: &[Word]) -> Result<DelayArgs> {
+        if !matches!(args.len(), 3 | 6 | 9) {
+            let message = "Requires exactly 3, 6 or 9 arguments: <device> <offset> <delay> \
+                           for all, for reads and writes, or for reads, writes and flushes";
+            return Err(wrong_count(args, 9, message));
+        }
+        let lane = |words: &[Word]| -> Result<(Location, u64)> {
+            let delay = words[2].number_up_to("the delay in milliseconds", DELAY_MS_MAX)?;
+            Ok((Location::parse(&words[0], &words[1])?, delay))
+        };
+        let given = args.chunks(3).map(lane).collect::<Result<Vec<_>>>()?;
+        let of = |n: usize| given[n.min(given.len() - 1)].clone();
+        Ok(DelayArgs { lanes: [of(0), of(1), of(2)], given: given.len() })
+    }
+}
+
+/// The delay target.
+#[derive(Debug)]
+pub struct Delay {
+    lanes: [Lane; 3],
+    given: usize,
+    carrier: Carrier,
+    events: Arc<Events>,
+}
+
+/// Reads, writes or flushes.
+#[derive(Debug)]
+struct Lane {
+    mapping: Mapping,
+    delay_ms: u64,
+    /// Tickets handed out; the first is 1.
+    tickets: AtomicU64,
+    /// Tickets up to this one need not wait any more.
+    released: AtomicU64,
+    /// Bios that waited and went on.
+    gone_on: AtomicU64,
+    schedule: Mutex<Schedule>,
+}
+
+/// When tickets are released.
+#[derive(Debug, Default)]
+struct Schedule {
+    /// Tickets up to this one have a due time.
+    stamped: u64,
+    /// A time, and up to which ticket it is that of those not named before. Both only grow.
+    due: VecDeque<(Nanos, u64)>,
+}
+
+impl Delay {
+    /// Maps `len` bytes to the disks that `args` names and `open` opens.
+    pub fn new(
+        args: &DelayArgs,
+        len: u64,
+        open: &mut dyn FnMut(&Location) -> Result<Arc<dyn Disk>>,
+    ) -> Result<Delay> {
+        let mut lane = |(location, delay_ms): &(Location, u64)| -> Result<Lane> {
+            Ok(Lane {
+                mapping: Mapping::new(location, len, open(location)?)?,
+                delay_ms: *delay_ms,
+                tickets: AtomicU64::new(0),
+                released: AtomicU64::new(0),
+                gone_on: AtomicU64::new(0),
+                schedule: Mutex::default(),
+            })
+        };
+        let [read, write, flush] = &args.lanes;
+        Ok(Delay {
+            lanes: [lane(read)?, lane(write)?, lane(flush)?],
+            given: args.given,
+            carrier: Carrier::default(),
+            events: Arc::default(),
+        })
+    }
+
+    fn lane(&self, op: Op) -> &Lane {
+        match op {
+            Op::Read => &self.lanes[0],
+            Op::Write | Op::Discard | Op::WriteZeroes => &self.lanes[1],
+            Op::Flush => &self.lanes[2],
+        }
+    }
+}
+
+impl Lane {
+    /// Releases what is due at `now`; whether that was anything, and when to look again.
+    fn tick(&self, now: Nanos) -> (bool, Option<Nanos>) {
+        let mut schedule = lock(&self.schedule);
+        let tickets = self.tickets.load(Ordering::SeqCst);
+        if tickets > schedule.stamped {
+            schedule.stamped = tickets;
+            schedule.due.push_back((now + self.delay_ms * MILLISECOND, tickets));
+        }
+        let mut has_released = false;
+        while let Some((due, upto)) = schedule.due.front().copied()
+            && due <= now
+        {
+            schedule.due.pop_front();
+            self.released.store(upto, Ordering::SeqCst);
+            has_released = true;
+        }
+        (has_released, schedule.due.front().map(|(due, _)| *due))
+    }
+
+    /// Bios that wait.
+    fn waiting(&self) -> u64 {
+        let gone_on = self.gone_on.load(Ordering::SeqCst);
+        self.tickets.load(Ordering::SeqCst).saturating_sub(gone_on)
+    }
+}
+
+impl Target for Delay {
+    fn name(&self) -> &'static str {
+        "delay"
+    }
+
+    fn submit(&self, mut bio: Bio, port: &mut Port) {
+        let lane = self.lane(bio.op);
+        let ticket = bio.progress;
+        if lane.delay_ms == 0 {
+            self.carrier.send(bio, &lane.mapping, port);
+        } else if ticket == 0 {
+            bio.progress = lane.tickets.fetch_add(1, Ordering::SeqCst) + 1;
+            port.parked.push_back(bio);
+            self.events.work();
+        } else if ticket <= lane.released.load(Ordering::SeqCst) {
+            lane.gone_on.fetch_add(1, Ordering::SeqCst);
+            bio.progress = 0;
+            self.carrier.send(bio, &lane.mapping, port);
+        } else {
+            port.parked.push_back(bio);
+        }
+    }
+
+    fn complete(&self, io: DiskIo, port: &mut Port) {
+        if let Some(bio) = self.carrier.complete(io, port) {
+            port.done.push_back(bio);
+        }
+    }
+
+    fn tick(&self, now: Nanos, _port: &mut Port) -> Option<Nanos> {
+        let ticks = self.lanes.each_ref().map(|lane| lane.tick(now));
+        if ticks.iter().any(|(has_released, _)| *has_released) {
+            self.events.room();
+        }
+        ticks.iter().filter_map(|(_, next)| *next).min()
+    }
+
+    fn events(&self) -> Option<&Arc<Events>> {
+        Some(&self.events)
+    }
+
+    fn limits(&self) -> TargetLimits {
+        let [read, write, flush] = self.lanes.each_ref().map(|lane| lane.mapping.limits());
+        let block_bytes = read.block_bytes.max(write.block_bytes).max(flush.block_bytes);
+        TargetLimits { block_bytes, has_discard: write.has_discard }
+    }
+
+    /// Reads, writes and flushes that wait.
+    fn status(&self) -> String {
+        let [reads, writes, flushes] = self.lanes.each_ref().map(Lane::waiting);
+        format!("{reads} {writes} {flushes}")
+    }
+
+    fn table(&self) -> String {
+        let words = |lane: &Lane| format!("{} {}", lane.mapping.words(), lane.delay_ms);
+        self.lanes[..self.given].iter().map(words).collect::<Vec<_>>().join(" ")
+    }
+}

@@ -1,0 +1,73 @@
+//! linear: a range of the mapped device is a range of another one.
+//!
+//! `linear <device> <offset>`. The kernel's `dm-linear`.
+
+use super::{Carrier, Location, Mapping, wrong_count};
+use crate::bio::Bio;
+use crate::disk::{Disk, DiskIo};
+use crate::error::Result;
+use crate::sync::Arc;
+use crate::table::Word;
+use crate::target::{Port, Target, TargetLimits};
+
+/// The arguments of a linear line.
+#[derive(Clone, Debug)]
+pub struct LinearArgs {
+    /// Where it maps to.
+    pub location: Location,
+}
+
+impl LinearArgs {
+    /// Reads the words behind `linear`.
+    pub fn parse(args: &[Word]) -> Result<LinearArgs> {
+        let [device, offset] = args else {
+            return Err(wrong_count(args, 2, "Invalid argument count: linear <device> <offset>"));
+        };
+        Ok(LinearArgs { location: Location::parse(device, offset)? })
+    }
+}
+
+/// The linear target.
+#[derive(Debug)]
+pub struct Linear {
+    mapping: Mapping,
+    carrier: Carrier,
+}
+
+impl Linear {
+    /// Maps `len` bytes to `disk`, which `args` names.
+    pub fn new(args: &LinearArgs, len: u64, disk: Arc<dyn Disk>) -> Result<Linear> {
+        Ok(Linear {
+            mapping: Mapping::new(&args.location, len, disk)?,
+            carrier: Carrier::default(),
+        })
+    }
+}
+
+impl Target for Linear {
+    fn name(&self) -> &'static str {
+        "linear"
+    }
+
+    fn submit(&self, bio: Bio, port: &mut Port) {
+        self.carrier.send(bio, &self.mapping, port);
+    }
+
+    fn complete(&self, io: DiskIo, port: &mut Port) {
+        if let Some(bio) = self.carrier.complete(io, port) {
+            port.done.push_back(bio);
+        }
+    }
+
+    fn limits(&self) -> TargetLimits {
+        self.mapping.limits()
+    }
+
+    fn status(&self) -> String {
+        String::new()
+    }
+
+    fn table(&self) -> String {
+        self.mapping.words()
+    }
+}

@@ -1,0 +1,160 @@
+//! The small targets: linear, zero, error, delay, flakey. Useful by themselves, and the tools
+//! that tests put under and beside the others.
+//!
+//! Three of them hand bios on to a disk; what they share is here: a `Mapping` is a range of a
+//! disk, a `Carrier` takes bios there and back. Grammar, status and table text are those of the
+//! kernel's documents (`linear`, `zero`, `delay`, `dm-flakey`).
+
+mod delay;
+mod flakey;
+mod linear;
+mod void;
+
+pub use delay::{Delay, DelayArgs};
+pub use flakey::{CorruptByte, Features, Flakey, FlakeyArgs};
+pub use linear::{Linear, LinearArgs};
+pub use void::{ErrorTarget, Zero};
+
+use crate::bio::{Bio, Op};
+use crate::buffer::Buffer;
+use crate::disk::{Disk, DiskIo};
+use crate::error::{Error, Kind, Result};
+use crate::pending::PerPort;
+use crate::sync::Arc;
+use crate::table::{DeviceWord, Word};
+use crate::target::{Port, TargetLimits};
+use crate::units::SECTOR;
+
+/// Two words of a table line: a device, and the sector on it where the mapping starts.
+#[derive(Clone, Debug)]
+pub struct Location {
+    /// The device.
+    pub device: DeviceWord,
+    /// The first sector.
+    pub offset: u64,
+    offset_word: Word,
+}
+
+impl Location {
+    fn parse(device: &Word, offset: &Word) -> Result<Location> {
+        Ok(Location {
+            device: device.device()?,
+            offset: offset.sectors("Invalid device sector: it")?,
+            offset_word: offset.clone(),
+        })
+    }
+}
+
+/// A range of a disk.
+#[derive(Clone, Debug)]
+struct Mapping {
+    disk: Arc<dyn Disk>,
+    start: u64,
+}
+
+impl Mapping {
+    /// The range of `len` bytes at `place` on `disk`, which must hold it.
+    fn new(place: &Location, len: u64, disk: Arc<dyn Disk>) -> Result<Mapping> {
+        let limits = disk.limits();
+        let start = place.offset * SECTOR;
+        if start.checked_add(len).is_none_or(|end| end > limits.size_bytes) {
+            let message = format!(
+                "{} too small for target: start={}, len={}, dev_size={} (sectors)",
+                limits.name,
+                place.offset,
+                len / SECTOR,
+                limits.size_bytes / SECTOR
+            );
+            let word =
+                if len > limits.size_bytes { &place.device.word } else { &place.offset_word };
+            return Err(word.error(Kind::Invalid, message));
+        }
+        Ok(Mapping { disk, start })
+    }
+
+    fn limits(&self) -> TargetLimits {
+        let limits = self.disk.limits();
+        TargetLimits { block_bytes: limits.block_bytes, has_discard: limits.has_discard }
+    }
+
+    /// Device and start sector, as the table line has them.
+    fn words(&self) -> String {
+        let name = Word::new(self.disk.limits().kernel_name.as_str());
+        format!("{} {}", name.quoted(), self.start / SECTOR)
+    }
+}
+
+/// Takes bios to disks and back. A bio with FUA is followed by a flush of the disk it went to.
+#[derive(Debug, Default)]
+struct Carrier {
+    pending: PerPort<Bio>,
+}
+
+impl Carrier {
+    /// Emits the I/O of `bio`; it goes on in `complete`.
+    fn send(&self, mut bio: Bio, to: &Mapping, port: &mut Port) {
+        let buffer = std::mem::replace(&mut bio.buffer, Buffer::empty());
+        self.send_with(bio, buffer, to, port);
+    }
+
+    /// Emits the I/O of `bio` with `buffer` instead of its own, which it keeps.
+    fn send_with(&self, bio: Bio, buffer: Buffer, to: &Mapping, port: &mut Port) {
+        if bio.op == Op::Discard && !to.disk.limits().has_discard {
+            port.pool.put(buffer);
+            return port.finish(bio, Err(crate::error::Status::Unsupported));
+        }
+        let (op, len) = (bio.op, bio.len);
+        let offset = if op == Op::Flush { 0 } else { to.start + bio.offset };
+        let token = u64::from(self.pending.of(port).insert(bio));
+        let disk = to.disk.clone();
+        port.ios.push_back(DiskIo {
+            disk,
+            op,
+            offset,
+            len,
+            buffer,
+            token,
+            line: 0,
+            result: Ok(()),
+        });
+    }
+
+    /// Takes an I/O back. The bio it belongs to, with its status and data, once it is done.
+    fn complete(&self, mut io: DiskIo, port: &mut Port) -> Option<Bio> {
+        let place = io.token as u32;
+        let mut pending = self.pending.of(port);
+        let changes = !matches!(io.op, Op::Read | Op::Flush);
+        if changes && io.result.is_ok() && pending.value(place).fua {
+            let bio = pending.value(place);
+            let spare = give_back(bio, std::mem::replace(&mut io.buffer, Buffer::empty()));
+            drop(pending);
+            port.pool.put(spare);
+            (io.op, io.offset, io.len) = (Op::Flush, 0, 0);
+            port.ios.push_back(io);
+            return None;
+        }
+        let mut bio = pending.remove(place);
+        drop(pending);
+        port.pool.put(give_back(&mut bio, io.buffer));
+        bio.status = io.result;
+        Some(bio)
+    }
+}
+
+/// Puts the buffer that was lent to an I/O back into its bio; or returns it, if the bio kept its
+/// own.
+fn give_back(bio: &mut Bio, buffer: Buffer) -> Buffer {
+    if bio.buffer.is_empty() { std::mem::replace(&mut bio.buffer, buffer) } else { buffer }
+}
+
+/// A wrong number of arguments: points at the word that is one too many, or behind the last.
+fn wrong_count(args: &[Word], at_most: usize, message: &str) -> Error {
+    match (args.get(at_most), args.last()) {
+        (Some(extra), _) => extra.error(Kind::Invalid, message),
+        (None, Some(last)) => last.behind(message),
+        (None, None) => Error::new(Kind::Invalid, message),
+    }
+}
+
+#[cfg(test)]
+mod tests;

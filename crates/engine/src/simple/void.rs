@@ -1,0 +1,104 @@
+//! zero and error: targets without a device.
+//!
+//! `zero` reads as zeroes and forgets what is written. `error` fails whatever goes to its area;
+//! a flush goes to no area and succeeds, as in the kernel.
+
+use super::{Location, wrong_count};
+use crate::bio::{Bio, Op};
+use crate::disk::DiskIo;
+use crate::error::{Result, Status};
+use crate::table::Word;
+use crate::target::{Port, Target, TargetLimits};
+use crate::units::SECTOR;
+
+/// The zero target.
+#[derive(Debug)]
+pub struct Zero;
+
+impl Zero {
+    /// Reads the words behind `zero`: there are none.
+    pub fn parse(args: &[Word]) -> Result<Zero> {
+        if !args.is_empty() {
+            return Err(wrong_count(args, 0, "No arguments required"));
+        }
+        Ok(Zero)
+    }
+}
+
+impl Target for Zero {
+    fn name(&self) -> &'static str {
+        "zero"
+    }
+
+    fn submit(&self, mut bio: Bio, port: &mut Port) {
+        if bio.op == Op::Read {
+            bio.buffer.as_mut_slice().fill(0);
+        }
+        port.finish(bio, Ok(()));
+    }
+
+    fn complete(&self, _io: DiskIo, _port: &mut Port) {
+        unreachable!("zero emits no I/O");
+    }
+
+    fn limits(&self) -> TargetLimits {
+        TargetLimits { block_bytes: SECTOR as u32, has_discard: true }
+    }
+
+    fn status(&self) -> String {
+        String::new()
+    }
+
+    fn table(&self) -> String {
+        String::new()
+    }
+}
+
+/// The error target. It may name a device and a sector, of which it makes nothing.
+#[derive(Debug)]
+pub struct ErrorTarget;
+
+impl ErrorTarget {
+    /// Reads the words behind `error`.
+    pub fn parse(args: &[Word]) -> Result<ErrorTarget> {
+        match args {
+            [] => {}
+            [device, offset] => drop(Location::parse(device, offset)?),
+            _ => {
+                return Err(wrong_count(
+                    args,
+                    2,
+                    "Invalid argument count: error [<device> <offset>]",
+                ));
+            }
+        }
+        Ok(ErrorTarget)
+    }
+}
+
+impl Target for ErrorTarget {
+    fn name(&self) -> &'static str {
+        "error"
+    }
+
+    fn submit(&self, bio: Bio, port: &mut Port) {
+        let status = if bio.op == Op::Flush { Ok(()) } else { Err(Status::Io) };
+        port.finish(bio, status);
+    }
+
+    fn complete(&self, _io: DiskIo, _port: &mut Port) {
+        unreachable!("error emits no I/O");
+    }
+
+    fn limits(&self) -> TargetLimits {
+        TargetLimits { block_bytes: SECTOR as u32, has_discard: false }
+    }
+
+    fn status(&self) -> String {
+        String::new()
+    }
+
+    fn table(&self) -> String {
+        String::new()
+    }
+}

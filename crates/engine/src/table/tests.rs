@@ -1,0 +1,183 @@
+//! Tests of this folder.
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::disk::IoMode;
+use crate::pmem::Persistence;
+
+fn message(text: &str) -> String {
+    Table::parse(text).unwrap_err().to_string()
+}
+
+fn drawing(text: &str) -> String {
+    pointer(text, &Table::parse(text).unwrap_err()).unwrap()
+}
+
+#[test]
+fn reads_what_the_manual_shows() {
+    let table = Table::parse(
+        "# A table to join two disks together\n\
+         0 1028160 linear /dev/hda 0\n\
+         \n   # more\n\
+         \t1028160 3903762\tlinear /dev/hdb 0 # the rest\r\n",
+    )
+    .unwrap();
+    assert_eq!(table.lines.len(), 2);
+    assert_eq!(table.len_sectors(), 4_931_922);
+    assert_eq!(table.lines[1].args, [Word::new("/dev/hdb"), Word::new("0")]);
+    assert_eq!(table.lines[1].target.line, 5);
+    assert_eq!(table.lines[1].target.column, 18);
+    assert_eq!(
+        table.to_string(),
+        "0 1028160 linear /dev/hda 0\n1028160 3903762 linear /dev/hdb 0\n"
+    );
+}
+
+#[test]
+fn a_backslash_quotes_and_a_hash_ends_the_line() {
+    let table = Table::parse(r"0 8 linear /my\ disk\\s\#1 0#end").unwrap();
+    assert_eq!(table.lines[0].args, [Word::new(r"/my disk\s#1"), Word::new("0")]);
+    assert_eq!(table.to_string(), "0 8 linear /my\\ disk\\\\s\\#1 0\n");
+    // As in the kernel, a last backslash quotes nothing.
+    assert_eq!(Table::parse("0 8 linear a\\").unwrap().lines[0].args, [Word::new("a\\")]);
+    assert_eq!(Table::parse("+0 +8 zero").unwrap().to_string(), "0 8 zero\n");
+    // The first three words are not arguments.
+    assert_eq!(Table::parse("0 8 ze\\#ro").unwrap().lines[0].target.text, "ze\\#ro");
+}
+
+#[test]
+fn errors_say_what_and_where() {
+    let cases = [
+        ("", "the table has no line: expected `start length target arguments`"),
+        ("# only\n \n", "the table has no line: expected `start length target arguments`"),
+        (
+            "0x10 8 zero",
+            "table line 1, column 1: `0x10`: the start sector is a plain decimal number",
+        ),
+        (
+            "0 -8 zero",
+            "table line 1, column 3: `-8`: the length in sectors is a plain decimal number",
+        ),
+        ("0", "table line 1, column 2: the length in sectors is missing behind this (`0`)"),
+        ("0 8 ", "table line 1, column 4: the target's name is missing behind this (`8`)"),
+        ("0 0 zero", "table line 1, column 3: `0`: zero-length target"),
+        ("8 8 zero", "table line 1, column 1: `8`: Gap in table: this line must start at sector 0"),
+        (
+            "0 8 zero\n\n 7 8 zero",
+            "table line 3, column 2: `7`: Gap in table (overlap): this line must start at sector 8",
+        ),
+        (
+            "0 18446744073709551616 zero",
+            "table line 1, column 3: `18446744073709551616`: the length in sectors is too large",
+        ),
+        ("0 8 linear \u{1}", "table line 1, column 12: a control character in a table"),
+        (
+            "0 8 a-target-of-16-b",
+            "table line 1, column 5: `a-target-of-16-b`: a target's name has at most 15 characters",
+        ),
+    ];
+    for (text, expected) in cases {
+        assert_eq!(message(text), expected, "{text:?}");
+        assert_eq!(Table::parse(text).unwrap_err().kind(), Kind::Invalid);
+    }
+    assert_eq!(
+        Table::parse_bytes(b"0 8 zero\n8 \xff zero").unwrap_err().to_string(),
+        "table line 2, column 3: not UTF-8 text"
+    );
+    let most = TABLE_SECTORS_MAX;
+    assert!(Table::parse(&format!("0 {most} zero")).is_ok());
+    assert!(message(&format!("0 {most} zero\n{most} 1 zero")).contains("too long"));
+}
+
+#[test]
+fn the_caret_stands_under_the_word() {
+    assert_eq!(drawing("0 8 zero\n\t9 8  zero"), " 9 8  zero\n ^");
+    assert_eq!(
+        drawing("0 80000000000000000000 zero"),
+        "0 80000000000000000000 zero\n  ^^^^^^^^^^^^^^^^^^^^"
+    );
+    assert_eq!(drawing("0 8\r"), "0 8\n   ^");
+    // Quoted words are as wide as they are written.
+    let text = r"0 8 linear a\ b\\c?io=slow";
+    let table = Table::parse(text).unwrap();
+    let error = table.lines[0].args[0].device().unwrap_err();
+    assert_eq!(pointer(text, &error).unwrap(), format!("{text}\n           ^^^^^^^^^^^^^^^"));
+    // Errors about no place draw nothing.
+    assert_eq!(pointer("", &Table::parse("").unwrap_err()), None);
+}
+
+#[test]
+fn limits_hold() {
+    let words = "w ".repeat(LINE_WORDS_MAX);
+    assert!(Table::parse(&format!("0 8 zero {words}")).is_ok());
+    assert!(message(&format!("0 8 zero {words} w")).contains("more than 256 arguments"));
+    let lines = |count: usize| (0..count).map(|n| format!("{n} 1 zero\n")).collect::<String>();
+    assert!(Table::parse(&lines(TABLE_LINES_MAX)).is_ok());
+    assert!(message(&lines(TABLE_LINES_MAX + 1)).contains("more than 4096 targets"));
+    assert!(message(&" ".repeat(TABLE_BYTES_MAX + 1)).contains("at most 262144"));
+}
+
+#[test]
+fn device_words_carry_options() {
+    let parse = |text: &str| Word::new(text).device();
+    let plain = parse("/data/slow.img").unwrap();
+    assert_eq!((plain.path.as_str(), plain.options), ("/data/slow.img", DeviceOptions::default()));
+    let both = parse("/x?persist=msync&io=dontcache").unwrap();
+    assert_eq!(both.path, "/x");
+    assert_eq!(both.options.io, Some(IoMode::DontCache));
+    assert_eq!(both.options.persist, Some(Persistence::Msync));
+    // A question mark that no option follows belongs to the name.
+    assert_eq!(parse("/what?").unwrap().path, "/what?");
+    assert_eq!(parse("/what?now").unwrap().path, "/what?now");
+    assert_eq!(parse("/odd?io=direct?io=buffered").unwrap().path, "/odd?io=direct");
+    assert_eq!(
+        parse("/x?io=fast").unwrap_err().to_string(),
+        "`/x?io=fast`: io=fast: expected direct, buffered or dontcache"
+    );
+    assert!(parse("/x?speed=9").unwrap_err().to_string().contains("no such option: speed"));
+    assert!(parse("/x?persist=").unwrap_err().to_string().contains("expected cpu or msync"));
+    assert!(parse("?io=direct").unwrap_err().to_string().contains("path is missing"));
+}
+
+fn any_table() -> impl Strategy<Value = Table> {
+    let word = "[^\\p{C}\\s]([^\\p{C}]{0,12})".prop_map(Word::new);
+    let target = "[a-z][a-z0-9_-]{0,14}".prop_map(Word::new);
+    let line = (1..1u64 << 40, target, prop::collection::vec(word, 0..6));
+    prop::collection::vec(line, 1..8).prop_map(|lines| {
+        let mut start = 0;
+        let mut table = Table { lines: Vec::new() };
+        for (len, target, args) in lines {
+            table.lines.push(TableLine { start, len, target, args });
+            start += len;
+        }
+        table
+    })
+}
+
+proptest! {
+    #[test]
+    fn what_is_printed_is_read_back(table in any_table()) {
+        prop_assert_eq!(Table::parse(&table.to_string()).unwrap(), table);
+    }
+
+    #[test]
+    fn arbitrary_bytes_never_panic(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+        let _ = Table::parse_bytes(&bytes);
+    }
+
+    #[test]
+    fn near_misses_never_panic(text in "([0-9#\\\\ \t\nlinear/?=&\u{e9}\u{1}]{0,12}[ \n]){0,10}") {
+        match Table::parse(&text) {
+            Ok(table) => {
+                prop_assert_eq!(Table::parse(&table.to_string()).unwrap(), table.clone());
+                for word in table.lines.iter().flat_map(|line| &line.args) {
+                    let _ = word.device();
+                }
+            }
+            Err(error) => {
+                let _ = pointer(&text, &error);
+            }
+        }
+    }
+}

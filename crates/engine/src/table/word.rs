@@ -1,0 +1,211 @@
+//! Words of a table line, and the words among them that name a device.
+
+use std::fmt;
+
+use crate::disk::IoMode;
+use crate::error::{Error, Kind, Place, Result};
+use crate::pmem::Persistence;
+
+/// A word, and where it stood. Words are equal when their text is.
+#[derive(Clone)]
+pub struct Word {
+    /// The word, without its backslashes.
+    pub text: String,
+    /// Line of the table's text, from 1; 0 for a word that comes from no text.
+    pub line: u32,
+    /// Column of its first character, from 1.
+    pub column: u32,
+    /// Characters it takes in the text.
+    pub width: u32,
+}
+
+impl Word {
+    /// A word that comes from no text.
+    pub fn new(text: impl Into<String>) -> Word {
+        Word { text: text.into(), line: 0, column: 0, width: 0 }
+    }
+
+    /// An error that points at this word and shows it.
+    pub fn error(&self, kind: Kind, message: impl fmt::Display) -> Error {
+        self.point(Error::new(kind, format!("`{}`: {message}", self.text.escape_debug())))
+    }
+
+    /// An error that points behind this word, where something is missing.
+    pub fn behind(&self, message: impl fmt::Display) -> Error {
+        let message = format!("{message} (`{}`)", self.text.escape_debug());
+        self.point_behind(Error::new(Kind::Invalid, message))
+    }
+
+    /// Makes `error`, whose text says enough by itself, point at this word.
+    pub fn point(&self, error: Error) -> Error {
+        match self.place() {
+            Some(place) => error.at(super::Shown(place)).with_place(place),
+            None => error,
+        }
+    }
+
+    /// Makes `error`, about something that is missing, point behind this word.
+    pub fn point_behind(&self, error: Error) -> Error {
+        match self.place() {
+            Some(Place { line, column, width }) => {
+                let place = Place { line, column: column + width, width: 1 };
+                error.at(super::Shown(place)).with_place(place)
+            }
+            None => error,
+        }
+    }
+
+    /// Where it stood; `None` if nowhere.
+    pub fn place(&self) -> Option<Place> {
+        (self.line != 0).then_some(Place {
+            line: self.line,
+            column: self.column,
+            width: self.width,
+        })
+    }
+
+    /// The word as a plain decimal number; `what` names it in the error.
+    pub fn number(&self, what: &str) -> Result<u64> {
+        let digits = &self.text;
+        if digits.is_empty() || !digits.bytes().all(|b| b.is_ascii_digit()) {
+            return Err(self.error(Kind::Invalid, format!("{what} is a plain decimal number")));
+        }
+        digits.parse().map_err(|_| self.error(Kind::Invalid, format!("{what} is too large")))
+    }
+
+    /// The word as a number of sectors that a device can have.
+    pub fn sectors(&self, what: &str) -> Result<u64> {
+        let sectors = self.number(what)?;
+        if sectors > super::TABLE_SECTORS_MAX {
+            return Err(self.error(Kind::Invalid, format!("{what} is too large")));
+        }
+        Ok(sectors)
+    }
+
+    /// As `sectors`, with a plus sign in front if one likes.
+    pub(super) fn signed_sectors(&self, what: &str) -> Result<u64> {
+        match self.text.strip_prefix('+') {
+            Some(digits) => Word { text: digits.into(), ..self.clone() }.sectors(what),
+            None => self.sectors(what),
+        }
+    }
+
+    /// The word as a number of at most `max`.
+    pub fn number_up_to(&self, what: &str, max: u64) -> Result<u64> {
+        let number = self.number(what)?;
+        if number > max {
+            return Err(self.error(Kind::Invalid, format!("{what} is at most {max}")));
+        }
+        Ok(number)
+    }
+
+    /// The word as it must be written in a table line.
+    pub fn quoted(&self) -> String {
+        let mut quoted = String::with_capacity(self.text.len());
+        for c in self.text.chars() {
+            if super::is_blank(c) || matches!(c, '\\' | '#') {
+                quoted.push('\\');
+            }
+            quoted.push(c);
+        }
+        quoted
+    }
+
+    /// The word as the name of a device, with its options.
+    pub fn device(&self) -> Result<DeviceWord> {
+        DeviceWord::parse(self)
+    }
+}
+
+impl PartialEq for Word {
+    fn eq(&self, other: &Word) -> bool {
+        self.text == other.text
+    }
+}
+
+impl Eq for Word {}
+
+impl fmt::Debug for Word {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?}@{}:{}", self.text, self.line, self.column)
+    }
+}
+
+/// What a device word says behind its `?`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DeviceOptions {
+    /// `io=direct|buffered|dontcache`.
+    pub io: Option<IoMode>,
+    /// `persist=cpu|msync`.
+    pub persist: Option<Persistence>,
+}
+
+/// A word that names a device: `/data/slow.img?io=direct`.
+///
+/// Options are `key=value`, joined by `&`, behind the last `?` of the word; a last `?` that is
+/// followed by anything else belongs to the path. So a file whose name itself ends like an option
+/// is named by giving any option behind it: `/data/odd?io=direct?io=direct`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeviceWord {
+    /// The path, or `major:minor`.
+    pub path: String,
+    /// What was said behind it.
+    pub options: DeviceOptions,
+    /// The whole word, for errors and for printing.
+    pub word: Word,
+}
+
+impl DeviceWord {
+    /// Takes `word` apart.
+    pub fn parse(word: &Word) -> Result<DeviceWord> {
+        let mut options = DeviceOptions::default();
+        let (path, list) = match word.text.rsplit_once('?') {
+            Some((path, list)) if list.split('&').all(looks_like_option) => (path, Some(list)),
+            _ => (word.text.as_str(), None),
+        };
+        if path.is_empty() {
+            return Err(word.error(Kind::Invalid, "the device's path is missing"));
+        }
+        for option in list.into_iter().flat_map(|list| list.split('&')) {
+            options.set(option).map_err(|error| word.error(error.kind(), error))?;
+        }
+        Ok(DeviceWord { path: path.to_string(), options, word: word.clone() })
+    }
+
+    /// An error that points at this device's word.
+    pub fn error(&self, kind: Kind, message: impl fmt::Display) -> Error {
+        self.word.error(kind, message)
+    }
+}
+
+impl fmt::Display for DeviceWord {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.word.text)
+    }
+}
+
+impl DeviceOptions {
+    fn set(&mut self, option: &str) -> Result<()> {
+        let (key, value) = option.split_once('=').expect("checked by looks_like_option");
+        match (key, value) {
+            ("io", _) => self.io = Some(IoMode::parse(value)?),
+            ("persist", "cpu") => self.persist = Some(Persistence::Cpu),
+            ("persist", "msync") => self.persist = Some(Persistence::Msync),
+            ("persist", _) => {
+                let message = format!("persist={value}: expected cpu or msync");
+                return Err(Error::new(Kind::Invalid, message));
+            }
+            _ => {
+                let message = format!("no such option: {key}; there are io and persist");
+                return Err(Error::new(Kind::Invalid, message));
+            }
+        }
+        Ok(())
+    }
+}
+
+fn looks_like_option(text: &str) -> bool {
+    text.split_once('=').is_some_and(|(key, _)| {
+        !key.is_empty() && key.bytes().all(|b| b.is_ascii_lowercase() || b == b'_')
+    })
+}

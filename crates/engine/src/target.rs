@@ -1,0 +1,216 @@
+//! The contract between engines and whoever drives them.
+//!
+//! An engine is a state machine that many threads may call at once. What it wants from the world
+//! it puts into the [`Port`] handed to it: finished bios, I/O for disks, bios that must wait. The
+//! driver (a queue thread, an in-process caller, the simulator) carries that out and calls back.
+//!
+//! Contract, asserted by `device.rs` on both sides of every call:
+//! 1. Each submitted bio comes out exactly once, in `port.done` or in `port.parked`; a parked one
+//!    is submitted again, unchanged, when [`Events::room`] has been signalled, in the order parked.
+//! 2. `submit` and `complete` never block on anything but short locks, never call the world.
+//! 3. I/O emitted into a port completes through the same port's `complete`.
+
+use std::collections::VecDeque;
+
+use crate::bio::Bio;
+use crate::buffer::BufferPool;
+use crate::disk::DiskIo;
+use crate::error::{Result, Status};
+use crate::sync::atomic::{AtomicU64, Ordering};
+use crate::sync::{Arc, Mutex, lock};
+use crate::units::Nanos;
+
+/// One thread's window to the targets: what they want done.
+#[derive(Debug, Default)]
+pub struct Port {
+    /// Finished bios, with their status.
+    pub done: VecDeque<Bio>,
+    /// I/O to start.
+    pub ios: VecDeque<DiskIo>,
+    /// Bios that wait for room or for resume.
+    pub parked: VecDeque<Bio>,
+    /// Memory for private copies.
+    pub pool: BufferPool,
+    /// Which thread this is, as a small number: engines spread their data heads by it.
+    pub id: usize,
+}
+
+impl Port {
+    /// A window for thread number `id`.
+    pub fn new(id: usize) -> Port {
+        Port { id, ..Port::default() }
+    }
+
+    /// Ends `bio` with `status`.
+    pub fn finish(&mut self, bio: Bio, status: std::result::Result<(), Status>) {
+        self.done.push_back(bio.finished(status));
+    }
+}
+
+/// Somebody who sleeps until there is something to do. Implemented by queues.
+pub trait Wake: Send + Sync {
+    /// Makes the sleeper look again. Cheap when it is awake.
+    fn wake(&self);
+}
+
+/// How a target tells sleeping queues that something changed.
+#[derive(Default)]
+pub struct Events {
+    room_epoch: AtomicU64,
+    listeners: Mutex<Vec<Arc<dyn Wake>>>,
+    background: Mutex<Option<Arc<dyn Wake>>>,
+}
+
+impl Events {
+    /// Adds a queue that wants to hear of room.
+    pub fn listen(&self, wake: Arc<dyn Wake>) {
+        lock(&self.listeners).push(wake);
+    }
+
+    /// Removes a queue again.
+    pub fn forget(&self, wake: &Arc<dyn Wake>) {
+        lock(&self.listeners).retain(|other| !Arc::ptr_eq(other, wake));
+    }
+
+    /// Sets the queue that runs `tick`.
+    pub fn set_background(&self, wake: Option<Arc<dyn Wake>>) {
+        *lock(&self.background) = wake;
+    }
+
+    /// Parked bios may be tried again.
+    pub fn room(&self) {
+        self.room_epoch.fetch_add(1, Ordering::SeqCst);
+        for listener in lock(&self.listeners).iter() {
+            listener.wake();
+        }
+    }
+
+    /// Counts calls of `room`: a queue with parked bios retries them when this has moved.
+    pub fn room_epoch(&self) -> u64 {
+        self.room_epoch.load(Ordering::SeqCst)
+    }
+
+    /// The background should tick now rather than at its next deadline.
+    pub fn work(&self) {
+        if let Some(background) = lock(&self.background).as_ref() {
+            background.wake();
+        }
+    }
+}
+
+impl std::fmt::Debug for Events {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Events(room epoch {})", self.room_epoch())
+    }
+}
+
+/// What a target wants clients to know: block sizes and what is worth sending.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TargetLimits {
+    /// Smallest unit of a request, in bytes: 512 or the disk's logical block.
+    pub block_bytes: u32,
+    /// Whether discards are worth sending.
+    pub has_discard: bool,
+}
+
+/// A named number of a target, for `status --all`, `info --json` and metrics.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Fact {
+    /// Snake-case name with its unit last: `dirty_bytes`.
+    pub name: &'static str,
+    /// The value, as JSON would carry it.
+    pub value: FactValue,
+    /// What it means, in one sentence.
+    pub about: &'static str,
+}
+
+/// The value of a [`Fact`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum FactValue {
+    /// A number.
+    Number(u64),
+    /// Yes or no.
+    Flag(bool),
+    /// Words.
+    Text(String),
+}
+
+/// One piece of work that moves data: what `drain` and `remove --drain` watch.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Dirty {
+    /// Bytes that only the cache has.
+    pub bytes: u64,
+    /// Whether write-back is failing at the moment, and the pauses it makes are growing.
+    pub is_failing: bool,
+}
+
+/// The code behind a table line.
+pub trait Target: Send + Sync + std::fmt::Debug {
+    /// The target's name in table lines.
+    fn name(&self) -> &'static str;
+
+    /// Serves `bio`, whose range is relative to the table line's start.
+    fn submit(&self, bio: Bio, port: &mut Port);
+
+    /// Takes back an I/O that this target emitted into `port`.
+    fn complete(&self, io: DiskIo, port: &mut Port);
+
+    /// Does background work; called by one thread at a time. Says when to call again at the
+    /// latest; `None` means: only when [`Events::work`] is signalled.
+    fn tick(&self, _now: Nanos, _port: &mut Port) -> Option<Nanos> {
+        None
+    }
+
+    /// Where this target signals.
+    fn events(&self) -> Option<&Arc<Events>> {
+        None
+    }
+
+    /// What clients should know.
+    fn limits(&self) -> TargetLimits;
+
+    /// The words behind the target's name in the status line: the kernel's own.
+    fn status(&self) -> String;
+
+    /// The words behind the target's name in the table line.
+    fn table(&self) -> String;
+
+    /// More than the kernel's line has room for.
+    fn facts(&self) -> Vec<Fact> {
+        Vec::new()
+    }
+
+    /// Carries out a message and answers with text, mostly empty.
+    fn message(&self, words: &[String]) -> Result<String> {
+        let _ = words;
+        Err(crate::error::Error::new(
+            crate::error::Kind::Invalid,
+            format!("Target type does not support messages: {}", self.name()),
+        ))
+    }
+
+    /// Data that is not on the origin yet.
+    fn dirty(&self) -> Dirty {
+        Dirty::default()
+    }
+
+    /// Writes everything back as fast as the origin takes it, until `dirty().bytes` is 0, from
+    /// `true` on; back to normal from `false` on.
+    fn set_draining(&self, _draining: bool) {}
+
+    /// No bio is in flight and none will come until `resume`: bring the media to rest (close key
+    /// sets, stop background work). Background I/O may still be in flight; `is_idle` tells.
+    fn suspend(&self) -> Result<()> {
+        Ok(())
+    }
+
+    /// Whether, after `suspend`, no background I/O is in flight.
+    fn is_idle(&self) -> bool {
+        true
+    }
+
+    /// Bios will come again.
+    fn resume(&self) -> Result<()> {
+        Ok(())
+    }
+}

@@ -1,0 +1,303 @@
+//! From table lines to targets: the one place that knows every target's name, and the one through
+//! which assembly opens devices.
+//!
+//! 1. All lines are read and checked before anything is opened.
+//! 2. A device that several words of one table name alike is opened once and shared; devices that
+//!    two tables name are refused by the lock that opening takes.
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+
+use crate::crc::pcache_crc;
+use crate::device::LoadedTable;
+use crate::disk::{Disk, FileDisk, FileOptions, OpenMode};
+use crate::error::{Error, Kind, Result};
+use crate::pcache::layout::Geometry;
+use crate::pcache::{self, OpenOptions, Pcache};
+use crate::pmem::Pmem;
+use crate::pmem::dax::{DaxOptions, DaxPmem};
+use crate::shm::SharedWords;
+use crate::simple::{
+    Delay, DelayArgs, ErrorTarget, Flakey, FlakeyArgs, Linear, LinearArgs, Location, Zero,
+};
+use crate::sync::{Arc, Mutex, lock};
+use crate::table::{DeviceWord, Table, TableLine};
+use crate::target::Target;
+
+/// The targets there are, with their words, for `udm targets` and for errors.
+pub const TARGETS: [(&str, &str); 6] = [
+    ("delay", "<device> <offset> <delay> [<device> <offset> <delay> [<device> <offset> <delay>]]"),
+    ("error", "[<device> <offset>]"),
+    ("flakey", "<device> <offset> <up> <down> [<#words> <features>...]"),
+    ("linear", "<device> <offset>"),
+    (
+        "pcache",
+        "<cache device> <backing device> [<#words> [cache_mode writeback] [data_crc true|false]]",
+    ),
+    ("zero", ""),
+];
+
+/// Finds what device words name. The world, or a test's idea of it.
+pub trait Opener {
+    /// A slow device, for this process alone.
+    fn disk(&self, word: &DeviceWord) -> Result<Arc<dyn Disk>>;
+
+    /// A cache device, for this process alone.
+    fn pmem(&self, word: &DeviceWord) -> Result<Arc<dyn Pmem>>;
+
+    /// Memory called `name` that survives this process.
+    fn shared_words(&self, name: &str, words: usize) -> Result<SharedWords>;
+}
+
+/// What the user said beside the table.
+#[derive(Clone, Debug, Default)]
+pub struct BuildOptions {
+    /// Format a cache device even if it may hold something else.
+    pub force_format: bool,
+    /// A fresh random number: names this attach.
+    pub attach_id: u64,
+    /// Sizes of a pcache's segments other than the kernel's, for simulations.
+    pub geometry: Option<Geometry>,
+}
+
+/// A line whose words are understood.
+enum Plan {
+    Linear(LinearArgs),
+    Zero(Zero),
+    Error(ErrorTarget),
+    Delay(DelayArgs),
+    Flakey(FlakeyArgs),
+    Pcache { args: pcache::TableArgs, cache: DeviceWord, backing: DeviceWord },
+}
+
+/// Whether the words of all lines are right. Opens nothing.
+pub fn check(table: &Table) -> Result<()> {
+    plan(table).map(drop)
+}
+
+/// Makes the targets of a table.
+pub fn build(table: &Table, opener: &dyn Opener, options: &BuildOptions) -> Result<LoadedTable> {
+    let mut builder = Builder { opener, options, disks: HashMap::new() };
+    let targets = plan(table)?
+        .into_iter()
+        .zip(&table.lines)
+        .map(|(plan, line)| builder.target(plan, line))
+        .collect::<Result<Vec<_>>>()?;
+    Ok(LoadedTable::new(table, targets))
+}
+
+fn plan(table: &Table) -> Result<Vec<Plan>> {
+    let plans: Vec<Plan> = table.lines.iter().map(plan_line).collect::<Result<_>>()?;
+    for (plan, line) in plans.iter().zip(&table.lines) {
+        if matches!(plan, Plan::Pcache { .. }) && plans.len() > 1 {
+            let message = "must be the only target of its table";
+            return Err(line.target.error(Kind::Invalid, message));
+        }
+    }
+    Ok(plans)
+}
+
+fn plan_line(line: &TableLine) -> Result<Plan> {
+    Ok(match line.target.text.as_str() {
+        "linear" => Plan::Linear(with_target(line, LinearArgs::parse(&line.args))?),
+        "zero" => Plan::Zero(with_target(line, Zero::parse(&line.args))?),
+        "error" => Plan::Error(with_target(line, ErrorTarget::parse(&line.args))?),
+        "delay" => Plan::Delay(with_target(line, DelayArgs::parse(&line.args))?),
+        "flakey" => Plan::Flakey(with_target(line, FlakeyArgs::parse(&line.args))?),
+        "pcache" => plan_pcache(line)?,
+        _ => {
+            let names: Vec<&str> = TARGETS.iter().map(|(name, _)| *name).collect();
+            let message = format!("unknown target type; there are {}", names.join(", "));
+            return Err(line.target.error(Kind::Invalid, message));
+        }
+    })
+}
+
+fn plan_pcache(line: &TableLine) -> Result<Plan> {
+    let words: Vec<&str> = line.args.iter().map(|word| word.text.as_str()).collect();
+    let args =
+        pcache::TableArgs::parse(&words).map_err(|wrong| match line.args.get(wrong.word) {
+            Some(word) => word.point(wrong.error),
+            None => line.args.last().unwrap_or(&line.target).point_behind(wrong.error),
+        })?;
+    let [cache, backing, ..] = line.args.as_slice() else {
+        return Err(line.target.behind("a cache device and a backing device are missing"));
+    };
+    Ok(Plan::Pcache { args, cache: cache.device()?, backing: backing.device()? })
+}
+
+/// An error about arguments that are not there points behind the target's name.
+fn with_target<T>(line: &TableLine, result: Result<T>) -> Result<T> {
+    result.map_err(|error| match error.place() {
+        None => line.target.point_behind(error),
+        Some(_) => error,
+    })
+}
+
+/// Opens what the lines of one table name.
+struct Builder<'a> {
+    opener: &'a dyn Opener,
+    options: &'a BuildOptions,
+    disks: HashMap<String, Arc<dyn Disk>>,
+}
+
+impl Builder<'_> {
+    fn target(&mut self, plan: Plan, line: &TableLine) -> Result<Arc<dyn Target>> {
+        let len = line.len_bytes();
+        Ok(match plan {
+            Plan::Linear(args) => {
+                let disk = self.disk(&args.location.device)?;
+                Arc::new(Linear::new(&args, len, disk)?)
+            }
+            Plan::Zero(zero) => Arc::new(zero),
+            Plan::Error(error) => Arc::new(error),
+            Plan::Delay(args) => {
+                let mut open = |location: &Location| self.disk(&location.device);
+                Arc::new(Delay::new(&args, len, &mut open)?)
+            }
+            Plan::Flakey(args) => {
+                let disk = self.disk(&args.location.device)?;
+                Arc::new(Flakey::new(&args, len, disk)?)
+            }
+            Plan::Pcache { args, cache, backing } => self.pcache(line, args, &cache, &backing)?,
+        })
+    }
+
+    /// The one place where a pcache is made.
+    fn pcache(
+        &mut self,
+        line: &TableLine,
+        args: pcache::TableArgs,
+        cache: &DeviceWord,
+        backing: &DeviceWord,
+    ) -> Result<Arc<dyn Target>> {
+        if let Some(option) = cache.options.io.map(|_| "io") {
+            let message = format!("{option} is for slow devices; a cache device takes persist");
+            return Err(cache.error(Kind::Invalid, message));
+        }
+        let pmem = self.opener.pmem(cache).map_err(|error| cache.word.point(error))?;
+        let disk = self.disk(backing)?;
+        let mut options = OpenOptions::new(self.options.attach_id);
+        options.force_format = self.options.force_format;
+        options.geometry = self.options.geometry.unwrap_or(options.geometry);
+        let words = pcache::shared_words(options.stripes);
+        let shared = self.opener.shared_words(&shared_name(&cache.path), words)?;
+        let len = line.len_bytes();
+        Ok(Arc::new(Pcache::open(args, len, pmem, disk, shared, &options)?))
+    }
+
+    fn disk(&mut self, word: &DeviceWord) -> Result<Arc<dyn Disk>> {
+        if word.options.persist.is_some() {
+            let message = "persist is for cache devices; a slow device takes io";
+            return Err(word.error(Kind::Invalid, message));
+        }
+        if let Some(disk) = self.disks.get(&word.word.text) {
+            return Ok(disk.clone());
+        }
+        let disk = self.opener.disk(word).map_err(|error| {
+            // The kernel's words, then what it keeps to itself.
+            word.word.point(error.at("Device lookup failed"))
+        })?;
+        self.disks.insert(word.word.text.clone(), disk.clone());
+        Ok(disk)
+    }
+}
+
+/// The name of a cache's shared memory. It follows the cache device, not the mapped device's
+/// name: whoever opens the cache next, under whatever name, finds what the last server left.
+fn shared_name(cache: &str) -> String {
+    let path = std::fs::canonicalize(cache).unwrap_or_else(|_| PathBuf::from(cache));
+    let path = path.to_string_lossy();
+    let plain = |c: char| if c.is_ascii_alphanumeric() || "._-".contains(c) { c } else { '-' };
+    let last: String = path.rsplit('/').next().unwrap_or_default().chars().map(plain).collect();
+    let last: String = last.chars().take(64).collect();
+    format!("pcache-{last}-{:08x}", pcache_crc(path.as_bytes()))
+}
+
+/// Opens real devices.
+#[derive(Clone, Debug, Default)]
+pub struct SystemOpener {
+    /// Where memory that survives this process has its files; without one it is private, and an
+    /// unflushed write does not survive the death of the process.
+    pub runtime_dir: Option<PathBuf>,
+}
+
+impl Opener for SystemOpener {
+    fn disk(&self, word: &DeviceWord) -> Result<Arc<dyn Disk>> {
+        let io = word.options.io.unwrap_or_default();
+        let options = FileOptions { mode: OpenMode::Exclusive, io };
+        Ok(Arc::new(FileDisk::open(&word.path, &options)?))
+    }
+
+    fn pmem(&self, word: &DeviceWord) -> Result<Arc<dyn Pmem>> {
+        let options = DaxOptions { persistence: word.options.persist };
+        Ok(Arc::new(DaxPmem::open(Path::new(&word.path), options)?))
+    }
+
+    fn shared_words(&self, name: &str, words: usize) -> Result<SharedWords> {
+        match &self.runtime_dir {
+            Some(dir) => SharedWords::open(&dir.join(format!("{name}-{}.shm", boot())), words),
+            None => Ok(SharedWords::private(words)),
+        }
+    }
+}
+
+/// The first letters of this boot's id: a runtime directory that outlives a power cut must not
+/// bring back memory from before it.
+fn boot() -> String {
+    let id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    id.chars().filter(char::is_ascii_alphanumeric).take(12).collect()
+}
+
+/// Devices by name, for tests and simulations: paths name what was put in before.
+#[derive(Debug, Default)]
+pub struct NamedDevices {
+    disks: HashMap<String, Arc<dyn Disk>>,
+    pmems: HashMap<String, Arc<dyn Pmem>>,
+    shared: Mutex<HashMap<String, SharedWords>>,
+}
+
+impl NamedDevices {
+    /// No devices.
+    pub fn new() -> NamedDevices {
+        NamedDevices::default()
+    }
+
+    /// Adds a slow device, or replaces it.
+    pub fn add_disk(&mut self, name: &str, disk: Arc<dyn Disk>) {
+        self.disks.insert(name.into(), disk);
+    }
+
+    /// Adds a cache device, or replaces it.
+    pub fn add_pmem(&mut self, name: &str, pmem: Arc<dyn Pmem>) {
+        self.pmems.insert(name.into(), pmem);
+    }
+
+    /// Forgets all shared memory, as a reboot does.
+    pub fn forget_shared_words(&mut self) {
+        lock(&self.shared).clear();
+    }
+
+    fn absent(word: &DeviceWord) -> Error {
+        Error::new(Kind::NotFound, format!("{}: no such device", word.path))
+    }
+}
+
+impl Opener for NamedDevices {
+    fn disk(&self, word: &DeviceWord) -> Result<Arc<dyn Disk>> {
+        self.disks.get(&word.path).cloned().ok_or_else(|| NamedDevices::absent(word))
+    }
+
+    fn pmem(&self, word: &DeviceWord) -> Result<Arc<dyn Pmem>> {
+        self.pmems.get(&word.path).cloned().ok_or_else(|| NamedDevices::absent(word))
+    }
+
+    fn shared_words(&self, name: &str, words: usize) -> Result<SharedWords> {
+        let mut shared = lock(&self.shared);
+        let known = shared.entry(name.into()).or_insert_with(|| SharedWords::private(words));
+        Ok(known.clone())
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,253 @@
+//! The verdict on one state: the real attach, every slot read, everything written back.
+
+use std::sync::Arc;
+
+use udm::bio::{Bio, Op};
+use udm::buffer::Buffer;
+use udm::disk::DiskIo;
+use udm::pcache::{Pcache, TableArgs, inspect};
+use udm::shm::SharedWords;
+use udm::target::{Port, Target};
+use udm::units::SECOND;
+
+use crate::machine::{GEOMETRY, Origin, Setup, contents, options};
+use crate::model::{Model, ORIGIN_BYTES, SECTOR, SLOTS, SPANS, fill, offset_of, stamp_of};
+use crate::twin::Twin;
+
+/// Stands for "whatever the origin has", which no version looks like.
+const ORIGIN_MARK: u64 = 0x5EE_0816_1234_5678 & !1;
+
+/// What a slot showed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Shown {
+    Cached(u64),
+    Origin,
+}
+
+/// What to look at besides content.
+#[derive(Clone, Copy, Debug)]
+pub struct Scope {
+    /// The machine crashed; else only the process died.
+    pub is_power_cut: bool,
+    /// Look for keys of reused segments in the log.
+    pub inspects: bool,
+}
+
+pub struct Judge {
+    args: TableArgs,
+    origin: Arc<Origin>,
+    other: Arc<Origin>,
+    port: Port,
+    buffers: Vec<Buffer>,
+    pub shared: SharedWords,
+}
+
+pub type Verdict = Result<[Shown; SLOTS], String>;
+
+impl Judge {
+    pub fn new(setup: &Setup, shared: SharedWords) -> Judge {
+        let mut args = setup.args();
+        args.fills_reads = false;
+        Judge {
+            args,
+            origin: Origin::named("origin"),
+            other: Origin::named("other"),
+            port: Port::new(0),
+            buffers: SPANS.iter().map(|(_, len)| Buffer::zeroed(len * SECTOR)).collect(),
+            shared,
+        }
+    }
+
+    fn open(
+        &self,
+        twin: &Arc<Twin>,
+        origin: &Arc<Origin>,
+        attaches: u64,
+    ) -> Result<Pcache, String> {
+        let args = self.args.clone();
+        let options = options(attaches, false);
+        let (cache, origin) = (twin.clone(), origin.clone());
+        Pcache::open(args, ORIGIN_BYTES, cache, origin, self.shared.clone(), &options)
+            .map_err(|error| error.to_string())
+    }
+
+    /// Attaches to the state that `twin` stands for and compares all it shows with `model`.
+    pub fn state(
+        &mut self,
+        twin: &Arc<Twin>,
+        model: &Model,
+        scope: Scope,
+        attaches: u64,
+    ) -> Verdict {
+        if scope.inspects && model.is_pure {
+            self.has_no_stale_keys(twin, model)?;
+        }
+        let pcache = self
+            .open(twin, &self.origin, attaches)
+            .map_err(|error| format!("attach is refused: {error}"))?;
+        let shown = self.read(&pcache)?;
+        for (slot, shown) in shown.iter().enumerate() {
+            check(model, slot, *shown, scope.is_power_cut)?;
+        }
+        check_percent(&pcache, model)?;
+        self.write_back(&pcache, model, &shown, scope.is_power_cut)?;
+        Ok(shown)
+    }
+
+    /// A cache is not attached to an origin that it does not belong to; unless it is empty, and
+    /// new or about to be formatted.
+    pub fn other_origin(
+        &mut self,
+        twin: &Arc<Twin>,
+        model: &Model,
+        attaches: u64,
+    ) -> Result<(), String> {
+        let opened = self.open(twin, &self.other.clone(), attaches);
+        let Ok(pcache) = opened else { return Ok(()) };
+        if model.is_labelled || self.read(&pcache)? != [Shown::Origin; SLOTS] {
+            return Err("attached to an origin that it does not belong to".into());
+        }
+        Ok(())
+    }
+
+    fn has_no_stale_keys(&self, twin: &Arc<Twin>, model: &Model) -> Result<(), String> {
+        match inspect::inspect(twin.clone(), GEOMETRY) {
+            Ok(report) if report.stale_keys > 0 => {
+                Err(format!("{} keys of reused segments are in the log", report.stale_keys))
+            }
+            Err(error) if model.is_labelled => Err(format!("inspect: {error}")),
+            _ => Ok(()),
+        }
+    }
+
+    fn read(&mut self, pcache: &Pcache) -> Result<[Shown; SLOTS], String> {
+        let mut shown = [Shown::Origin; SLOTS];
+        let mut slot = 0;
+        for span in 0..SPANS.len() {
+            let buffer = std::mem::replace(&mut self.buffers[span], Buffer::empty());
+            pcache.submit(Bio::read(offset_of(slot), buffer, 0), &mut self.port);
+            while let Some(mut io) = self.port.ios.pop_front() {
+                fill(io.buffer.as_mut_slice(), ORIGIN_MARK);
+                pcache.complete(io, &mut self.port);
+            }
+            let bio = self.port.done.pop_front().ok_or("a read waits")?;
+            for sector in bio.buffer.as_slice().chunks(SECTOR) {
+                let stamp = stamp_of(sector)
+                    .ok_or_else(|| format!("slot {slot} is torn within a sector"))?;
+                shown[slot] =
+                    if stamp == ORIGIN_MARK { Shown::Origin } else { Shown::Cached(stamp) };
+                slot += 1;
+            }
+            bio.status
+                .map_err(|status| format!("a read of slots before {slot} fails: {status}"))?;
+            self.buffers[span] = bio.buffer;
+        }
+        Ok(shown)
+    }
+
+    /// Writes everything back; the origin must then be what was shown, and consistent on the way.
+    fn write_back(
+        &mut self,
+        pcache: &Pcache,
+        model: &Model,
+        shown: &[Shown; SLOTS],
+        is_power_cut: bool,
+    ) -> Result<(), String> {
+        let mut written = [None; SLOTS];
+        pcache.set_draining(true);
+        let mut now = 0;
+        let mut unflushed = false;
+        while pcache.dirty().bytes > 0 {
+            now += SECOND / 10;
+            if now > 40 * SECOND {
+                return Err("write-back of the recovered cache makes no progress".into());
+            }
+            pcache.tick(now, &mut self.port);
+            while let Some(io) = self.port.ios.pop_front() {
+                match io.op {
+                    Op::Write => note(&io, &mut written)?,
+                    Op::Flush => unflushed = false,
+                    op => return Err(format!("write-back does {op:?}")),
+                }
+                unflushed |= io.op == Op::Write;
+                pcache.complete(io, &mut self.port);
+            }
+        }
+        if unflushed {
+            return Err("write-back ended without a flush of the origin".into());
+        }
+        for slot in 0..SLOTS {
+            let Shown::Cached(stamp) = shown[slot] else {
+                if written[slot].is_some() {
+                    return Err(format!("write-back wrote slot {slot}, which was not cached"));
+                }
+                continue;
+            };
+            let origin = &model.origin[slot];
+            let agrees = match written[slot] {
+                Some(written) => written == stamp,
+                None if is_power_cut => origin.possible().all(|origin| origin == stamp),
+                None => origin.visible().all(|origin| origin == stamp),
+            };
+            if !agrees {
+                return Err(format!(
+                    "after write-back the origin's slot {slot} is not what was read ({})",
+                    if written[slot].is_some() { "written wrongly" } else { "not written" }
+                ));
+            }
+        }
+        Ok(())
+    }
+}
+
+fn note(io: &DiskIo, written: &mut [Option<u64>; SLOTS]) -> Result<(), String> {
+    for (slot, stamp) in contents(io) {
+        *written.get_mut(slot).ok_or("write-back wrote a foreign sector")? = Some(stamp);
+    }
+    Ok(())
+}
+
+fn check(model: &Model, slot: usize, shown: Shown, is_power_cut: bool) -> Result<(), String> {
+    let why = |what: &str, stamp: u64| {
+        let versions = &model.versions[slot];
+        let oldest = if is_power_cut { model.flushed[slot] } else { model.done[slot] };
+        let kind = if is_power_cut { "flushed" } else { "acknowledged" };
+        match versions.iter().rposition(|version| *version == stamp) {
+            Some(nth) => format!("{what} slot {slot} shows version {nth}, but {oldest} was {kind}"),
+            None => format!("{what} slot {slot} shows foreign data {stamp:#x}"),
+        }
+    };
+    match shown {
+        Shown::Cached(stamp) if !model.may_show(slot, stamp, is_power_cut) => {
+            Err(why("the cache's", stamp))
+        }
+        Shown::Cached(_) => Ok(()),
+        Shown::Origin => {
+            let origin = &model.origin[slot];
+            let bad = if is_power_cut {
+                origin.possible().find(|stamp| !model.may_show(slot, *stamp, true))
+            } else {
+                origin.visible().find(|stamp| !model.may_show(slot, *stamp, false))
+            };
+            bad.map_or(Ok(()), |stamp| Err(why("not cached, the origin's", stamp)))
+        }
+    }
+}
+
+fn check_percent(pcache: &Pcache, model: &Model) -> Result<(), String> {
+    if model.percents == [70] {
+        return Ok(());
+    }
+    let status = pcache.status();
+    let found = status.split(' ').nth(4).and_then(|word| word.parse().ok());
+    match found {
+        Some(percent) if model.percents.contains(&percent) => Ok(()),
+        _ => Err(format!("gc_percent is none of {:?}: {status}", model.percents)),
+    }
+}
+
+/// What shared memory holds.
+pub fn words(shared: &SharedWords) -> Vec<u64> {
+    let words = shared.words().iter();
+    words.map(|word| word.load(std::sync::atomic::Ordering::SeqCst)).collect()
+}

@@ -1,0 +1,363 @@
+//! What may be found: per slot, the versions that clients wrote, and how old a version may be;
+//! and what may be on the origin.
+//!
+//! A *slot* is a sector that the explorer looks at. Slots lie in two spans: at the start of the
+//! device, and across the border of two 4 MiB regions (so they belong to two stripes).
+
+use std::collections::HashMap;
+
+use crate::trace::Ask;
+
+pub const SECTOR: usize = 512;
+/// First sector and number of slots of each span.
+pub const SPANS: [(u64, usize); 2] = [(0, 12), (8190, 8)];
+pub const SLOTS: usize = 20;
+/// Size of the origin: both spans, and little more.
+pub const ORIGIN_BYTES: u64 = (4 << 20) + 8192;
+
+/// The first byte of a slot.
+pub fn offset_of(slot: usize) -> u64 {
+    let (first, len) = SPANS[0];
+    let sector = if slot < len { first + slot as u64 } else { SPANS[1].0 + (slot - len) as u64 };
+    sector * SECTOR as u64
+}
+
+/// The slot at a byte, if the explorer looks at it.
+pub fn slot_at(offset: u64) -> Option<usize> {
+    let sector = offset / SECTOR as u64;
+    let mut before = 0;
+    for (first, len) in SPANS {
+        if (first..first + len as u64).contains(&sector) {
+            return Some(before + (sector - first) as usize);
+        }
+        before += len;
+    }
+    None
+}
+
+/// What a version of a slot looks like: the same word 64 times; 0 for zeroes.
+pub fn stamp(salt: u64, slot: usize, version: u64) -> u64 {
+    let mut word = salt ^ (slot as u64) << 48 ^ version.wrapping_mul(0x9E37_79B9_7F4A_7C15);
+    word = (word ^ (word >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    word = (word ^ (word >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+    (word ^ (word >> 31)) | 1
+}
+
+/// The stamp that fills a sector; `None`: torn.
+pub fn stamp_of(sector: &[u8]) -> Option<u64> {
+    let (first, rest) = sector.split_first_chunk::<8>()?;
+    rest.chunks_exact(8).all(|word| word == first).then(|| u64::from_le_bytes(*first))
+}
+
+pub fn fill(sector: &mut [u8], stamp: u64) {
+    for word in sector.chunks_exact_mut(8) {
+        word.copy_from_slice(&stamp.to_le_bytes());
+    }
+}
+
+/// What a sector of the origin may hold.
+#[derive(Clone, Debug, Default)]
+pub struct OriginSlot {
+    pub durable: u64,
+    /// Written and not flushed: number of the write, content, and whether no later flush helps
+    /// (a failed flush may have dropped it).
+    later: Vec<(u32, u64, bool)>,
+    in_flight: Vec<(u32, u64)>,
+}
+
+impl OriginSlot {
+    /// Everything that a power cut may leave.
+    pub fn possible(&self) -> impl Iterator<Item = u64> {
+        let later = self.later.iter().map(|entry| entry.1);
+        std::iter::once(self.durable).chain(later).chain(self.in_flight.iter().map(|e| e.1))
+    }
+
+    /// Everything that may be there when only the process died.
+    pub fn visible(&self) -> impl Iterator<Item = u64> {
+        let now = self.later.last().map_or(self.durable, |entry| entry.1);
+        std::iter::once(now).chain(self.in_flight.iter().map(|e| e.1))
+    }
+
+    /// After a crash it holds `now`; a power cut also empties the device's own cache.
+    pub fn settle(&mut self, now: u64, is_power_cut: bool) {
+        self.in_flight.clear();
+        if is_power_cut {
+            self.later.clear();
+            self.durable = now;
+        } else if self.visible().next() != Some(now) {
+            let newest = self.later.last().map_or(0, |entry| entry.0);
+            self.later.push((newest, now, false));
+        }
+    }
+
+    fn flush(&mut self, upto: u32) {
+        let covered = self.later.iter().rposition(|entry| entry.0 <= upto && !entry.2);
+        if let Some(covered) = covered {
+            self.durable = self.later[covered].1;
+            self.later.drain(..=covered);
+        }
+    }
+}
+
+/// Between two moments at which a client was told that something is durable.
+#[derive(Clone, Debug)]
+struct Interval {
+    /// The oldest version of each slot that a power cut could have left.
+    oldest: Vec<usize>,
+    /// The newest; none yet for the present interval.
+    newest: Option<Vec<usize>>,
+}
+
+#[derive(Clone, Debug)]
+pub struct Model {
+    pub salt: u64,
+    next_version: u64,
+    /// Contents in the order in which they were asked for.
+    pub versions: Vec<Vec<u64>>,
+    /// The oldest version that a power cut may leave.
+    pub flushed: Vec<usize>,
+    /// The newest version that was acknowledged: what a process death must leave.
+    pub done: Vec<usize>,
+    pending: HashMap<u32, (Ask, Vec<usize>)>,
+    intervals: Vec<Interval>,
+    pub origin: Vec<OriginSlot>,
+    flushes: HashMap<u32, u32>,
+    newest_write: u32,
+    /// Percentages that a crash may leave.
+    pub percents: Vec<u32>,
+    pub is_labelled: bool,
+    is_formatting: bool,
+    /// No kernel has written to the medium.
+    pub is_pure: bool,
+    /// Whether the origin alone must be consistent.
+    pub is_ordered: bool,
+}
+
+impl Model {
+    pub fn new(salt: u64) -> Model {
+        let versions: Vec<Vec<u64>> = (0..SLOTS).map(|slot| vec![stamp(salt, slot, 0)]).collect();
+        let origin = versions
+            .iter()
+            .map(|versions| OriginSlot { durable: versions[0], ..OriginSlot::default() })
+            .collect();
+        Model {
+            salt,
+            next_version: 1,
+            versions,
+            flushed: vec![0; SLOTS],
+            done: vec![0; SLOTS],
+            pending: HashMap::new(),
+            intervals: vec![Interval { oldest: vec![0; SLOTS], newest: None }],
+            origin,
+            flushes: HashMap::new(),
+            newest_write: 0,
+            percents: vec![70],
+            is_labelled: false,
+            is_formatting: false,
+            is_pure: true,
+            is_ordered: true,
+        }
+    }
+
+    /// The content that the next write of a slot has.
+    pub fn next_stamp(&self, slot: usize, is_zero: bool) -> u64 {
+        if is_zero { 0 } else { stamp(self.salt, slot, self.next_version) }
+    }
+
+    /// The server serves: its label is stored.
+    pub fn attached(&mut self) {
+        if self.is_formatting {
+            self.percents = vec![70];
+        }
+        self.is_formatting = false;
+        self.is_labelled = true;
+    }
+
+    /// A format by force begins: binding and percentage may go.
+    pub fn unbound(&mut self) {
+        self.is_formatting = true;
+        self.is_labelled = false;
+        self.percents.push(70);
+    }
+
+    pub fn submit(&mut self, id: u32, ask: Ask) {
+        if let Ask::Write { first, count, is_zero, .. } = ask {
+            for slot in first..first + count {
+                let stamp = self.next_stamp(slot, is_zero);
+                self.versions[slot].push(stamp);
+            }
+            self.next_version += 1;
+        }
+        if let Ask::Percent(percent) = ask {
+            self.percents.push(percent);
+        }
+        let newest = match ask {
+            Ask::Flush => self.done.clone(),
+            _ => self.newest(),
+        };
+        self.pending.insert(id, (ask, newest));
+    }
+
+    fn newest(&self) -> Vec<usize> {
+        self.versions.iter().map(|versions| versions.len() - 1).collect()
+    }
+
+    pub fn ack(&mut self, id: u32) {
+        let (ask, newest) = self.pending.remove(&id).unwrap();
+        match ask {
+            Ask::Write { first, count, fua, .. } => {
+                for (slot, newest) in newest.iter().enumerate().skip(first).take(count) {
+                    self.done[slot] = self.done[slot].max(*newest);
+                    if fua {
+                        self.flushed[slot] = self.flushed[slot].max(*newest);
+                    }
+                }
+                if fua {
+                    self.border();
+                }
+            }
+            Ask::Flush => {
+                for (slot, flushed) in self.flushed.iter_mut().enumerate() {
+                    *flushed = (*flushed).max(newest[slot]);
+                }
+                self.border();
+            }
+            Ask::Percent(percent) => self.percents = vec![percent],
+        }
+    }
+
+    /// From here on a power cut leaves at least what is flushed now.
+    fn border(&mut self) {
+        let newest = self.newest();
+        self.intervals.last_mut().unwrap().newest = Some(newest);
+        self.intervals.push(Interval { oldest: self.flushed.clone(), newest: None });
+    }
+
+    /// A kernel wrote and flushed, once for each slot.
+    pub fn elsewhere_wrote(&mut self, writes: &[(usize, u64)]) {
+        self.is_pure = false;
+        for &(slot, stamp) in writes {
+            self.versions[slot].push(stamp);
+            let newest = self.versions[slot].len() - 1;
+            self.done[slot] = newest;
+            self.flushed[slot] = newest;
+            self.border();
+        }
+        self.next_version += 1;
+    }
+
+    /// A crash left these contents, and the next attach shows them: versions beyond never were.
+    pub fn adopt(&mut self, found: &[u64], is_power_cut: bool) {
+        self.pending.clear();
+        self.flushes.clear();
+        for (slot, &stamp) in found.iter().enumerate() {
+            let oldest = if is_power_cut { self.flushed[slot] } else { self.done[slot] };
+            let versions = &mut self.versions[slot];
+            let now =
+                oldest + versions[oldest..].iter().rposition(|version| *version == stamp).unwrap();
+            versions.truncate(now + 1);
+            self.done[slot] = now;
+            if is_power_cut {
+                self.flushed[slot] = now;
+            }
+        }
+        for interval in &mut self.intervals {
+            let newest = interval.newest.iter_mut().flatten();
+            for (newest, versions) in newest.zip(&self.versions) {
+                *newest = (*newest).min(versions.len() - 1);
+            }
+        }
+        if is_power_cut {
+            self.border();
+        }
+    }
+
+    /// Whether a slot may show `stamp` after a power cut, or after the death of the process.
+    pub fn may_show(&self, slot: usize, stamp: u64, is_power_cut: bool) -> bool {
+        let oldest = if is_power_cut { self.flushed[slot] } else { self.done[slot] };
+        self.versions[slot][oldest..].contains(&stamp)
+    }
+
+    pub fn origin_write(&mut self, id: u32, slots: &[(usize, u64)]) {
+        for &(slot, stamp) in slots {
+            self.origin[slot].in_flight.push((id, stamp));
+        }
+    }
+
+    /// The end of a write or flush of the origin.
+    pub fn origin_done(&mut self, id: u32, is_good: bool) {
+        if let Some(upto) = self.flushes.remove(&id) {
+            for slot in &mut self.origin {
+                if is_good {
+                    slot.flush(upto);
+                } else {
+                    slot.later.iter_mut().for_each(|entry| entry.2 = true);
+                }
+            }
+            return;
+        }
+        self.newest_write += 1;
+        for slot in &mut self.origin {
+            while let Some(place) = slot.in_flight.iter().position(|entry| entry.0 == id) {
+                let (_, stamp) = slot.in_flight.remove(place);
+                if is_good {
+                    slot.later.push((self.newest_write, stamp, false));
+                } else {
+                    // It may have arrived or not, and no flush settles which.
+                    let before = slot.later.last().map_or(slot.durable, |entry| entry.1);
+                    slot.later.push((self.newest_write, stamp, true));
+                    slot.later.push((self.newest_write, before, true));
+                }
+            }
+        }
+    }
+
+    pub fn origin_flush(&mut self, id: u32) {
+        self.flushes.insert(id, self.newest_write);
+    }
+
+    pub fn is_origin_flush(&self, id: u32) -> bool {
+        self.flushes.contains_key(&id)
+    }
+
+    /// Whether everything that the origin may hold is a state that a power cut could have left
+    /// of a device without cache: one interval must explain all slots.
+    pub fn origin_alone(&self) -> Result<(), String> {
+        if !self.is_ordered {
+            return Ok(());
+        }
+        let explains = |interval: &Interval, slot: usize| {
+            let versions = &self.versions[slot];
+            let newest = interval.newest.as_ref().map_or(versions.len() - 1, |newest| newest[slot]);
+            let allowed = &versions[interval.oldest[slot]..=newest];
+            self.origin[slot].possible().all(|stamp| allowed.contains(&stamp))
+        };
+        let is_fine = self
+            .intervals
+            .iter()
+            .rev()
+            .any(|interval| (0..SLOTS).all(|slot| explains(interval, slot)));
+        if is_fine {
+            return Ok(());
+        }
+        let nearest = self.intervals.iter().rev().map(|interval| {
+            let slots = (0..SLOTS).filter(|&slot| !explains(interval, slot)).collect::<Vec<_>>();
+            (slots, interval)
+        });
+        let Some((slots, interval)) = nearest.min_by_key(|(slots, _)| slots.len()) else {
+            return Ok(());
+        };
+        let versions = |slot: usize| -> Vec<_> {
+            let place = |stamp| self.versions[slot].iter().rposition(|other| *other == stamp);
+            self.origin[slot].possible().map(place).collect()
+        };
+        let slot = slots[0];
+        Err(format!(
+            "the origin alone is no state of any flush: the nearest interval does not explain \
+             slots {slots:?}; slot {slot} may hold versions {:?}, and needs {} to {:?}",
+            versions(slot),
+            interval.oldest[slot],
+            interval.newest.as_ref().map(|newest| newest[slot])
+        ))
+    }
+}

@@ -1,0 +1,268 @@
+//! What a request that is answered from memory must not do: allocate, or enter the kernel.
+//!
+//! Allocations are counted by the thread that makes them. System calls are counted by strace, on
+//! a second run of this very program that does nothing but write and read between two marks.
+
+// A test may stop where it is wrong.
+#![allow(clippy::unwrap_used)]
+#![allow(unsafe_code)]
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+
+use udm::bio::Bio;
+use udm::buffer::Buffer;
+use udm::device::{Device, LoadedTable};
+use udm::disk::RamDisk;
+use udm::local::Local;
+use udm::pcache::layout::Geometry;
+use udm::pcache::{OpenOptions, Pcache, TableArgs, shared_words};
+use udm::pmem::Persistence;
+use udm::pmem::dax::{DaxOptions, DaxPmem};
+use udm::prng::Prng;
+use udm::shm::SharedWords;
+use udm::target::{Port, Target};
+
+thread_local! {
+    static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
+}
+
+/// The system's allocator, with a count.
+struct Counting;
+
+fn count() {
+    ALLOCATIONS.set(ALLOCATIONS.get() + 1);
+}
+
+// SAFETY: every call is handed to the system's allocator unchanged; the counter is a plain cell
+// of this thread, without initialiser or destructor, so counting allocates nothing.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        count();
+        // SAFETY: the caller's promise.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        count();
+        // SAFETY: the caller's promise.
+        unsafe { System.alloc_zeroed(layout) }
+    }
+
+    unsafe fn realloc(&self, start: *mut u8, layout: Layout, len: usize) -> *mut u8 {
+        count();
+        // SAFETY: the caller's promise.
+        unsafe { System.realloc(start, layout, len) }
+    }
+
+    unsafe fn dealloc(&self, start: *mut u8, layout: Layout) {
+        // SAFETY: the caller's promise.
+        unsafe { System.dealloc(start, layout) }
+    }
+}
+
+#[global_allocator]
+static COUNTING: Counting = Counting;
+
+/// How often `run` allocates.
+fn allocations(run: impl FnOnce()) -> u64 {
+    let before = ALLOCATIONS.get();
+    run();
+    ALLOCATIONS.get() - before
+}
+
+const BLOCK: usize = 4096;
+/// Bytes of the device that are written to: four regions of the index.
+const SPAN: u64 = 16 << 20;
+/// Writes that are watched.
+const WRITES: u64 = 10_000;
+
+/// A cache in real memory, and its device.
+struct Stage {
+    pcache: Arc<Pcache>,
+    device: Arc<Device>,
+    prng: Prng,
+    _folder: tempfile::TempDir,
+}
+
+impl Stage {
+    /// A cache with room for all that a test writes, so that no write ever waits.
+    fn new(words: &str) -> Stage {
+        let memory = Path::new("/dev/shm");
+        let folder = match memory.is_dir() {
+            true => tempfile::tempdir_in(memory),
+            false => tempfile::tempdir(),
+        };
+        let folder = folder.unwrap();
+        let geometry = Geometry { segment_bytes: 4 << 20, device_bytes_min: 0 };
+        let path = folder.path().join("cache");
+        std::fs::File::create(&path).unwrap().set_len(20480 + (192 << 20)).unwrap();
+        // Wherever the file is, what is watched is the path of memory.
+        let persistence = cfg!(target_arch = "x86_64").then_some(Persistence::Cpu);
+        let pmem = DaxPmem::open(&path, DaxOptions { persistence }).unwrap();
+        let text = format!("cache backing {words}");
+        let args = TableArgs::parse(&text.split_whitespace().collect::<Vec<_>>()).unwrap();
+        let options = OpenOptions { geometry, ..OpenOptions::new(1) };
+        let words = shared_words(options.stripes);
+        let shared = SharedWords::open(&folder.path().join("open-keys"), words).unwrap();
+        let backing = Arc::new(RamDisk::new(SPAN, 512));
+        let pcache = Pcache::open(args, SPAN, Arc::new(pmem), backing, shared, &options).unwrap();
+        let pcache = Arc::new(pcache);
+        let table = LoadedTable::single(pcache.clone(), SPAN);
+        let device = Device::with_table("hot", table).unwrap();
+        Stage { pcache, device, prng: Prng::new(1), _folder: folder }
+    }
+
+    fn place(&mut self) -> u64 {
+        self.prng.below(SPAN / BLOCK as u64) * BLOCK as u64
+    }
+
+    /// Every block is written once, so that the index has all its regions.
+    fn warm_up(&mut self, local: &mut Local) {
+        for offset in (0..SPAN).step_by(BLOCK) {
+            local.write_at(&[1; BLOCK], offset, false).unwrap();
+        }
+        local.flush().unwrap();
+    }
+
+    /// Submits a bio with `buffer`, and takes the buffer back.
+    fn carry_out(local: &mut Local, bio: Bio, buffer: &mut Buffer) {
+        local.submit(bio);
+        let done = local.poll().expect("answered from memory, it is done at once");
+        done.status.unwrap();
+        *buffer = done.buffer;
+    }
+
+    fn writes(&mut self, local: &mut Local, buffer: &mut Buffer, count: u64, fua: bool) {
+        for token in 0..count {
+            let data = std::mem::replace(buffer, Buffer::empty());
+            Stage::carry_out(local, Bio::write(self.place(), data, fua, token), buffer);
+        }
+    }
+
+    fn reads(&mut self, local: &mut Local, buffer: &mut Buffer, count: u64) {
+        for token in 0..count {
+            let into = std::mem::replace(buffer, Buffer::empty());
+            Stage::carry_out(local, Bio::read(self.place(), into, token), buffer);
+        }
+    }
+}
+
+#[test]
+fn requests_to_a_device_allocate_nothing() {
+    let mut stage = Stage::new("0");
+    let mut local = Local::without_kernel(&stage.device).unwrap();
+    stage.warm_up(&mut local);
+    let mut buffer = Buffer::from_bytes(&[7; BLOCK]);
+    stage.writes(&mut local, &mut buffer, 500, true);
+    stage.reads(&mut local, &mut buffer, 10);
+    let writes = allocations(|| stage.writes(&mut local, &mut buffer, WRITES, false));
+    let durable = allocations(|| stage.writes(&mut local, &mut buffer, WRITES / 4, true));
+    let reads = allocations(|| stage.reads(&mut local, &mut buffer, WRITES));
+    let bytes = [3; BLOCK];
+    let blocking = allocations(|| {
+        for _ in 0..WRITES / 4 {
+            let place = stage.place();
+            local.write_at(&bytes, place, false).unwrap();
+        }
+        local.flush().unwrap();
+    });
+    assert_eq!([writes, durable, reads, blocking], [0; 4]);
+}
+
+/// With checksums of data there is a table for each segment, which grows while the segment is
+/// filled for the first time, by doubling: less than one allocation in fifty writes.
+#[test]
+fn tables_of_checksums_grow_rarely() {
+    let mut stage = Stage::new("2 data_crc true");
+    let mut local = Local::without_kernel(&stage.device).unwrap();
+    stage.warm_up(&mut local);
+    let mut buffer = Buffer::from_bytes(&[7; BLOCK]);
+    let count = allocations(|| stage.writes(&mut local, &mut buffer, WRITES, false));
+    assert!(count < WRITES / 50, "{count} allocations");
+}
+
+#[test]
+fn writes_to_the_engine_allocate_nothing() {
+    let mut stage = Stage::new("0");
+    stage.warm_up(&mut Local::without_kernel(&stage.device).unwrap());
+    let mut port = Port::new(9);
+    let mut buffer = Buffer::from_bytes(&[7; BLOCK]);
+    let mut write = |count: u64| {
+        for token in 0..count {
+            let data = std::mem::replace(&mut buffer, Buffer::empty());
+            let offset = stage.place();
+            stage.pcache.submit(Bio::write(offset, data, false, token), &mut port);
+            let done = port.done.pop_front().expect("a write with room ends at once");
+            done.status.unwrap();
+            buffer = done.buffer;
+        }
+    };
+    write(500);
+    assert_eq!(allocations(|| write(WRITES)), 0);
+}
+
+/// In the environment of the second run.
+const CHILD: &str = "UDM_HOTPATH_CHILD";
+const BEGIN: &str = "hot path begins";
+const END: &str = "hot path ends";
+
+/// What the second run does; nothing in the first one.
+#[test]
+fn second_run_under_strace() {
+    if std::env::var_os(CHILD).is_none() {
+        return;
+    }
+    let mut stage = Stage::new("0");
+    let mut local = Local::without_kernel(&stage.device).unwrap();
+    stage.warm_up(&mut local);
+    let mut buffer = Buffer::from_bytes(&[7; BLOCK]);
+    stage.writes(&mut local, &mut buffer, 500, true);
+    let mark = |text: &str| std::io::stderr().write_all(text.as_bytes()).unwrap();
+    mark(BEGIN);
+    stage.writes(&mut local, &mut buffer, WRITES, false);
+    stage.writes(&mut local, &mut buffer, WRITES / 4, true);
+    stage.reads(&mut local, &mut buffer, WRITES);
+    mark(END);
+}
+
+fn find_program(name: &str) -> Option<PathBuf> {
+    let paths = std::env::var_os("PATH")?;
+    std::env::split_paths(&paths).map(|folder| folder.join(name)).find(|path| path.is_file())
+}
+
+#[test]
+fn requests_answered_from_memory_make_no_system_calls() {
+    let Some(strace) = find_program("strace") else {
+        eprintln!("SKIPPED: strace is not installed (scripts/install-tools.sh installs it)");
+        return;
+    };
+    let folder = tempfile::tempdir().unwrap();
+    let trace = folder.path().join("trace");
+    let output = Command::new(strace)
+        .args(["-f", "-qq", "-o"])
+        .arg(&trace)
+        .arg(std::env::current_exe().unwrap())
+        .args(["--exact", "second_run_under_strace", "--nocapture", "--test-threads=1"])
+        .env(CHILD, "1")
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    if said.contains("Operation not permitted") && !said.contains(BEGIN) {
+        eprintln!("SKIPPED: strace may not trace here: {said}");
+        return;
+    }
+    assert!(output.status.success(), "{said}");
+    let trace = std::fs::read_to_string(&trace).unwrap();
+    let lines: Vec<&str> = trace.lines().collect();
+    let find = |mark: &str| {
+        let at = lines.iter().position(|line| line.contains(mark));
+        at.unwrap_or_else(|| panic!("'{mark}' is not in the trace"))
+    };
+    let between = &lines[find(BEGIN) + 1..find(END)];
+    assert!(between.is_empty(), "{} calls, first: {}", between.len(), between[0]);
+}

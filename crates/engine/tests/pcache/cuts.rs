@@ -1,0 +1,146 @@
+//! A power cut before every single fence of a history that writes, closes key sets, changes the
+//! log's segment, writes back and collects: what is found afterwards is never older than what was
+//! flushed, and drains to the same.
+
+use std::sync::Arc;
+
+use udm::disk::RamDisk;
+use udm::pcache::layout::Geometry;
+use udm::pmem::Persistence;
+use udm::pmem::sim::SimPmem;
+use udm::prng::Prng;
+use udm::target::Target;
+use udm::units::SECOND;
+
+use crate::world::{Setup, World};
+
+const BLOCKS: usize = 24;
+
+/// In two regions, so that keys wait in two open sets.
+fn place(block: u64) -> u64 {
+    block % 2 * (4 << 20) + block * 8192
+}
+
+/// What may be found in each block: versions since the last flushed one, oldest first.
+struct Story {
+    world: World,
+    versions: Vec<Vec<u8>>,
+    prng: Prng,
+    step: u8,
+}
+
+impl Story {
+    fn new(setup: Setup, seed: u64) -> Story {
+        let mut world = World::new(setup);
+        world.open();
+        let words = ["gc_percent".to_string(), "0".to_string()];
+        world.target().message(&words).unwrap();
+        Story { world, versions: vec![vec![0]; BLOCKS], prng: Prng::new(seed), step: 0 }
+    }
+
+    /// One request, then perhaps background work.
+    fn go_on(&mut self) {
+        self.step += 1;
+        let block = self.prng.below(BLOCKS as u64);
+        match self.prng.below(8) {
+            0..=4 => {
+                let sectors = 1 + self.prng.below(4) as usize;
+                let fua = self.prng.one_in(2);
+                self.versions[block as usize].push(self.step);
+                // The first sector counts; what follows makes laps.
+                self.world.write(place(block), &vec![self.step; sectors * 512], fua);
+                if fua {
+                    self.versions[block as usize] = vec![self.step];
+                }
+            }
+            5 => {
+                self.world.read(place(block), 512);
+            }
+            6 => {
+                self.world.flush();
+                for versions in &mut self.versions {
+                    versions.drain(..versions.len() - 1);
+                }
+            }
+            _ => self.world.tick(SECOND),
+        }
+    }
+}
+
+fn judge(why: &str, cut: SimPmem, story: &Story, disk: &[u8], allowed: &[Vec<u8>]) {
+    let setup = story.world.setup.clone();
+    let backing = RamDisk::new(setup.backing_bytes, 512);
+    backing.load_image(disk);
+    let mut world = World::over(setup, Arc::new(cut), Arc::new(backing));
+    world.try_open(false).unwrap_or_else(|error| panic!("{why}: {error}"));
+    assert_eq!(world.target().facts().iter().filter(|fact| fact.name == "attach_note").count(), 0);
+    let mut found = Vec::new();
+    for (block, allowed) in allowed.iter().enumerate() {
+        let sector = world.read(place(block as u64), 512);
+        assert!(allowed.contains(&sector[0]), "{why}: block {block}: {} of {allowed:?}", sector[0]);
+        found.push(sector[0]);
+    }
+    world.drain();
+    let image = world.disk.image();
+    for (block, found) in found.iter().enumerate() {
+        assert_eq!(image[place(block as u64) as usize], *found, "{why}: block {block} drained");
+    }
+}
+
+fn every_fence(setup: Setup, seed: u64, steps: usize) {
+    let mut fence = 1;
+    loop {
+        let mut story = Story::new(setup.clone(), seed);
+        story.world.catches_cut = true;
+        story.world.pmem.arm_cut(fence);
+        let mut before = story.versions.clone();
+        for _ in 0..steps {
+            before.clone_from(&story.versions);
+            story.go_on();
+            if story.world.cut.is_some() {
+                break;
+            }
+        }
+        let Some((cut, disk)) = story.world.cut.take() else { break };
+        // A cut within a step is judged by what was allowed before and after it.
+        let mut allowed = before;
+        for (allowed, now) in allowed.iter_mut().zip(&story.versions) {
+            allowed.extend(now);
+        }
+        for seed in 0..3 {
+            let why = format!("fence {fence}, step {}, crash {seed}", story.step);
+            let left = match seed {
+                0 => cut.snapshot_durable(),
+                _ => cut.crash(&mut Prng::new(seed)),
+            };
+            judge(&why, left, &story, &disk, &allowed);
+        }
+        fence += 1;
+    }
+    assert!(fence > 2 * steps as u64, "{fence} fences");
+}
+
+fn tiny() -> Setup {
+    let geometry = Geometry { segment_bytes: 20 << 10, device_bytes_min: 0 };
+    Setup {
+        geometry,
+        cache_bytes: 20480 + 14 * (20 << 10),
+        backing_bytes: 5 << 20,
+        ..Setup::small()
+    }
+}
+
+#[test]
+fn a_power_cut_before_any_fence_loses_nothing_flushed() {
+    every_fence(tiny(), 1, 110);
+}
+
+#[test]
+fn a_power_cut_before_any_fence_loses_nothing_flushed_with_checksums() {
+    every_fence(tiny().table("C B 2 data_crc true"), 2, 80);
+}
+
+#[test]
+fn a_power_cut_before_any_fence_loses_nothing_flushed_on_page_cache_media() {
+    every_fence(Setup { persistence: Persistence::Msync, ..tiny() }, 3, 80);
+}

@@ -1,0 +1,21 @@
+//! The pcache engine over simulated devices: format, vectors of the kernel, model, crashes.
+
+// A test may stop where it is wrong.
+#![allow(clippy::unwrap_used)]
+
+#[path = "../golden/mod.rs"]
+mod golden;
+
+mod basics;
+mod builder;
+mod conformance;
+mod cuts;
+mod damage;
+mod defects;
+mod hostile;
+mod model;
+mod origin;
+mod refusals;
+mod together;
+mod vectors;
+mod world;

@@ -1,0 +1,300 @@
+//! Steps that are not requests: changes of state, deaths, faults, checks of the whole.
+
+use udm::bio::Op;
+use udm::device::DeviceState;
+use udm::disk::{Effect, Fault};
+use udm::error::{Kind, Status};
+use udm::pcache::layout::Geometry;
+use udm::prng::Prng;
+use udm::table::Table;
+
+use crate::oracle::SECTOR;
+use crate::plan::{Act, OriginFault, Rot};
+use crate::run::{Outcome, Run, Stop, wrong};
+
+impl Run {
+    pub fn rare(&mut self, act: &Act, prng: &mut Prng) -> Outcome {
+        match *act {
+            Act::Suspend => {
+                self.suspend(prng)?;
+            }
+            Act::Resume => self.resume()?,
+            Act::Percent(percent) => self.percent(percent)?,
+            Act::Look => self.look()?,
+            Act::Drain => self.drain(prng)?,
+            Act::Remove { forgets } => self.remove(forgets, prng)?,
+            Act::Kill { keeps, again } => self.kill(keeps, again, prng)?,
+            Act::PowerCut { fences: 0, again } => {
+                let pmem = self.machine.pmem.clone();
+                self.power_cut(&pmem, again, prng)?;
+            }
+            Act::PowerCut { fences, again } => {
+                self.machine.pmem.arm_cut(fences);
+                (self.is_cut_armed, self.cut_again) = (true, again);
+            }
+            Act::OriginAlone => self.origin_alone(prng)?,
+            Act::Scan => self.scan(prng)?,
+            Act::Fault(fault) => self.inject(fault),
+            Act::Heal => self.heal(),
+            Act::Rot(rot) => self.rot(rot, prng),
+            Act::Poison { is_data, bytes } => self.poison(is_data, bytes, prng),
+            Act::MediumFails { after } => {
+                self.machine.pmem.fail_drains_from(after);
+                self.has_medium_failed = true;
+            }
+            Act::Io { .. } | Act::Pump { .. } | Act::Pass { .. } | Act::Settle => {}
+        }
+        Ok(())
+    }
+
+    /// Suspends; whether that came to its end.
+    fn suspend(&mut self, prng: &mut Prng) -> Outcome<bool> {
+        if let Err(error) = self.server().device.begin_suspend() {
+            return wrong(format!("suspend: {error}"));
+        }
+        let (deaths, is_due) = (self.tally.deaths, self.is_healthy());
+        let is_done = self.run_until(prng, |run| {
+            if run.tally.deaths > deaths {
+                return Ok(true);
+            }
+            match run.server().device.finish_suspend() {
+                Ok(is_done) => Ok(is_done),
+                // Full: the background goes on and makes room.
+                Err(error) if error.kind() == Kind::NoSpace => Ok(false),
+                Err(_) if run.has_medium_failed => Ok(false),
+                Err(error) => wrong(format!("suspend: {error}")),
+            }
+        })?;
+        if self.tally.deaths > deaths {
+            return Ok(false);
+        }
+        if !is_done && is_due && !self.is_damaged {
+            return wrong(format!("suspend does not end: {}", self.tell()));
+        }
+        Ok(is_done)
+    }
+
+    fn resume(&mut self) -> Outcome {
+        let result = self.server().device.resume();
+        result.or_else(|error| wrong(format!("resume: {error}")))
+    }
+
+    fn percent(&mut self, percent: u32) -> Outcome {
+        let words = ["gc_percent".to_string(), percent.to_string()];
+        let result = self.server().device.message(0, &words);
+        if result.is_ok() == (percent <= 90) || self.has_medium_failed {
+            return Ok(());
+        }
+        wrong(format!("message gc_percent {percent}: {result:?}"))
+    }
+
+    fn look(&mut self) -> Outcome {
+        let device = self.server().device.clone();
+        let (status, table) = (device.status(), device.table());
+        let (facts, info) = (device.facts(), device.info());
+        if status.len() != 1 || status[0].split(' ').count() != 12 || facts[0].facts.is_empty() {
+            return wrong(format!("status {status:?}, table {table:?}, info {info:?}"));
+        }
+        let other = Table::parse("0 8 zero").expect("a table");
+        match device.check_load(&other) {
+            Err(error) if error.kind() == Kind::Unsupported => Ok(()),
+            other => wrong(format!("a pcache may be replaced: {other:?}")),
+        }
+    }
+
+    fn drain(&mut self, prng: &mut Prng) -> Outcome {
+        if self.state() != DeviceState::Active {
+            self.resume()?;
+        }
+        self.settle(prng)?;
+        self.server().device.set_draining(true);
+        let is_due = self.is_healthy();
+        let is_done = self.run_until(prng, |run| {
+            Ok(run.server().device.dirty().bytes == 0 && !run.has_requests())
+        })?;
+        self.server().device.set_draining(false);
+        if self.is_damaged {
+            let image = self.machine.disk.image();
+            return self.oracle.check_known(&image).map_err(|what| told("origin: ", &what));
+        }
+        if !is_due || !self.is_healthy() {
+            return Ok(());
+        }
+        if !is_done {
+            return wrong(format!("drain does not end: {}", self.tell()));
+        }
+        // The power may have gone meanwhile, and what was drained is durable anyway.
+        self.faulty_since = None;
+        let images = [self.machine.disk.image(), self.machine.disk.crash(prng).image()];
+        for image in images {
+            self.oracle.check_current(&image).map_err(|what| told("drained origin: ", &what))?;
+        }
+        Ok(())
+    }
+
+    fn remove(&mut self, forgets: bool, prng: &mut Prng) -> Outcome {
+        if self.has_medium_failed {
+            let pmem = self.machine.pmem.clone();
+            return self.power_cut(&pmem, 0, prng);
+        }
+        // A power cut that comes in the middle is another history.
+        self.is_cut_armed = false;
+        if !self.suspend(prng)? {
+            return self.resume();
+        }
+        if let Err(error) = self.server().device.remove() {
+            return wrong(format!("remove: {error}"));
+        }
+        self.set_removing(true);
+        let is_done = self.run_until(prng, |run| Ok(!run.has_requests()))?;
+        if !is_done {
+            return wrong(format!("requests survive their device: {}", self.tell()));
+        }
+        self.set_removing(false);
+        drop(self.take_server());
+        self.forget_requests();
+        self.oracle.removed();
+        if forgets {
+            self.machine.forget_shared();
+        }
+        self.attach(0, prng)
+    }
+
+    fn kill(&mut self, keeps: bool, again: u64, prng: &mut Prng) -> Outcome {
+        if self.has_medium_failed {
+            let pmem = self.machine.pmem.clone();
+            return self.power_cut(&pmem, again, prng);
+        }
+        self.tally.deaths += 1;
+        let mut server = self.take_server();
+        self.machine.end_io(&mut server, prng);
+        server.die();
+        self.forget_requests();
+        if !keeps {
+            self.machine.forget_shared();
+        }
+        if !keeps || self.is_orphaned {
+            self.oracle.lose_unflushed();
+        }
+        self.attach(again, prng)
+    }
+
+    fn origin_alone(&mut self, prng: &mut Prng) -> Outcome {
+        let image = self.machine.disk.crash(prng).image();
+        if self.is_alone_checked() {
+            return self.oracle.check_alone(&image).map_err(Stop::Wrong);
+        }
+        self.oracle.check_known(&image).map_err(|what| told("origin: ", &what))
+    }
+
+    fn scan(&mut self, prng: &mut Prng) -> Outcome {
+        let (sectors, clients) = (self.setup.sectors(), self.setup.clients as u64);
+        for first in (0..sectors).step_by(2048) {
+            let client = prng.below(clients) as usize;
+            self.submit(client, Op::Read, first, (sectors - first).min(2048), false, prng)?;
+        }
+        self.settle(prng)
+    }
+
+    fn inject(&mut self, fault: OriginFault) {
+        let of = |fault: Fault, op: Option<Op>| op.map_or(fault.clone(), |op| fault.of(op));
+        let fault = match fault {
+            OriginFault::Fails { op, first, count, times } => {
+                let start = first * SECTOR as u64;
+                let end = start.saturating_add(count * SECTOR as u64);
+                of(Fault::new(Effect::Fail(Status::Io)), op).within(start..end).times(times)
+            }
+            OriginFault::Tears { times } => Fault::new(Effect::Tear(Status::Io)).times(times),
+            OriginFault::Sticks { op, times } => of(Fault::new(Effect::Stick), op).times(times),
+        };
+        self.machine.disk.inject(fault);
+        self.faulty_until = u64::MAX;
+        self.faulty_since.get_or_insert(self.now);
+    }
+
+    pub fn heal(&mut self) {
+        if self.faulty_until == u64::MAX {
+            self.machine.disk.heal();
+            self.faulty_until = self.tally.moves;
+        }
+        self.machine.pmem.heal();
+    }
+
+    fn geometry(&self) -> Geometry {
+        Geometry { segment_bytes: self.setup.segment_bytes, device_bytes_min: 0 }
+    }
+
+    /// A place of 512 bytes that holds data or zeroes: rot there must be noticed. Rot of the
+    /// newest key set looks like a torn append, and nobody can tell; so records are left alone.
+    fn place_of_data(&self, prng: &mut Prng) -> Option<u64> {
+        let geometry = self.geometry();
+        (0..64).find_map(|_| {
+            let segment = prng.below(self.setup.segments) as u32;
+            let places = u64::from(geometry.data_bytes()) / SECTOR as u64;
+            let at = geometry.data_at(segment) + prng.below(places) * SECTOR as u64;
+            let bytes = self.machine.pmem.peek(at, SECTOR);
+            let is_uniform = bytes[16..] == bytes[..SECTOR - 16];
+            let is_zero_wanted = prng.one_in(8);
+            let is_zero = bytes[..16] == [0; 16];
+            (is_uniform && is_zero == is_zero_wanted).then_some(at)
+        })
+    }
+
+    fn rot(&mut self, rot: Rot, prng: &mut Prng) {
+        let at = match rot {
+            Rot::Data => self.place_of_data(prng).map(|at| at + prng.below(SECTOR as u64)),
+            Rot::Record => {
+                let segment = prng.below(self.setup.segments) as u32;
+                let geometry = self.geometry();
+                let nth = prng.below(2);
+                let (at, stride, len) = match prng.below(5) {
+                    0 => (8192, 4096, 24),
+                    1 => (16384, 16, 16),
+                    2 => (16416, 16, 16),
+                    3 => (geometry.segment_info_at(segment), 4096, 16),
+                    _ => (geometry.generation_at(segment), 16, 16),
+                };
+                Some(at + nth * stride + prng.below(len))
+            }
+        };
+        if let Some(at) = at {
+            let bit = prng.below(8);
+            self.machine.pmem.corrupt(at, |byte| byte ^ 1 << bit);
+            self.is_orphaned |= (8192..16384).contains(&at);
+            self.is_damaged = true;
+        }
+    }
+
+    fn poison(&mut self, is_data: bool, bytes: u64, prng: &mut Prng) {
+        let room = self.setup.cache_bytes() - bytes;
+        let at = match is_data {
+            true => self.place_of_data(prng),
+            // Not the label: without it nobody knows which ranges were damaged before.
+            false => Some(4096 + prng.below(room - 4096)),
+        };
+        if let Some(at) = at {
+            self.machine.pmem.poison(at, bytes);
+            self.is_damaged = true;
+        }
+    }
+
+    /// The end of every history: all is well again, and everything is where it belongs.
+    pub fn finish(&mut self, prng: &mut Prng) -> Outcome {
+        self.heal();
+        if self.has_medium_failed {
+            let pmem = self.machine.pmem.clone();
+            self.power_cut(&pmem, 0, prng)?;
+        }
+        if self.state() != DeviceState::Active {
+            self.resume()?;
+        }
+        self.settle(prng)?;
+        self.drain(prng)?;
+        self.remove(true, prng)?;
+        self.scan(prng)
+    }
+}
+
+fn told(where_to: &str, what: &str) -> Stop {
+    Stop::Wrong(format!("{where_to}{what}"))
+}

@@ -1,0 +1,179 @@
+//! The devices and the server on them: attach, death, power cuts.
+
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+
+use udm::device::{Device, PortSeat};
+use udm::disk::{Disk, Ring, SimDisk};
+use udm::error::Result;
+use udm::pcache::layout::Geometry;
+use udm::pmem::Pmem;
+use udm::pmem::sim::SimPmem;
+use udm::prng::Prng;
+use udm::shm::SharedWords;
+use udm::table::{DeviceWord, Table};
+use udm::target::{Port, Wake};
+use udm::units::Nanos;
+use udm::world::{BuildOptions, Opener, build};
+
+use crate::plan::Setup;
+
+/// What survives a server.
+pub struct Machine {
+    pub pmem: Arc<SimPmem>,
+    pub disk: Arc<SimDisk>,
+    shared: Mutex<Option<SharedWords>>,
+    attaches: u64,
+}
+
+/// A server: a device, its clients' ports, and last the background's.
+pub struct Server {
+    pub device: Arc<Device>,
+    pub ports: Vec<Driver>,
+    pub work: Arc<Signal>,
+    pub next_tick: Option<Nanos>,
+}
+
+/// A thread that drives a port.
+pub struct Driver {
+    pub port: Port,
+    pub ring: Ring,
+    pub room_epoch: u64,
+    pub is_background: bool,
+    // Dropped last: a port is detached when nothing of it is left.
+    _seat: PortSeat,
+}
+
+/// Remembers that it was woken.
+#[derive(Debug, Default)]
+pub struct Signal(AtomicBool);
+
+impl Signal {
+    pub fn is_set(&self) -> bool {
+        self.0.load(Ordering::SeqCst)
+    }
+
+    pub fn clear(&self) {
+        self.0.store(false, Ordering::SeqCst);
+    }
+}
+
+impl Wake for Signal {
+    fn wake(&self) {
+        self.0.store(true, Ordering::SeqCst);
+    }
+}
+
+impl Opener for Machine {
+    fn disk(&self, _: &DeviceWord) -> Result<Arc<dyn Disk>> {
+        Ok(self.disk.clone())
+    }
+
+    fn pmem(&self, _: &DeviceWord) -> Result<Arc<dyn Pmem>> {
+        Ok(self.pmem.clone())
+    }
+
+    fn shared_words(&self, _: &str, words: usize) -> Result<SharedWords> {
+        let mut shared = self.shared.lock().unwrap();
+        Ok(shared.get_or_insert_with(|| SharedWords::private(words)).clone())
+    }
+}
+
+impl Machine {
+    pub fn new(setup: &Setup) -> Machine {
+        let disk = SimDisk::new(setup.backing_bytes, 512);
+        disk.seed(setup.seed);
+        disk.hold(true);
+        Machine {
+            pmem: Arc::new(SimPmem::new(setup.cache_bytes(), setup.persistence)),
+            disk: Arc::new(disk),
+            shared: Mutex::new(None),
+            attaches: 0,
+        }
+    }
+
+    /// Starts a server.
+    pub fn start(&mut self, setup: &Setup) -> Result<Server> {
+        self.attaches += 1;
+        let text = format!("0 {} pcache C B {}", setup.sectors(), setup.words);
+        let geometry = Geometry { segment_bytes: setup.segment_bytes, device_bytes_min: 0 };
+        let options = BuildOptions {
+            force_format: false,
+            attach_id: setup.seed << 16 | self.attaches,
+            geometry: Some(geometry),
+        };
+        let table = build(&Table::parse(&text)?, self, &options)?;
+        let device = Device::with_table("sim", table)?;
+        let work = Arc::new(Signal::default());
+        work.wake();
+        device.events().set_background(Some(work.clone()));
+        let ports = (0..=setup.clients)
+            .map(|nth| {
+                let seat = device.attach_port(Arc::new(Signal::default()))?;
+                Ok(Driver {
+                    port: seat.port(),
+                    ring: Ring::without_kernel(),
+                    room_epoch: 0,
+                    is_background: nth == setup.clients,
+                    _seat: seat,
+                })
+            })
+            .collect::<Result<Vec<_>>>()?;
+        Ok(Server { device, ports, work, next_tick: None })
+    }
+
+    /// The server of `self` has died: of the I/O under way, some still happens.
+    pub fn end_io(&self, server: &mut Server, prng: &mut Prng) {
+        for driver in &mut server.ports {
+            let happens = prng.below(self.disk.held(&driver.ring) as u64 + 1);
+            for _ in 0..happens {
+                self.disk.step(&mut driver.ring, prng);
+            }
+        }
+        self.disk.abandon();
+    }
+
+    /// Everything in memory is lost; `pmem` is what the cache was at that moment.
+    pub fn lose_power(&mut self, pmem: &SimPmem, prng: &mut Prng) {
+        self.pmem = Arc::new(pmem.crash(prng));
+        let disk = self.disk.crash(prng);
+        disk.seed(prng.next_u64());
+        self.disk.abandon();
+        self.disk = Arc::new(disk);
+        self.forget_shared();
+    }
+
+    pub fn forget_shared(&mut self) {
+        *self.shared.lock().unwrap() = None;
+    }
+
+    /// A copy of shared memory, to go back to.
+    pub fn copy_shared(&self) -> Option<SharedWords> {
+        let shared = self.shared.lock().unwrap();
+        let shared = shared.as_ref()?;
+        let copy = SharedWords::private(shared.words().len());
+        for (to, from) in copy.words().iter().zip(shared.words()) {
+            to.store(from.load(Ordering::SeqCst), Ordering::SeqCst);
+        }
+        Some(copy)
+    }
+
+    /// The server died when the cache was `pmem` and shared memory `shared`.
+    pub fn go_back(&mut self, pmem: &SimPmem, shared: Option<SharedWords>) {
+        self.pmem = Arc::new(pmem.crash_with(|_, words| words));
+        *self.shared.lock().unwrap() = shared;
+    }
+}
+
+impl Server {
+    /// Dies with all that is in flight, as a process does: nobody tidies up.
+    pub fn die(self) {
+        // What unwinds is not asked whether it left things in order.
+        let died = catch_unwind(AssertUnwindSafe(move || {
+            let _server = self;
+            resume_unwind(Box::new("killed"));
+        }));
+        assert!(died.is_err());
+    }
+}

@@ -1,0 +1,268 @@
+//! A history before it happens: what the world is made of, and its steps. All of it follows from
+//! the seed, and each step carries the seed of its own choices, so that a step can be left out
+//! without changing what the others do.
+
+use udm::bio::Op;
+use udm::pmem::Persistence;
+use udm::prng::Prng;
+use udm::units::{MIB, Nanos, SECOND};
+
+/// What a world is made of.
+#[derive(Clone, Debug)]
+pub struct Setup {
+    pub seed: u64,
+    pub segments: u64,
+    pub segment_bytes: u64,
+    pub backing_bytes: u64,
+    pub persistence: Persistence,
+    pub clients: usize,
+    pub words: String,
+    pub is_ordered: bool,
+    pub trouble: Trouble,
+}
+
+/// What may go wrong beside the end of a server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Trouble {
+    Nothing,
+    Origin,
+    /// Bit rot, memory errors.
+    Cache,
+    /// The cache refuses to make stores durable.
+    Medium,
+    OriginAndCache,
+}
+
+impl Trouble {
+    pub fn has_cache(self) -> bool {
+        matches!(self, Trouble::Cache | Trouble::OriginAndCache)
+    }
+}
+
+/// One step of a history.
+#[derive(Clone, Debug)]
+pub struct Step {
+    pub salt: u64,
+    pub act: Act,
+}
+
+/// What a step does.
+#[derive(Clone, Debug)]
+pub enum Act {
+    /// A client submits.
+    Io {
+        client: usize,
+        op: Op,
+        first: usize,
+        count: usize,
+        fua: bool,
+    },
+    /// Threads and disks move, so many times; a slow disk moves rarely.
+    Pump {
+        events: u64,
+        is_slow: bool,
+    },
+    /// Time passes.
+    Pass {
+        nanos: Nanos,
+    },
+    /// Everything that can end ends.
+    Settle,
+    Suspend,
+    Resume,
+    /// `gc_percent`; some are out of range.
+    Percent(u32),
+    /// Status, table, facts; a table that may not be loaded.
+    Look,
+    /// All goes to the origin.
+    Drain,
+    /// An orderly end and a new beginning; with a reboot between, shared memory is forgotten.
+    Remove {
+        forgets: bool,
+    },
+    /// The server is killed; `again`: so many fences later, while it attaches, once more.
+    Kill {
+        keeps: bool,
+        again: u64,
+    },
+    /// The machine loses power, just before a fence to come if `fences` is not 0.
+    PowerCut {
+        fences: u64,
+        again: u64,
+    },
+    /// The cache device is lost now: what would the origin be worth?
+    OriginAlone,
+    /// Reads everything.
+    Scan,
+    Fault(OriginFault),
+    Heal,
+    Rot(Rot),
+    /// Memory errors in what holds data; in anything.
+    Poison {
+        is_data: bool,
+        bytes: u64,
+    },
+    /// The cache refuses fences.
+    MediumFails {
+        after: u64,
+    },
+}
+
+/// What is wrong with the origin. Ranges are sectors.
+#[derive(Clone, Copy, Debug)]
+pub enum OriginFault {
+    Fails { op: Option<Op>, first: u64, count: u64, times: u64 },
+    Tears { times: u64 },
+    Sticks { op: Option<Op>, times: u64 },
+}
+
+/// Which bit turns over.
+#[derive(Clone, Copy, Debug)]
+pub enum Rot {
+    /// In cached data, zeroes included.
+    Data,
+    /// In one copy of a record that has two.
+    Record,
+}
+
+/// The world of a seed.
+pub fn setup(seed: u64) -> Setup {
+    let mut prng = Prng::new(seed ^ 0x0051_3017);
+    let trouble = match prng.below(8) {
+        0 | 1 => Trouble::Nothing,
+        2..5 => Trouble::Origin,
+        5 => Trouble::Cache,
+        6 => Trouble::Medium,
+        _ => Trouble::OriginAndCache,
+    };
+    let has_crc = trouble.has_cache() || prng.one_in(4);
+    let is_ordered = !prng.one_in(5);
+    let mut words = if has_crc { "2 data_crc true" } else { "0" }.to_string();
+    if !is_ordered {
+        words += " writeback_order fast";
+    }
+    if prng.one_in(4) {
+        words += " read_fill never";
+    }
+    let spread = if prng.one_in(3) { 40 } else { 10 };
+    Setup {
+        seed,
+        segments: 8 + prng.below(spread),
+        segment_bytes: if prng.one_in(4) { 256 << 10 } else { 64 << 10 },
+        backing_bytes: 5 * MIB,
+        persistence: if prng.one_in(3) { Persistence::Msync } else { Persistence::Cpu },
+        clients: 1 + prng.below(4) as usize,
+        words,
+        is_ordered,
+        trouble,
+    }
+}
+
+impl Setup {
+    pub fn sectors(&self) -> usize {
+        (self.backing_bytes / 512) as usize
+    }
+
+    pub fn cache_bytes(&self) -> u64 {
+        20480 + self.segments * self.segment_bytes
+    }
+}
+
+/// The first `count` steps of a seed.
+pub fn steps(setup: &Setup, count: usize) -> Vec<Step> {
+    let mut prng = Prng::new(setup.seed);
+    (0..count).map(|_| Step { salt: prng.next_u64(), act: act(setup, &mut prng) }).collect()
+}
+
+fn act(setup: &Setup, prng: &mut Prng) -> Act {
+    let again = |prng: &mut Prng| if prng.one_in(3) { 1 + prng.below(8) } else { 0 };
+    match prng.below(200) {
+        0..95 => io(setup, prng),
+        95..145 => Act::Pump { events: 1 + prng.below(60), is_slow: prng.one_in(4) },
+        145..153 => Act::Pass { nanos: passing(prng) },
+        153..157 => Act::Settle,
+        157..160 => Act::Suspend,
+        160..164 => Act::Resume,
+        164..166 => Act::Percent(prng.below(100) as u32),
+        166..168 => Act::Look,
+        168..171 => Act::Drain,
+        171..173 => Act::Remove { forgets: prng.one_in(2) },
+        173..177 => Act::Kill { keeps: !prng.one_in(4), again: again(prng) },
+        177..180 => Act::PowerCut {
+            fences: if prng.one_in(2) { 0 } else { 1 + prng.below(20) },
+            again: again(prng),
+        },
+        180..183 => Act::OriginAlone,
+        183 => Act::Scan,
+        184..192 => Act::Heal,
+        _ => fault(setup.trouble, prng).unwrap_or_else(|| io(setup, prng)),
+    }
+}
+
+fn io(setup: &Setup, prng: &mut Prng) -> Act {
+    let sectors = setup.sectors() as u64;
+    let first = match prng.below(4) {
+        0 => prng.below(64),
+        1 => prng.below(512),
+        2 => 8192 - 32 + prng.below(64),
+        _ => prng.below(sectors),
+    };
+    let count = match prng.below(20) {
+        0 => 1 + prng.below(2048),
+        1..4 => 1 + prng.below(256),
+        4..8 => 8 * (1 + prng.below(4)),
+        _ => 1 + prng.below(16),
+    };
+    let count = count.min(sectors - first) as usize;
+    let op = match prng.below(100) {
+        0..55 => Op::Write,
+        55..80 => Op::Read,
+        80..90 => Op::Flush,
+        90..95 => Op::Discard,
+        _ => Op::WriteZeroes,
+    };
+    let client = prng.below(setup.clients as u64) as usize;
+    Act::Io { client, op, first: first as usize, count, fua: prng.one_in(8) }
+}
+
+fn passing(prng: &mut Prng) -> Nanos {
+    match prng.below(5) {
+        0 => prng.below(70 * SECOND),
+        1 | 2 => prng.below(5 * SECOND),
+        _ => prng.below(SECOND / 5),
+    }
+}
+
+fn fault(trouble: Trouble, prng: &mut Prng) -> Option<Act> {
+    let is_origin = match trouble {
+        Trouble::Nothing => return None,
+        Trouble::Medium => {
+            return prng.one_in(4).then(|| Act::MediumFails { after: 1 + prng.below(10) });
+        }
+        Trouble::Origin => true,
+        Trouble::Cache => false,
+        Trouble::OriginAndCache => prng.one_in(2),
+    };
+    if is_origin {
+        return Some(Act::Fault(origin_fault(prng)));
+    }
+    Some(match prng.below(8) {
+        0..4 => Act::Rot(Rot::Data),
+        4 => Act::Rot(Rot::Record),
+        5 | 6 => Act::Poison { is_data: true, bytes: 64 },
+        _ => Act::Poison { is_data: false, bytes: 64 << prng.below(7) },
+    })
+}
+
+fn origin_fault(prng: &mut Prng) -> OriginFault {
+    let ops = [None, Some(Op::Read), Some(Op::Write), Some(Op::Flush), Some(Op::WriteZeroes)];
+    let op = ops[prng.below(5) as usize];
+    let times = if prng.one_in(2) { 1 + prng.below(4) } else { u64::MAX };
+    let (first, count) =
+        if prng.one_in(2) { (prng.below(8192), 1 + prng.below(2048)) } else { (0, u64::MAX >> 16) };
+    match prng.below(5) {
+        0 => OriginFault::Tears { times },
+        1 => OriginFault::Sticks { op, times },
+        _ => OriginFault::Fails { op, first, count, times },
+    }
+}

@@ -1,0 +1,169 @@
+//! The rules of the house, kept by a test: what a reader may rely on without looking.
+
+// A test may stop where it is wrong.
+#![allow(clippy::unwrap_used)]
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+const LINE_CHARS_MAX: usize = 100;
+const FILE_LINES_MAX: usize = 600;
+const FUNCTION_LINES_MAX: usize = 75;
+
+/// The only files with `unsafe` code.
+const UNSAFE_FILES: [&str; 10] = [
+    "crates/engine/src/buffer.rs",
+    "crates/engine/src/disk/uring.rs",
+    "crates/engine/src/pmem/copy.rs",
+    "crates/engine/src/pmem/copy_tests.rs",
+    "crates/engine/src/pmem/copy_x86.rs",
+    "crates/engine/src/pmem/dax.rs",
+    "crates/engine/src/pmem/dax_tests.rs",
+    "crates/engine/src/pmem/sigbus.rs",
+    "crates/engine/src/shm.rs",
+    "crates/engine/tests/hotpath.rs",
+];
+
+/// Engines and nouns: no thread, clock, file or environment, and no other engine.
+const PURE_ROOMS: [&str; 2] = ["crates/engine/src/pcache/", "crates/engine/src/simple/"];
+const WORLDLY_WORDS: [&str; 8] = [
+    "std::thread",
+    "std::time",
+    "std::fs",
+    "std::env",
+    "std::net",
+    "std::process",
+    "Instant::now",
+    "SystemTime",
+];
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().unwrap()
+}
+
+/// Every Rust file of the project, with its path from the root.
+fn sources() -> Vec<(String, String)> {
+    let root = root();
+    let mut found = Vec::new();
+    let mut folders = vec![root.join("crates"), root.join("lab"), root.join("fuzz")];
+    while let Some(folder) = folders.pop() {
+        let Ok(entries) = fs::read_dir(&folder) else { continue };
+        for entry in entries {
+            let path = entry.unwrap().path();
+            let is_built = path.ends_with("target");
+            if path.is_dir() && !is_built {
+                folders.push(path);
+            } else if path.extension().is_some_and(|extension| extension == "rs") {
+                let name = path.strip_prefix(&root).unwrap().to_string_lossy().into_owned();
+                found.push((name, fs::read_to_string(&path).unwrap()));
+            }
+        }
+    }
+    assert!(found.len() > 40, "the project's sources were not found");
+    found.sort();
+    found
+}
+
+/// Applies `rule` to each line of each file; it says what is wrong, if anything.
+fn check_lines(rule: impl Fn(&str, &str) -> Option<String>) {
+    let mut wrong = Vec::new();
+    for (name, text) in sources() {
+        if name.ends_with("tests/tidy.rs") {
+            continue;
+        }
+        for (nth, line) in text.lines().enumerate() {
+            if let Some(what) = rule(&name, line) {
+                wrong.push(format!("{name}:{}: {what}", nth + 1));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "\n{}", wrong.join("\n"));
+}
+
+fn code_of(line: &str) -> &str {
+    line.split("//").next().unwrap_or_default()
+}
+
+#[test]
+fn every_file_says_what_it_is_for() {
+    for (name, text) in sources() {
+        let first = text.lines().find(|line| !line.starts_with("#!")).unwrap_or_default();
+        assert!(first.starts_with("//!"), "{name} does not open with //! prose");
+    }
+}
+
+#[test]
+fn lines_are_ascii_short_and_finished() {
+    check_lines(|_, line| {
+        if !line.is_ascii() {
+            return Some("not ASCII".to_string());
+        }
+        if line.chars().count() > LINE_CHARS_MAX {
+            return Some(format!("longer than {LINE_CHARS_MAX} characters"));
+        }
+        let marks = ["TODO", "FIXME", "XXX", "todo!(", "unimplemented!(", "dbg!("];
+        marks.iter().find(|mark| line.contains(**mark)).map(|mark| format!("'{mark}'"))
+    });
+}
+
+#[test]
+fn unsafe_is_where_it_may_be() {
+    check_lines(|name, line| {
+        let code = code_of(line);
+        let is_unsafe = ["unsafe {", "unsafe fn", "unsafe impl", "unsafe extern"]
+            .iter()
+            .any(|word| code.contains(word));
+        (is_unsafe && !UNSAFE_FILES.contains(&name)).then(|| "unsafe".to_string())
+    });
+}
+
+#[test]
+fn engines_do_not_know_the_world_or_each_other() {
+    check_lines(|name, line| {
+        let room = PURE_ROOMS.iter().find(|room| name.starts_with(**room))?;
+        let code = code_of(line);
+        let other = PURE_ROOMS.iter().filter(|other| *other != room).find(|other| {
+            let module = other.trim_end_matches('/').rsplit('/').next().unwrap();
+            code.contains(&format!("crate::{module}"))
+        });
+        if let Some(other) = other {
+            return Some(format!("names another engine: {other}"));
+        }
+        WORLDLY_WORDS.iter().find(|word| code.contains(**word)).map(|word| format!("'{word}'"))
+    });
+}
+
+#[test]
+fn the_engine_knows_no_protocol_and_no_command() {
+    check_lines(|name, line| {
+        let is_engine = name.starts_with("crates/engine/src/");
+        let words = ["udm_export", "clap", "serde"];
+        let word = words.iter().find(|word| code_of(line).contains(**word))?;
+        is_engine.then(|| format!("'{word}'"))
+    });
+}
+
+#[test]
+fn files_and_functions_fit_a_readers_head() {
+    let mut wrong = Vec::new();
+    for (name, text) in sources() {
+        let lines: Vec<&str> = text.lines().collect();
+        if lines.len() > FILE_LINES_MAX {
+            wrong.push(format!("{name}: {} lines", lines.len()));
+        }
+        for (nth, line) in lines.iter().enumerate() {
+            let indent = line.len() - line.trim_start().len();
+            let word =
+                line.trim_start().trim_start_matches("pub ").trim_start_matches("pub(super) ");
+            if !(word.starts_with("fn ") || word.starts_with("const fn ")) {
+                continue;
+            }
+            let end = format!("{}}}", " ".repeat(indent));
+            let len = lines[nth..].iter().position(|line| *line == end).unwrap_or(0);
+            if len > FUNCTION_LINES_MAX {
+                wrong.push(format!("{name}:{}: a function of {len} lines", nth + 1));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "\n{}", wrong.join("\n"));
+}
