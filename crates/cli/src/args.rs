@@ -1,0 +1,415 @@
+//! What may be typed: each command, argument and flag is defined here once, and help, the manual
+//! page and the completions are generated from it.
+//!
+//! This file says what was typed; `commands/` says what it means. `dmsetup` users find their
+//! verbs with their meaning.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+
+use crate::runtime::DeviceName;
+
+/// Linux's device-mapper caches in user space, on the kernel's own media.
+#[derive(Debug, Parser)]
+#[command(name = "udm", version, max_term_width = 100)]
+#[command(subcommand_required = true, arg_required_else_help = true)]
+#[command(after_help = "\
+Each device has a server process of its own. Exit codes: 0 done, 1 refused or failed, 2 usage.
+
+Example:
+  udm create vol --table '0 2097152 pcache /dev/dax0.0 /data/slow.img' \\
+      --export nbd+unix:///run/vol.sock
+  udm status vol
+  udm remove vol --drain
+
+Files: the runtime directory is $UDM_RUNTIME_DIR, else /run/udm for root, else
+$XDG_RUNTIME_DIR/udm. It holds each device's control socket, log and shared memory.")]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// The commands.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Create a device and start serving it
+    Create(CreateArgs),
+    /// Remove a device; dirty data stays in the cache unless --drain
+    Remove(RemoveArgs),
+    /// Write all dirty data back to the origin; the device stays
+    Drain(DrainArgs),
+    /// Make everything written so far durable, as a client's flush does
+    Flush(NameArgs),
+    /// Print the kernel's status lines
+    Status(StatusArgs),
+    /// Print the active table
+    Table(TableArgs),
+    /// Print what is known about a device: server, exports, medium, dirty data
+    Info(InfoArgs),
+    /// Send a message to a target
+    Message(MessageArgs),
+    /// Stop serving requests: they wait until `resume`
+    Suspend(NameArgs),
+    /// Serve requests again, with the loaded table if there is one
+    Resume(NameArgs),
+    /// Load a table into the inactive slot; `resume` makes it live
+    Load(LoadArgs),
+    /// Give a device another name
+    Rename(RenameArgs),
+    /// List devices
+    Ls(LsArgs),
+    /// Wait until a device serves, is clean, or is gone
+    Wait(WaitArgs),
+    /// Open one more way in for clients
+    Export(ExportArgs),
+    /// Close a way in
+    Unexport(UnexportArgs),
+    /// Print metrics in Prometheus' text format
+    Metrics(NamesArgs),
+    /// Show what a cache device holds: geometry, dirty data, damage; never writes
+    Inspect(InspectArgs),
+    /// Write the dirty data of a cache device back to its origin, without serving it
+    Recover(RecoverArgs),
+    /// List the target types that tables may name
+    Targets(JsonArgs),
+    /// Run the benchmarks of `udm-bench`, which is installed beside udm
+    #[command(disable_help_flag = true)]
+    Bench(BenchArgs),
+    /// Print a completion script for a shell
+    #[command(after_help = "Example:\n  udm completions bash > /etc/bash_completion.d/udm")]
+    Completions(CompletionsArgs),
+    /// Print the manual page
+    #[command(after_help = "Example:\n  udm man | man -l -")]
+    Man(ManArgs),
+    /// Serve one device: what `create` starts
+    #[command(hide = true)]
+    Serve(ServeArgs),
+}
+
+/// `--json`, which every command has.
+#[derive(Clone, Copy, Debug, Args)]
+pub struct JsonArgs {
+    /// Print JSON instead of text
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Where a table comes from: an argument, a file, or standard input.
+#[derive(Debug, Args)]
+#[group(multiple = false)]
+pub struct TableSource {
+    /// The table: lines of `start length target arguments...`, in sectors of 512 bytes
+    #[arg(long, value_name = "TABLE")]
+    pub table: Option<String>,
+    /// Read the table from FILE; without --table and --table-file it is read from standard input
+    #[arg(long, value_name = "FILE")]
+    pub table_file: Option<PathBuf>,
+}
+
+/// Arguments of `create`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  udm create vol --table '0 2097152 pcache /dev/dax0.0 /data/slow.img'
+  udm create vol --table-file vol.table --export nbd+unix:///run/vol.sock
+  echo '0 204800 linear /data/disk.img 0' | udm create vol --export nbd://127.0.0.1:10809")]
+pub struct CreateArgs {
+    /// The device's name
+    pub name: DeviceName,
+    #[command(flatten)]
+    pub source: TableSource,
+    /// A way in for clients: nbd+unix:///PATH or nbd://ADDR:PORT; may be repeated
+    #[arg(long, value_name = "URI")]
+    pub export: Vec<String>,
+    /// Serve at most N connections per export at once, each on a queue of its own [default: 64]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=64))]
+    pub queues: Option<u16>,
+    /// Serve from this process instead of starting a server in the background
+    #[arg(long)]
+    pub foreground: bool,
+    /// Format the cache device even though it may hold something
+    #[arg(long)]
+    pub force_format: bool,
+    /// Answer `GET /metrics` over HTTP at ADDR:PORT
+    #[arg(long, value_name = "ADDR")]
+    pub metrics: Option<SocketAddr>,
+    #[command(flatten)]
+    pub json: JsonArgs,
+}
+
+/// Arguments of `remove`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Dirty data stays in the cache, as with the kernel, and the next `create` goes on with it.
+
+Examples:
+  udm remove vol            stop serving, keep dirty data in the cache
+  udm remove vol --drain    write everything back to the origin first")]
+pub struct RemoveArgs {
+    /// The device's name
+    pub name: DeviceName,
+    /// Write all dirty data back first, with a progress bar
+    #[arg(long)]
+    pub drain: bool,
+    /// Remove although clients are connected, or clear up after a server that died
+    #[arg(long)]
+    pub force: bool,
+    #[command(flatten)]
+    pub json: JsonArgs,
+}
+
+/// Arguments of `drain`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Interrupting it leaves everything safe: what is not written back yet stays in the cache.
+
+Example:
+  udm drain vol")]
+pub struct DrainArgs {
+    /// The device's name
+    pub name: DeviceName,
+    #[command(flatten)]
+    pub json: JsonArgs,
+}
+
+/// Arguments of commands on one device.
+#[derive(Debug, Args)]
+pub struct NameArgs {
+    /// The device's name
+    pub name: DeviceName,
+    #[command(flatten)]
+    pub json: JsonArgs,
+}
+
+/// Arguments of commands on some devices or all.
+#[derive(Debug, Args)]
+pub struct NamesArgs {
+    /// The devices' names; all devices when none is given
+    pub names: Vec<DeviceName>,
+    #[command(flatten)]
+    pub json: JsonArgs,
+}
+
+/// Arguments of `status`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+The device's name stands in front unless exactly one name was given, as with dmsetup.
+
+Examples:
+  udm status vol
+  udm status --all vol      the line, and all the server knows, in words
+  udm status --json")]
+pub struct StatusArgs {
+    /// The devices' names; all devices when none is given
+    pub names: Vec<DeviceName>,
+    /// Explain everything, one fact per line
+    #[arg(long)]
+    pub all: bool,
+    #[command(flatten)]
+    pub json: JsonArgs,
+}
+
+/// Arguments of `table`.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  udm table vol\n  udm table --inactive vol")]
+pub struct TableArgs {
+    /// The devices' names; all devices when none is given
+    pub names: Vec<DeviceName>,
+    /// Print the loaded table that `resume` would make live
+    #[arg(long)]
+    pub inactive: bool,
+    #[command(flatten)]
+    pub json: JsonArgs,
+}
+
+/// Arguments of `info`.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  udm info vol\n  udm info --json vol | jq .dirty_bytes")]
+pub struct InfoArgs {
+    /// The devices' names; all devices when none is given
+    pub names: Vec<DeviceName>,
+    #[command(flatten)]
+    pub json: JsonArgs,
+}
+
+/// Arguments of `message`.
+#[derive(Debug, Args)]
+#[command(after_help = "Example:\n  udm message vol 0 gc_percent 80")]
+pub struct MessageArgs {
+    /// The device's name
+    pub name: DeviceName,
+    /// A sector within the table line that the message is for; 0 for tables of one line
+    pub sector: u64,
+    /// The message
+    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
+    pub words: Vec<String>,
+    #[command(flatten)]
+    pub json: JsonArgs,
+}
+
+/// Arguments of `load`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Caches take no second table while one is live: remove the device and create it again.
+
+Example:
+  udm load vol --table '0 204800 linear /data/other.img 0' && udm resume vol")]
+pub struct LoadArgs {
+    /// The device's name
+    pub name: DeviceName,
+    #[command(flatten)]
+    pub source: TableSource,
+    #[command(flatten)]
+    pub json: JsonArgs,
+}
+
+/// Arguments of `rename`.
+#[derive(Debug, Args)]
+#[command(after_help = "Example:\n  udm rename vol backup")]
+pub struct RenameArgs {
+    /// The device's name
+    pub name: DeviceName,
+    /// Its new name
+    pub new_name: DeviceName,
+    #[command(flatten)]
+    pub json: JsonArgs,
+}
+
+/// Arguments of `ls`.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  udm ls\n  udm ls --target pcache --json")]
+pub struct LsArgs {
+    /// Only devices that have a table line of this target
+    #[arg(long, value_name = "TARGET")]
+    pub target: Option<String>,
+    #[command(flatten)]
+    pub json: JsonArgs,
+}
+
+/// What `wait` waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Until {
+    /// The device exists and is not suspended
+    Serving,
+    /// The device has no dirty data
+    Clean,
+    /// The device is gone
+    Removed,
+}
+
+/// Arguments of `wait`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  udm wait vol                                until it serves
+  udm wait vol --until clean --timeout 60     until nothing is left to write back")]
+pub struct WaitArgs {
+    /// The device's name
+    pub name: DeviceName,
+    /// What to wait for
+    #[arg(long, value_enum, default_value_t = Until::Serving)]
+    pub until: Until,
+    /// Give up after this many seconds; without it, wait for ever
+    #[arg(long, value_name = "SECONDS")]
+    pub timeout: Option<u64>,
+    #[command(flatten)]
+    pub json: JsonArgs,
+}
+
+/// Arguments of `export`.
+#[derive(Debug, Args)]
+#[command(after_help = "Example:\n  udm export vol nbd://127.0.0.1:10809")]
+pub struct ExportArgs {
+    /// The device's name
+    pub name: DeviceName,
+    /// nbd+unix:///PATH or nbd://ADDR:PORT
+    pub uri: String,
+    #[command(flatten)]
+    pub json: JsonArgs,
+}
+
+/// Arguments of `unexport`.
+#[derive(Debug, Args)]
+#[command(after_help = "Example:\n  udm unexport vol nbd://127.0.0.1:10809")]
+pub struct UnexportArgs {
+    /// The device's name
+    pub name: DeviceName,
+    /// As `udm info` prints it
+    pub uri: String,
+    /// Close it although clients are connected
+    #[arg(long)]
+    pub force: bool,
+    #[command(flatten)]
+    pub json: JsonArgs,
+}
+
+/// Arguments of `inspect`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+It only reads, so it may be used while the device is served; what it prints then is a snapshot.
+
+Example:
+  udm inspect /dev/dax0.0")]
+pub struct InspectArgs {
+    /// The cache device, as the table names it
+    pub cache_device: String,
+    #[command(flatten)]
+    pub json: JsonArgs,
+}
+
+/// Arguments of `recover`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+It may be interrupted and started again: it goes on where it was.
+
+Example:
+  udm recover /dev/dax0.0 /data/slow.img")]
+pub struct RecoverArgs {
+    /// The cache device, as the table names it
+    pub cache_device: String,
+    /// The backing device, as the table names it
+    pub origin: String,
+    /// Give up what stands behind a damaged place of the log instead of refusing
+    #[arg(long)]
+    pub truncate: bool,
+    /// Accept an origin that is not the one the cache was last used with
+    #[arg(long)]
+    pub rebind: bool,
+    #[command(flatten)]
+    pub json: JsonArgs,
+}
+
+/// Arguments of `bench`.
+#[derive(Debug, Args)]
+pub struct BenchArgs {
+    /// Handed on as they are
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+    pub words: Vec<std::ffi::OsString>,
+}
+
+/// Arguments of `completions`.
+#[derive(Debug, Args)]
+pub struct CompletionsArgs {
+    /// The shell
+    pub shell: clap_complete::Shell,
+}
+
+/// Arguments of `man`.
+#[derive(Debug, Args)]
+pub struct ManArgs {
+    /// Print the page of this command instead of udm's own
+    pub command: Option<String>,
+    /// Write all pages into FOLDER instead
+    #[arg(long, value_name = "FOLDER", conflicts_with = "command")]
+    pub folder: Option<PathBuf>,
+}
+
+/// Arguments of the server process.
+#[derive(Debug, Args)]
+pub struct ServeArgs {
+    /// The device's name; what to serve is read from standard input
+    pub name: DeviceName,
+}

@@ -1,0 +1,136 @@
+//! `create`: start a server process, and hear from it whether it serves.
+
+use std::io::{Read, Write};
+use std::os::unix::process::CommandExt;
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Child, Command, Stdio};
+
+use anyhow::{Context, Result, anyhow, bail};
+use serde_json::Value;
+use udm::units::human_bytes;
+
+use super::print_result;
+use crate::args::{CreateArgs, JsonArgs, TableSource};
+use crate::control::Answer;
+use crate::output::{Usage, print_note};
+use crate::runtime::{DeviceName, RuntimeDir};
+use crate::server::{Spec, serve_here};
+
+/// The longest table that is read; the engine's own limit is lower.
+const TABLE_BYTES_MAX: u64 = 1 << 20;
+
+/// `udm create`.
+pub fn create(args: CreateArgs) -> Result<()> {
+    let spec = Spec {
+        name: args.name.as_str().to_owned(),
+        table: read_table(&args.source)?,
+        exports: args.export,
+        queues: args.queues,
+        force_format: args.force_format,
+        metrics: args.metrics,
+    };
+    if args.foreground {
+        return serve_here(&spec, |ready| announce(args.json, ready));
+    }
+    let runtime = RuntimeDir::open()?;
+    let ready = start_server(&runtime, &args.name, &spec)?;
+    announce(args.json, &ready)
+}
+
+/// The table's text: from the argument, the file, or standard input.
+pub fn read_table(source: &TableSource) -> Result<String> {
+    if let Some(table) = &source.table {
+        return Ok(table.clone());
+    }
+    let mut bytes = Vec::new();
+    let place = match &source.table_file {
+        Some(path) => {
+            let place = format!("table file {}", path.display());
+            let file = std::fs::File::open(path).with_context(|| place.clone())?;
+            file.take(TABLE_BYTES_MAX + 1)
+                .read_to_end(&mut bytes)
+                .with_context(|| place.clone())?;
+            place
+        }
+        None => {
+            let stdin = std::io::stdin();
+            if rustix::termios::isatty(&stdin) {
+                let advice = "no table: give --table, --table-file, or one on standard input";
+                return Err(Usage(advice.into()).into());
+            }
+            let place = "table on standard input";
+            stdin.take(TABLE_BYTES_MAX + 1).read_to_end(&mut bytes).context(place)?;
+            place.into()
+        }
+    };
+    if bytes.len() as u64 > TABLE_BYTES_MAX {
+        bail!("{place}: longer than {}", human_bytes(TABLE_BYTES_MAX));
+    }
+    String::from_utf8(bytes).map_err(|_| anyhow!("{place}: it is not UTF-8 text"))
+}
+
+/// Starts the server and waits until it serves, or says why not.
+fn start_server(runtime: &RuntimeDir, name: &DeviceName, spec: &Spec) -> Result<Value> {
+    let log = runtime.open_log(name)?;
+    // The program's file may have been replaced since we started; this is the one that runs.
+    let mut server = Command::new("/proc/self/exe")
+        .arg0("udm")
+        .args(["serve", name.as_str()])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(log)
+        .spawn()
+        .context("start the server process")?;
+    let mut input = server.stdin.take().context("the server's standard input")?;
+    let mut output = server.stdout.take().context("the server's standard output")?;
+    // If it cannot be written, the server has ended, which is noticed below.
+    let _ = input.write_all(&serde_json::to_vec(spec)?);
+    drop(input);
+    let mut heard = Vec::new();
+    output.read_to_end(&mut heard).with_context(|| format!("{name}: hear from the server"))?;
+    match serde_json::from_slice::<Answer>(&heard) {
+        Ok(answer) => answer.into_result(),
+        Err(_) => Err(died(runtime, name, &mut server)),
+    }
+}
+
+/// The server ended without a word: says how, and what its log says last.
+fn died(runtime: &RuntimeDir, name: &DeviceName, server: &mut Child) -> anyhow::Error {
+    let how = match server.wait() {
+        Ok(status) => match (status.code(), status.signal()) {
+            (Some(code), _) => format!("with exit code {code}"),
+            (None, Some(signal)) => format!("by signal {signal}"),
+            (None, None) => "somehow".into(),
+        },
+        Err(error) => format!("({error})"),
+    };
+    let log = runtime.log(name);
+    let text = std::fs::read_to_string(&log).unwrap_or_default();
+    let last = text.lines().rfind(|line| line.contains("Z ")).unwrap_or("it says nothing");
+    anyhow!("{name}: the server ended {how} before it served; log {}: {last}", log.display())
+}
+
+/// Tells where the device is served.
+fn announce(json: JsonArgs, ready: &Value) -> Result<()> {
+    let name = ready["name"].as_str().unwrap_or_default();
+    let size = human_bytes(ready["size_bytes"].as_u64().unwrap_or(0));
+    let texts = |key: &str| -> Vec<String> {
+        let list = ready[key].as_array().into_iter().flatten();
+        list.filter_map(Value::as_str).map(str::to_owned).collect()
+    };
+    let mut lines = Vec::new();
+    for door in ready["exports"].as_array().into_iter().flatten() {
+        let uri = door["client_uri"].as_str().unwrap_or_default();
+        lines.push(format!("{name}: serving {size} at {uri}"));
+    }
+    if lines.is_empty() {
+        lines.push(format!("{name}: created, {size}; `udm export {name} URI` lets clients in"));
+    }
+    if let Some(uri) = ready["metrics"].as_str() {
+        lines.push(format!("{name}: metrics at {uri}"));
+    }
+    for note in texts("notes") {
+        print_note(&format!("{name}: {note}"));
+    }
+    print_result(json, &lines.join("\n"), ready)
+}

@@ -1,0 +1,145 @@
+//! What the commands mean. Each takes its arguments as `args.rs` defines them, prints its result,
+//! and returns an error whose text names where and why; `main.rs` puts the command in front.
+
+mod about;
+mod change;
+mod create;
+mod doors;
+mod explain;
+mod inspect;
+mod recover;
+mod remove;
+mod report;
+mod wait;
+
+use anyhow::Result;
+use clap::CommandFactory;
+use serde_json::Value;
+
+use crate::args::{Cli, Command, JsonArgs};
+use crate::control::{Absent, Client};
+use crate::output::{Reported, print_error, print_json, print_line};
+use crate::runtime::{DeviceName, RuntimeDir};
+
+/// Carries out `command`.
+pub fn run(command: Command) -> Result<()> {
+    match command {
+        Command::Create(args) => create::create(args),
+        Command::Remove(args) => remove::remove(&args),
+        Command::Drain(args) => remove::drain(&args),
+        Command::Flush(args) => change::simple("Flush", &args),
+        Command::Status(args) => report::status(&args),
+        Command::Table(args) => report::table(&args),
+        Command::Info(args) => report::info(&args),
+        Command::Message(args) => change::message(&args),
+        Command::Suspend(args) => change::simple("Suspend", &args),
+        Command::Resume(args) => change::simple("Resume", &args),
+        Command::Load(args) => change::load(&args),
+        Command::Rename(args) => change::rename(&args),
+        Command::Ls(args) => report::ls(&args),
+        Command::Wait(args) => wait::wait(&args),
+        Command::Export(args) => doors::export(&args),
+        Command::Unexport(args) => doors::unexport(&args),
+        Command::Metrics(args) => report::metrics(&args),
+        Command::Inspect(args) => inspect::inspect(&args),
+        Command::Recover(args) => recover::recover(&args),
+        Command::Targets(args) => about::targets(args),
+        Command::Bench(args) => about::bench(&args),
+        Command::Completions(args) => about::completions(&args),
+        Command::Man(args) => about::man(&args),
+        Command::Serve(args) => crate::server::serve(&args.name),
+    }
+}
+
+/// The command's name, for error messages.
+pub fn name(command: &Command) -> &'static str {
+    match command {
+        Command::Create(_) => "create",
+        Command::Remove(_) => "remove",
+        Command::Drain(_) => "drain",
+        Command::Flush(_) => "flush",
+        Command::Status(_) => "status",
+        Command::Table(_) => "table",
+        Command::Info(_) => "info",
+        Command::Message(_) => "message",
+        Command::Suspend(_) => "suspend",
+        Command::Resume(_) => "resume",
+        Command::Load(_) => "load",
+        Command::Rename(_) => "rename",
+        Command::Ls(_) => "ls",
+        Command::Wait(_) => "wait",
+        Command::Export(_) => "export",
+        Command::Unexport(_) => "unexport",
+        Command::Metrics(_) => "metrics",
+        Command::Inspect(_) => "inspect",
+        Command::Recover(_) => "recover",
+        Command::Targets(_) => "targets",
+        Command::Bench(_) => "bench",
+        Command::Completions(_) => "completions",
+        Command::Man(_) => "man",
+        Command::Serve(_) => "serve",
+    }
+}
+
+/// Whether `word` is a command.
+pub fn is_name(word: &str) -> bool {
+    Cli::command().find_subcommand(word).is_some()
+}
+
+/// Asks the servers of `names`, or of all devices when there are none, and hands each answer on.
+/// A device that does not answer is reported at once, and the others are still asked.
+fn ask_each(
+    what: &str,
+    names: &[DeviceName],
+    method: &str,
+    parameters: &Value,
+    hear: &mut dyn FnMut(&DeviceName, Value),
+) -> Result<()> {
+    let runtime = RuntimeDir::open()?;
+    let all = names.is_empty();
+    let listed = if all { runtime.names()? } else { names.to_vec() };
+    let mut failed = None;
+    for name in &listed {
+        let answer = if all {
+            match Client::find(&runtime, name) {
+                // It was removed since the directory was read.
+                Ok(Err(Absent::NoDevice)) => continue,
+                Ok(Ok(mut client)) => client.ask(method, parameters.clone()),
+                _ => Client::connect(&runtime, name)
+                    .and_then(|mut client| client.ask(method, parameters.clone())),
+            }
+        } else {
+            Client::connect(&runtime, name)
+                .and_then(|mut client| client.ask(method, parameters.clone()))
+        };
+        match answer {
+            Ok(value) => hear(name, value),
+            Err(error) if listed.len() == 1 => return Err(error),
+            Err(error) => {
+                print_error(what, &error);
+                failed = Some(Reported);
+            }
+        }
+    }
+    failed.map_or(Ok(()), |reported| Err(reported.into()))
+}
+
+/// Prints answers as JSON: the object itself if exactly one name was given, else a list.
+fn print_answers(names: &[DeviceName], mut answers: Vec<Value>) -> Result<()> {
+    match answers.pop() {
+        Some(only) if names.len() == 1 => print_json(&only),
+        last => {
+            answers.extend(last);
+            print_json(&Value::Array(answers))
+        }
+    }
+}
+
+/// Prints `text`, or `value` with `--json`.
+fn print_result(json: JsonArgs, text: &str, value: &Value) -> Result<()> {
+    match (json.json, text) {
+        (true, _) => print_json(value),
+        (false, "") => Ok(()),
+        (false, text) => print_line(text),
+    }
+}

@@ -1,0 +1,125 @@
+//! `recover`: bring an origin up to date from its cache, without a server.
+//!
+//! The cache is opened as a device that nobody can reach, told to drain, and closed again. It is
+//! the same code that drains a served device, so an interruption, even a kill, loses nothing and
+//! the next `recover` goes on where this one was.
+
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Result, anyhow, bail};
+use serde_json::json;
+use udm::device::Device;
+use udm::queue::Queue;
+use udm::sync::Arc;
+use udm::table::Word;
+use udm::target::FactValue;
+use udm::units::human_bytes;
+
+use super::inspect::look_at;
+use super::print_result;
+use super::remove::Interrupts;
+use crate::args::RecoverArgs;
+use crate::output::print_note;
+use crate::progress::Progress;
+use crate::runtime::RuntimeDir;
+use crate::served::{come_to_rest, load_table};
+
+/// Time between two looks at how much is left.
+const LOOK_EVERY: Duration = Duration::from_millis(100);
+
+/// `udm recover`.
+pub fn recover(args: &RecoverArgs) -> Result<()> {
+    // Looking first keeps a device that is no cache from being formatted as one.
+    let found = look_at(&args.cache_device)?;
+    let device = open(args, found.report.has_data_crc)?;
+    let background = Queue::background("udm-recover", &device)?;
+    let drained = drain(args, &device);
+    let rested = come_to_rest(&device);
+    let lost_bytes = quarantined_bytes(&device);
+    drop(background);
+    let drained_bytes = drained?;
+    rested?;
+    device.remove()?;
+    if lost_bytes > 0 {
+        print_note(&format!(
+            "{} of dirty data were damaged in the cache and were not written; \
+             `udm inspect {}` lists where",
+            human_bytes(lost_bytes),
+            args.cache_device
+        ));
+    }
+    let text = format!("{}: it has everything that {} had", args.origin, args.cache_device);
+    let value = json!({
+        "cache_device": args.cache_device,
+        "origin": args.origin,
+        "drained_bytes": drained_bytes,
+        "dirty_bytes": 0,
+        "damaged_bytes": lost_bytes,
+    });
+    print_result(args.json, &text, &value)
+}
+
+/// The cache as a device of one sector: write-back does not care how much of the origin clients
+/// could see.
+fn open(args: &RecoverArgs, has_data_crc: bool) -> Result<Arc<Device>> {
+    let quoted = |word: &str| Word::new(word).quoted();
+    let mut table = format!(
+        "0 1 pcache {} {} 2 data_crc {has_data_crc}",
+        quoted(&args.cache_device),
+        quoted(&args.origin)
+    );
+    if args.truncate {
+        table += " log_damage truncate";
+    }
+    if args.rebind {
+        table += " rebind true";
+    }
+    let runtime = RuntimeDir::open()?;
+    let device = Device::new("recover")?;
+    load_table(&device, &table, &runtime, false, false).map_err(|error| without_place(&error))?;
+    device.resume()?;
+    Ok(device)
+}
+
+/// An error about the table, without the place in it: the user wrote no table.
+fn without_place(error: &anyhow::Error) -> anyhow::Error {
+    let text = format!("{error:#}");
+    let rest = text.strip_prefix("table line ").and_then(|rest| rest.split_once(": "));
+    anyhow!(rest.map_or(text.clone(), |(_, rest)| rest.to_owned()))
+}
+
+/// Writes everything back; how much that was.
+fn drain(args: &RecoverArgs, device: &Device) -> Result<u64> {
+    let interrupts = Interrupts::take()?;
+    let mut progress = Progress::new(format!("recover {}", args.cache_device));
+    device.set_draining(true);
+    loop {
+        let dirty = device.dirty();
+        if dirty.bytes == 0 {
+            progress.finish();
+            return Ok(progress.done_bytes());
+        }
+        if interrupts.is_interrupted() {
+            progress.pause();
+            bail!(
+                "interrupted; {} of dirty data stay safe in {}: give the command again to go on",
+                human_bytes(dirty.bytes),
+                args.cache_device
+            );
+        }
+        progress.update(dirty.bytes, dirty.is_failing);
+        thread::sleep(LOOK_EVERY);
+    }
+}
+
+fn quarantined_bytes(device: &Device) -> u64 {
+    let facts = device.facts();
+    let mut numbers = facts.iter().flat_map(|line| &line.facts).filter_map(|fact| {
+        match (fact.name, &fact.value) {
+            ("quarantined_bytes", FactValue::Number(bytes)) => Some(*bytes),
+            _ => None,
+        }
+    });
+    numbers.next().unwrap_or(0)
+}

@@ -1,0 +1,132 @@
+//! `remove` and `drain`: where dirty data goes, or stays.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use anyhow::{Context, Result, anyhow, bail};
+use serde_json::{Value, json};
+use signal_hook::consts::SIGINT;
+use udm::units::human_bytes;
+
+use super::print_result;
+use crate::args::{DrainArgs, RemoveArgs};
+use crate::control::{Absent, Client, wait_for_exit};
+use crate::progress::Progress;
+use crate::runtime::{DeviceName, KeepLog, RuntimeDir};
+
+/// The exit code of a command that Ctrl-C ended at once, as shells have it.
+const INTERRUPTED: i32 = 130;
+
+/// `udm remove`.
+pub fn remove(args: &RemoveArgs) -> Result<()> {
+    let runtime = RuntimeDir::open()?;
+    let name = &args.name;
+    if args.force
+        && let Err(Absent::Died) = Client::find(&runtime, name)?
+    {
+        return clear_dead(&runtime, args);
+    }
+    let mut client = Client::connect(&runtime, name)?;
+    let process = client.server_process();
+    let parameters = json!({ "drain": args.drain, "force": args.force });
+    let (left, drained_bytes) = if args.drain {
+        follow(&mut client, name, "Remove", parameters)?
+    } else {
+        (client.order("Remove", parameters)?, 0)
+    };
+    wait_for_exit(process);
+    let dirty_bytes = left["dirty_bytes"].as_u64().unwrap_or(0);
+    let mut text = format!("{name}: removed");
+    if dirty_bytes > 0 {
+        let cache = left["cache"].as_str().unwrap_or("device");
+        text += &format!(
+            "; {} of dirty data stay in the cache {cache}: `udm create` goes on with them, \
+             `udm recover` writes them back",
+            human_bytes(dirty_bytes)
+        );
+    }
+    let value = json!({
+        "name": name.as_str(),
+        "dirty_bytes": dirty_bytes,
+        "drained_bytes": drained_bytes,
+        "cache": left["cache"],
+    });
+    print_result(args.json, &text, &value)
+}
+
+/// Clears up what a dead server left. Its shared memory stays: the next server needs it.
+fn clear_dead(runtime: &RuntimeDir, args: &RemoveArgs) -> Result<()> {
+    let name = &args.name;
+    if args.drain {
+        bail!("{name}: its server died, so nothing can be drained; create it again first");
+    }
+    let Some(lock) = runtime.try_lock(name)? else {
+        bail!("{name}: a server for it is starting at this moment");
+    };
+    runtime.clear(&lock, KeepLog::No);
+    let text = format!("{name}: its server had died; dirty data stays in the cache");
+    print_result(args.json, &text, &json!({ "name": name.as_str(), "was_dead": true }))
+}
+
+/// `udm drain`.
+pub fn drain(args: &DrainArgs) -> Result<()> {
+    let runtime = RuntimeDir::open()?;
+    let mut client = Client::connect(&runtime, &args.name)?;
+    let (left, drained_bytes) = follow(&mut client, &args.name, "Drain", json!({}))?;
+    let value = json!({
+        "name": args.name.as_str(),
+        "dirty_bytes": left["dirty_bytes"],
+        "drained_bytes": drained_bytes,
+    });
+    let text = format!("{}: the origin has everything", args.name);
+    print_result(args.json, &text, &value)
+}
+
+/// Ctrl-C as a wish: the first one is noticed between two steps, a second one ends the command
+/// at once, which is as safe.
+#[derive(Debug)]
+pub struct Interrupts(Arc<AtomicBool>);
+
+impl Interrupts {
+    /// Takes SIGINT from now on.
+    pub fn take() -> Result<Interrupts> {
+        let flag = Arc::new(AtomicBool::new(false));
+        signal_hook::flag::register_conditional_shutdown(SIGINT, INTERRUPTED, Arc::clone(&flag))
+            .and_then(|_| signal_hook::flag::register(SIGINT, Arc::clone(&flag)))
+            .context("take signals")?;
+        Ok(Interrupts(flag))
+    }
+
+    /// Whether there was one.
+    pub fn is_interrupted(&self) -> bool {
+        self.0.load(Ordering::SeqCst)
+    }
+}
+
+/// Follows work that writes everything back.
+fn follow(
+    client: &mut Client,
+    name: &DeviceName,
+    method: &str,
+    parameters: Value,
+) -> Result<(Value, u64)> {
+    let interrupts = Interrupts::take()?;
+    let mut progress = Progress::new(format!("drain {name}"));
+    let mut left = 0;
+    let value = client.follow(method, parameters, &mut |now| {
+        left = now["dirty_bytes"].as_u64().unwrap_or(0);
+        if interrupts.is_interrupted() {
+            progress.pause();
+            return Err(anyhow!(
+                "{name}: interrupted; {} of dirty data stay safe in the cache; \
+                 the device goes on, and the command may be given again",
+                human_bytes(left)
+            ));
+        }
+        progress.update(left, now["is_failing"] == true);
+        Ok(())
+    });
+    let value = value.inspect_err(|_| progress.pause())?;
+    progress.finish();
+    Ok((value, progress.done_bytes()))
+}

@@ -1,0 +1,267 @@
+//! What devices are and how they are: `status`, `table`, `info`, `ls`, `metrics`.
+
+use anyhow::Result;
+use serde_json::{Map, Value, json};
+use udm::units::{SECTOR, human_bytes};
+
+use super::{ask_each, explain, print_answers};
+use crate::args::{InfoArgs, LsArgs, NamesArgs, StatusArgs, TableArgs};
+use crate::columns::{Columns, pairs};
+use crate::control::{Absent, Client};
+use crate::output::{Reported, print, print_error, print_json, print_line, print_note};
+use crate::runtime::{DeviceName, RuntimeDir};
+
+/// `udm status`: the kernel's lines, as `dmsetup status` prints them.
+pub fn status(args: &StatusArgs) -> Result<()> {
+    if args.all {
+        return status_all(args);
+    }
+    lines("status", "Status", &json!({}), &args.names, args.json.json)
+}
+
+/// `udm table`: the lines of the active or inactive table.
+pub fn table(args: &TableArgs) -> Result<()> {
+    let parameters = json!({ "inactive": args.inactive });
+    lines("table", "Table", &parameters, &args.names, args.json.json)
+}
+
+/// Lines of text, with the device's name in front unless exactly one was named.
+fn lines(
+    what: &str,
+    method: &str,
+    parameters: &Value,
+    names: &[DeviceName],
+    json: bool,
+) -> Result<()> {
+    let mut text = String::new();
+    let mut answers = Vec::new();
+    let asked = ask_each(what, names, method, parameters, &mut |name, answer| {
+        for line in answer["lines"].as_array().into_iter().flatten() {
+            if names.len() != 1 {
+                text += &format!("{name}: ");
+            }
+            text += line.as_str().unwrap_or_default();
+            text += "\n";
+        }
+        answers.push(json!({ "name": name.as_str(), "lines": answer["lines"] }));
+    });
+    if json {
+        print_answers(names, answers)?;
+    } else if answers.is_empty() && names.is_empty() {
+        print_line("No devices found")?;
+    } else {
+        print(&text)?;
+    }
+    asked
+}
+
+/// `udm status --all`: the lines, and every fact in words.
+fn status_all(args: &StatusArgs) -> Result<()> {
+    let mut text = String::new();
+    let mut answers = Vec::new();
+    let asked = ask_each("status", &args.names, "Info", &json!({}), &mut |name, answer| {
+        text += &explain::device(name, &answer);
+        answers.push(shape(answer));
+    });
+    if args.json.json {
+        print_answers(&args.names, answers)?;
+    } else {
+        print(&text)?;
+    }
+    asked
+}
+
+/// `udm info`.
+pub fn info(args: &InfoArgs) -> Result<()> {
+    let mut texts = Vec::new();
+    let mut answers = Vec::new();
+    let asked = ask_each("info", &args.names, "Info", &json!({}), &mut |_, answer| {
+        texts.push(describe(&answer));
+        answers.push(shape(answer));
+    });
+    if args.json.json {
+        print_answers(&args.names, answers)?;
+    } else {
+        print(&texts.join("\n"))?;
+    }
+    asked
+}
+
+/// An answer of `Info` as `--json` prints it: facts as an object, and those that every user
+/// looks for beside the name.
+fn shape(mut info: Value) -> Value {
+    let mut first = Map::new();
+    let mut used_bytes = None;
+    for line in info["lines"].as_array_mut().into_iter().flatten() {
+        let mut facts = Map::new();
+        if let Some(list) = line["facts"].as_array() {
+            for fact in list {
+                let name = fact["name"].as_str().unwrap_or_default();
+                insert(&mut facts, name, fact["value"].clone());
+            }
+        }
+        for name in
+            ["cached_bytes", "medium", "medium_is_volatile", "cache_device", "backing_device"]
+        {
+            if let Some(value) = facts.get(name) {
+                first.entry(name).or_insert_with(|| value.clone());
+            }
+        }
+        used_bytes = used_bytes.or_else(|| facts.get("used_bytes").cloned());
+        line["facts"] = Value::Object(facts);
+    }
+    // A target that does not count what it caches says how much space that takes.
+    if let Some(used) = used_bytes.filter(|_| !first.contains_key("cached_bytes")) {
+        first.insert("cached_bytes".to_owned(), used);
+    }
+    if let Some(object) = info.as_object_mut() {
+        for (name, value) in first {
+            object.entry(name).or_insert(value);
+        }
+    }
+    info
+}
+
+/// A fact that is told several times becomes a list.
+fn insert(facts: &mut Map<String, Value>, name: &str, value: Value) {
+    match facts.get_mut(name) {
+        None => {
+            facts.insert(name.to_owned(), value);
+        }
+        Some(Value::Array(list)) => list.push(value),
+        Some(first) => *first = Value::Array(vec![first.take(), value]),
+    }
+}
+
+/// A device in a few lines for people.
+fn describe(info: &Value) -> String {
+    let bytes = |value: &Value| value.as_u64().map_or_else(|| "-".into(), human_bytes);
+    let word = |value: &Value| value.as_str().unwrap_or("-").to_owned();
+    let mut rows: Vec<(String, String)> = vec![
+        ("Name".into(), word(&info["name"])),
+        ("State".into(), word(&info["state"]).to_uppercase()),
+    ];
+    let mut row = |name: &str, value: String| rows.push((name.to_owned(), value));
+    let sectors = info["size_bytes"].as_u64().unwrap_or(0) / SECTOR;
+    row("Size", format!("{} ({sectors} sectors)", bytes(&info["size_bytes"])));
+    let inactive = info["has_inactive_table"] == true;
+    row("Tables present", if inactive { "LIVE & INACTIVE".into() } else { "LIVE".into() });
+    for line in info["lines"].as_array().into_iter().flatten() {
+        row("Table", word(&line["table"]));
+    }
+    for door in info["exports"].as_array().into_iter().flatten() {
+        let clients = match door["clients"].as_u64() {
+            Some(1) => "1 client".to_owned(),
+            n => format!("{} clients", n.unwrap_or(0)),
+        };
+        row("Export", format!("{} ({})", word(&door["client_uri"]), clients));
+    }
+    if let Some(uri) = info["metrics"].as_str() {
+        row("Metrics", uri.to_owned());
+    }
+    let shaped = shape(info.clone());
+    if let Some(text) = shaped["medium"].as_str() {
+        row("Medium", text.to_owned());
+    }
+    row("Dirty data", bytes(&info["dirty_bytes"]));
+    if shaped["cached_bytes"].is_u64() {
+        row("Cached data", bytes(&shaped["cached_bytes"]));
+    }
+    if info["is_writeback_failing"] == true {
+        row("Write-back", "the origin fails; tried again with growing pauses".into());
+    }
+    row("Server", format!("process {}, since {}", info["pid"], word(&info["started"])));
+    if let Some(log) = info["log"].as_str() {
+        row("Log", log.to_owned());
+    }
+    pairs(&rows)
+}
+
+/// `udm ls`: every device there is, the dead ones too.
+pub fn ls(args: &LsArgs) -> Result<()> {
+    let runtime = RuntimeDir::open()?;
+    let mut list = Columns::new(&["NAME", "STATE", "SIZE", "TARGET", "DIRTY", "CLIENTS"]);
+    let mut answers = Vec::new();
+    let mut failed = None;
+    for name in runtime.names()? {
+        let asked = match Client::find(&runtime, &name) {
+            Ok(Err(Absent::NoDevice)) => continue,
+            Ok(Err(Absent::Died)) => Ok(dead(&name)),
+            Ok(Ok(mut client)) => client.ask("Info", json!({})).map(|info| summary(&info)),
+            Err(error) => Err(error),
+        };
+        let summary = match asked {
+            Ok(summary) => summary,
+            Err(error) => {
+                print_error("ls", &error);
+                failed = Some(Reported);
+                continue;
+            }
+        };
+        let targets: Vec<&str> = texts(&summary["targets"]);
+        if args.target.as_ref().is_none_or(|target| targets.contains(&target.as_str())) {
+            list.row(cells(&summary, &targets));
+            answers.push(summary);
+        }
+    }
+    match (args.json.json, answers.is_empty()) {
+        (true, _) => print_json(&Value::Array(answers))?,
+        (false, true) => print_line("No devices found")?,
+        (false, false) => print(&list.text())?,
+    }
+    failed.map_or(Ok(()), |reported| Err(reported.into()))
+}
+
+/// A device whose server died, as `ls --json` shows it.
+fn dead(name: &DeviceName) -> Value {
+    let advice = "its server died; the same `udm create` goes on where it was";
+    print_note(&format!("{name}: {advice}"));
+    json!({ "name": name.as_str(), "state": "dead", "targets": [] })
+}
+
+/// A living one.
+fn summary(info: &Value) -> Value {
+    let lines = info["lines"].as_array().into_iter().flatten();
+    let mut targets: Vec<&str> = lines.filter_map(|line| line["target"].as_str()).collect();
+    targets.sort_unstable();
+    targets.dedup();
+    json!({
+        "name": info["name"],
+        "state": info["state"],
+        "size_bytes": info["size_bytes"],
+        "targets": targets,
+        "dirty_bytes": info["dirty_bytes"],
+        "clients": info["clients"],
+    })
+}
+
+fn cells(summary: &Value, targets: &[&str]) -> Vec<String> {
+    let bytes = |value: &Value| value.as_u64().map_or_else(|| "-".to_owned(), human_bytes);
+    let targets = if targets.is_empty() { "-".to_owned() } else { targets.join(",") };
+    vec![
+        summary["name"].as_str().unwrap_or("-").to_owned(),
+        summary["state"].as_str().unwrap_or("-").to_owned(),
+        bytes(&summary["size_bytes"]),
+        targets,
+        bytes(&summary["dirty_bytes"]),
+        summary["clients"].as_u64().map_or_else(|| "-".to_owned(), |n| n.to_string()),
+    ]
+}
+
+fn texts(list: &Value) -> Vec<&str> {
+    list.as_array().into_iter().flatten().filter_map(Value::as_str).collect()
+}
+
+/// `udm metrics`.
+pub fn metrics(args: &NamesArgs) -> Result<()> {
+    let mut answers = Vec::new();
+    let asked = ask_each("metrics", &args.names, "Info", &json!({}), &mut |_, answer| {
+        answers.push(answer);
+    });
+    if args.json.json {
+        print_answers(&args.names, answers.into_iter().map(shape).collect())?;
+    } else {
+        print(&crate::metrics::text(&answers))?;
+    }
+    asked
+}

@@ -1,0 +1,62 @@
+//! `wait`: until a device serves, is clean, or is gone.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, bail};
+use serde_json::{Value, json};
+use udm::units::human_bytes;
+
+use super::print_result;
+use crate::args::{Until, WaitArgs};
+use crate::control::{Absent, Client};
+use crate::runtime::RuntimeDir;
+
+/// Time between two looks.
+const LOOK_EVERY: Duration = Duration::from_millis(100);
+
+/// `udm wait`.
+pub fn wait(args: &WaitArgs) -> Result<()> {
+    let deadline = args.timeout.map(|seconds| Instant::now() + Duration::from_secs(seconds));
+    loop {
+        let Some(why) = what_is_missing(args)? else {
+            return print_result(args.json, "", &json!({ "name": args.name.as_str() }));
+        };
+        if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+            bail!("{}: {why} after {} s", args.name, args.timeout.unwrap_or(0));
+        }
+        thread::sleep(LOOK_EVERY);
+    }
+}
+
+/// What is still not as it is waited for.
+fn what_is_missing(args: &WaitArgs) -> Result<Option<String>> {
+    let runtime = RuntimeDir::open()?;
+    let info = match Client::find(&runtime, &args.name)? {
+        Ok(mut client) => match client.ask("Info", json!({})) {
+            Ok(info) => info,
+            // It ended while we asked; the next look tells how.
+            Err(_) => return Ok(Some("its server does not answer".into())),
+        },
+        Err(absent) => {
+            return match (args.until, absent) {
+                (Until::Removed, Absent::NoDevice) => Ok(None),
+                (Until::Serving, Absent::NoDevice) => Ok(Some("there is no such device".into())),
+                (Until::Serving | Until::Removed, Absent::Died) => {
+                    Ok(Some("its server died and was not started again".into()))
+                }
+                (Until::Clean, _) => Client::connect(&runtime, &args.name).map(|_| None),
+            };
+        }
+    };
+    Ok(match args.until {
+        Until::Serving if info["state"] == "active" => None,
+        Until::Serving => Some("it is suspended".into()),
+        Until::Removed => Some("it still exists".into()),
+        Until::Clean => match info["dirty_bytes"].as_u64() {
+            Some(0) => None,
+            dirty => Some(format!("{} are still dirty", human_bytes(dirty.unwrap_or(0)))),
+        },
+    }
+    .filter(|_| !matches!(info, Value::Null)))
+}

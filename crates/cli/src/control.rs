@@ -1,0 +1,346 @@
+//! The control protocol: what commands and servers say to each other over `NAME.ctl`.
+//!
+//! It is Varlink: JSON objects, each ended by a NUL byte, answered in order. A call is
+//! `{"method": ..., "parameters": {...}}`; the answer `{"parameters": {...}}` or
+//! `{"error": ..., "parameters": {...}}`. A call with `"more": true` may be answered several
+//! times, all but the last answer carrying `"continues": true`. The interface is described in
+//! `udm.Device.varlink`, which the server also hands out, so `varlinkctl` can be used.
+//!
+//! Whoever is at the other end may send anything: messages have a greatest length, and whatever
+//! does not parse ends the connection. This file knows frames and errors; what methods mean is
+//! in `methods.rs`, and who calls them in `commands/`.
+
+use std::io::{ErrorKind, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::time::Duration;
+
+use anyhow::{Context, Result, anyhow, bail};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fd::OwnedFd;
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+use crate::output::Pointed;
+use crate::runtime::{DeviceName, RuntimeDir};
+
+/// The longest message, either way.
+pub const MESSAGE_BYTES_MAX: usize = 1 << 20;
+
+/// How long a server may take over a question that touches no disk.
+pub const QUESTION_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// How long a process may take to end once it said that it will.
+const EXIT_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// How long a killed server, or the I/O it had in flight, may hold its devices.
+pub const AFTERLIFE_MAX: Duration = Duration::from_secs(5);
+
+/// The interface's name, in front of each method.
+pub const INTERFACE: &str = "udm.Device";
+
+/// The error that carries a sentence for the user.
+pub const FAILED: &str = "udm.Device.Failed";
+
+/// A call.
+#[derive(Debug, Deserialize, Serialize)]
+pub struct Call {
+    /// Interface and method.
+    pub method: String,
+    /// An object.
+    #[serde(default)]
+    pub parameters: Value,
+    /// Whether several answers are welcome.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub more: bool,
+}
+
+/// An answer.
+#[derive(Debug, Default, Deserialize, Serialize)]
+pub struct Answer {
+    /// The error's name, if it is one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub error: Option<String>,
+    /// An object.
+    #[serde(default)]
+    pub parameters: Value,
+    /// Whether more answers follow.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub continues: bool,
+}
+
+impl Answer {
+    /// A good answer, the last one.
+    pub fn done(parameters: Value) -> Answer {
+        Answer { parameters, ..Answer::default() }
+    }
+
+    /// A good answer that others follow.
+    pub fn so_far(parameters: Value) -> Answer {
+        Answer { parameters, continues: true, ..Answer::default() }
+    }
+
+    /// A sentence that says what went wrong.
+    pub fn failed(error: &anyhow::Error) -> Answer {
+        let mut parameters = json!({ "message": format!("{error:#}") });
+        if let Some(pointed) = error.downcast_ref::<Pointed>() {
+            parameters["pointer"] = json!(pointed.pointer);
+        }
+        Answer { error: Some(FAILED.into()), parameters, continues: false }
+    }
+
+    /// One of Varlink's own errors, about the call rather than the device.
+    pub fn protocol(error: &str, parameters: Value) -> Answer {
+        Answer { error: Some(format!("org.varlink.service.{error}")), parameters, continues: false }
+    }
+
+    /// The parameters, or the error as a sentence.
+    pub fn into_result(self) -> Result<Value> {
+        let Some(name) = self.error else { return Ok(self.parameters) };
+        let text = |key| self.parameters.get(key).and_then(Value::as_str).map(str::to_owned);
+        Err(match (text("message"), text("pointer")) {
+            (Some(message), Some(pointer)) => Pointed { message, pointer }.into(),
+            (Some(message), None) => anyhow!(message),
+            (None, _) => anyhow!("the server answered {name} {}", self.parameters),
+        })
+    }
+}
+
+/// One end of a connection: takes messages out of a byte stream and puts them in.
+#[derive(Debug)]
+pub struct Frames<S> {
+    stream: S,
+    received: Vec<u8>,
+}
+
+impl<S: Read + Write> Frames<S> {
+    /// Frames over `stream`.
+    pub fn new(stream: S) -> Frames<S> {
+        Frames { stream, received: Vec::new() }
+    }
+
+    /// The stream below.
+    pub fn stream(&self) -> &S {
+        &self.stream
+    }
+
+    /// The next message; `None` when the other end closed in between two.
+    pub fn receive<T: for<'a> Deserialize<'a>>(&mut self) -> Result<Option<T>> {
+        let mut searched = 0;
+        loop {
+            let end = self.received[searched..].iter().position(|&byte| byte == 0);
+            if let Some(end) = end.map(|end| searched + end) {
+                let message = serde_json::from_slice(&self.received[..end]);
+                self.received.drain(..=end);
+                return Ok(Some(message.context("not a message of this protocol")?));
+            }
+            searched = self.received.len();
+            if searched > MESSAGE_BYTES_MAX {
+                bail!("a message longer than {MESSAGE_BYTES_MAX} bytes");
+            }
+            let mut chunk = [0; 4096];
+            match self.stream.read(&mut chunk) {
+                Ok(0) if self.received.is_empty() => return Ok(None),
+                Ok(0) => bail!("the connection ended inside a message"),
+                Ok(count) => self.received.extend_from_slice(&chunk[..count]),
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    /// Sends one message.
+    pub fn send(&mut self, message: &impl Serialize) -> Result<()> {
+        let mut bytes = serde_json::to_vec(message)?;
+        if bytes.len() > MESSAGE_BYTES_MAX {
+            bail!("a message longer than {MESSAGE_BYTES_MAX} bytes");
+        }
+        bytes.push(0);
+        self.stream.write_all(&bytes)?;
+        Ok(())
+    }
+}
+
+/// Why there is no connection to a device's server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Absent {
+    /// There is no such device.
+    NoDevice,
+    /// There was a server, and it ended without clearing up.
+    Died,
+}
+
+/// Hears how long work goes on; an error stops listening, and with it the work.
+pub type Hear<'a> = dyn FnMut(&Value) -> Result<()> + 'a;
+
+/// A command's connection to a device's server.
+#[derive(Debug)]
+pub struct Client {
+    name: DeviceName,
+    frames: Frames<UnixStream>,
+}
+
+impl Client {
+    /// Connects to the server of `name`; an absent one is an error with advice.
+    pub fn connect(runtime: &RuntimeDir, name: &DeviceName) -> Result<Client> {
+        match Client::find(runtime, name)? {
+            Ok(client) => Ok(client),
+            Err(Absent::NoDevice) => {
+                bail!("{name}: no such device; `udm ls` lists the devices there are")
+            }
+            Err(Absent::Died) => bail!(
+                "{name}: its server died (log: {}); \
+                 run the same `udm create` again to go on, nothing that was completed is lost",
+                runtime.log(name).display()
+            ),
+        }
+    }
+
+    /// Connects to the server of `name`, or says what stands in the way.
+    pub fn find(runtime: &RuntimeDir, name: &DeviceName) -> Result<Result<Client, Absent>> {
+        match UnixStream::connect(runtime.control_address(name)) {
+            Ok(stream) => {
+                stream.set_write_timeout(Some(QUESTION_TIMEOUT))?;
+                Ok(Ok(Client { name: name.clone(), frames: Frames::new(stream) }))
+            }
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(Err(Absent::NoDevice)),
+            Err(error) if error.kind() == ErrorKind::ConnectionRefused => Ok(Err(Absent::Died)),
+            Err(error) => Err(error)
+                .with_context(|| format!("{name}: connect to {}", runtime.control(name).display())),
+        }
+    }
+
+    /// Asks a question that is answered at once.
+    pub fn ask(&mut self, method: &str, parameters: Value) -> Result<Value> {
+        self.exchange(method, parameters, Some(QUESTION_TIMEOUT), None)
+    }
+
+    /// Has something done, however long it takes.
+    pub fn order(&mut self, method: &str, parameters: Value) -> Result<Value> {
+        self.exchange(method, parameters, None, None)
+    }
+
+    /// Has something done and hears how it goes on; `hear` may stop it by an error.
+    pub fn follow(
+        &mut self,
+        method: &str,
+        parameters: Value,
+        hear: &mut Hear<'_>,
+    ) -> Result<Value> {
+        self.exchange(method, parameters, None, Some(hear))
+    }
+
+    fn exchange(
+        &mut self,
+        method: &str,
+        parameters: Value,
+        timeout: Option<Duration>,
+        mut hear: Option<&mut Hear<'_>>,
+    ) -> Result<Value> {
+        let more = hear.is_some();
+        let call = Call { method: format!("{INTERFACE}.{method}"), parameters, more };
+        self.frames.stream.set_read_timeout(timeout)?;
+        self.frames.send(&call).map_err(|error| self.broken(error))?;
+        loop {
+            let answer: Option<Answer> =
+                self.frames.receive().map_err(|error| self.broken(error))?;
+            let Some(answer) = answer else {
+                bail!("{}: its server ended before it answered; see its log", self.name);
+            };
+            if !answer.continues {
+                return answer.into_result().map_err(|error| self.named(error));
+            }
+            if let Some(hear) = hear.as_mut() {
+                hear(&answer.parameters)?;
+            }
+        }
+    }
+
+    /// The server's error with the device's name in front, unless it names it itself.
+    fn named(&self, error: anyhow::Error) -> anyhow::Error {
+        if error.to_string().starts_with(&format!("{}: ", self.name)) {
+            return error;
+        }
+        error.context(self.name.to_string())
+    }
+
+    /// What a failure of the connection means to the user.
+    fn broken(&self, error: anyhow::Error) -> anyhow::Error {
+        let cause = error.downcast_ref::<std::io::Error>().map(std::io::Error::kind);
+        match cause {
+            Some(ErrorKind::WouldBlock | ErrorKind::TimedOut) => anyhow!(
+                "{}: its server does not answer; see its log, or kill the server and create \
+                 the device again",
+                self.name
+            ),
+            Some(ErrorKind::BrokenPipe | ErrorKind::ConnectionReset) => {
+                anyhow!("{}: its server ended before it answered; see its log", self.name)
+            }
+            _ => error.context(format!("{}: control connection", self.name)),
+        }
+    }
+
+    /// A handle on the server's process, for `wait_for_exit`.
+    pub fn server_process(&self) -> Option<OwnedFd> {
+        let peer = rustix::net::sockopt::socket_peercred(self.frames.stream()).ok()?;
+        rustix::process::pidfd_open(peer.pid, rustix::process::PidfdFlags::empty()).ok()
+    }
+}
+
+/// Whether the server of `name` is there and answers. A process that was killed may hold its
+/// sockets, locks and devices for some moments after; it does not answer any more.
+pub fn is_alive(runtime: &RuntimeDir, name: &DeviceName) -> bool {
+    let Ok(Ok(mut client)) = Client::find(runtime, name) else { return false };
+    client.exchange("Status", Value::Null, Some(AFTERLIFE_MAX), None).is_ok()
+}
+
+/// Whether some server died, so that a device in use may be free in a moment.
+pub fn has_anyone_died(runtime: &RuntimeDir) -> bool {
+    let names = runtime.names().unwrap_or_default();
+    names.iter().any(|name| runtime.control(name).exists() && !is_alive(runtime, name))
+}
+
+/// Waits until the process behind `handle` has closed all its files, so that whoever comes next
+/// finds its devices free.
+pub fn wait_for_exit(handle: Option<OwnedFd>) {
+    let Some(handle) = handle else { return };
+    let timeout = Timespec { tv_sec: EXIT_TIMEOUT.as_secs() as i64, tv_nsec: 0 };
+    let _ = poll(&mut [PollFd::new(&handle, PollFlags::IN)], Some(&timeout));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn frames(bytes: &[u8]) -> Frames<std::io::Cursor<Vec<u8>>> {
+        Frames::new(std::io::Cursor::new(bytes.to_vec()))
+    }
+
+    #[test]
+    fn several_messages_in_one_read_come_one_by_one() {
+        let mut frames = frames(b"{\"method\":\"a.b\"}\0{\"method\":\"c.d\",\"more\":true}\0");
+        let first: Call = frames.receive().unwrap().unwrap();
+        assert_eq!((first.method.as_str(), first.more), ("a.b", false));
+        let second: Call = frames.receive().unwrap().unwrap();
+        assert_eq!((second.method.as_str(), second.more), ("c.d", true));
+        assert!(frames.receive::<Call>().unwrap().is_none());
+    }
+
+    #[test]
+    fn what_is_no_message_is_an_error() {
+        let deep = [b"{\"method\":\"a\",\"parameters\":".as_slice(), &[b'['; 100_000], b"\0"];
+        let long = vec![b' '; MESSAGE_BYTES_MAX + 8192];
+        let bad: [&[u8]; 6] =
+            [b"\0", b"{}\0", b"[1]\0", b"{\"method\":\"a\"", &deep.concat(), &long];
+        for bytes in bad {
+            assert!(frames(bytes).receive::<Call>().is_err());
+        }
+    }
+
+    #[test]
+    fn answers_say_what_went_wrong() {
+        let failed = Answer::failed(&anyhow!("why").context("where"));
+        assert_eq!(failed.into_result().unwrap_err().to_string(), "where: why");
+        let unknown = Answer::protocol("MethodNotFound", json!({ "method": "x" }));
+        assert!(unknown.into_result().unwrap_err().to_string().contains("MethodNotFound"));
+    }
+}

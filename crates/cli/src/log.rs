@@ -1,0 +1,57 @@
+//! The server's log: one line per event, with the time in UTC, on standard error (which is
+//! `NAME.log` unless the server runs in the foreground).
+
+use std::io::Write;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+/// Writes one line.
+pub fn line(text: &str) {
+    let stamp = timestamp(now_seconds());
+    // A full disk under the log must not stop a server.
+    let _ = writeln!(std::io::stderr(), "{stamp} {text}");
+}
+
+/// Seconds since 1970.
+pub fn now_seconds() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
+}
+
+/// Makes each panic of any thread a line in the log and the end of the process: the engines are
+/// safe against a crash at any point, and against nothing else that a panic leaves behind.
+pub fn abort_on_panic() {
+    std::panic::set_hook(Box::new(|info| {
+        line(&format!("this server ends by a bug: {info}"));
+        line(&format!("{}", std::backtrace::Backtrace::force_capture()));
+        std::process::abort();
+    }));
+}
+
+/// `2026-01-31T23:59:59Z` for seconds since 1970.
+pub fn timestamp(seconds: u64) -> String {
+    let (days, second) = (seconds / 86_400, seconds % 86_400);
+    // Days since 1 March of year 0; leap days then end their years, and eras of 400 years
+    // all have the same length.
+    let days = days + 719_468;
+    let (era, day) = (days / 146_097, days % 146_097);
+    let year = (day - day / 1460 + day / 36_524 - day / 146_096) / 365;
+    let day = day - (365 * year + year / 4 - year / 100);
+    let month = (5 * day + 2) / 153;
+    let day = day - (153 * month + 2) / 5 + 1;
+    let month = if month < 10 { month + 3 } else { month - 9 };
+    let year = era * 400 + year + u64::from(month <= 2);
+    let (hour, minute, second) = (second / 3600, second / 60 % 60, second % 60);
+    format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}Z")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::timestamp;
+
+    #[test]
+    fn times_are_as_date_prints_them() {
+        assert_eq!(timestamp(0), "1970-01-01T00:00:00Z");
+        assert_eq!(timestamp(951_782_399), "2000-02-28T23:59:59Z");
+        assert_eq!(timestamp(951_782_400), "2000-02-29T00:00:00Z");
+        assert_eq!(timestamp(1_798_761_599), "2026-12-31T23:59:59Z");
+    }
+}

@@ -1,0 +1,70 @@
+//! The `udm` command: device-mapper's caches in user space.
+//!
+//! The rooms, from the door inwards:
+//!
+//! * [`args`] says what may be typed, `commands` what it means, one file per group of verbs;
+//! * [`control`] carries commands to servers, [`runtime`] is where they find each other;
+//! * [`server`] is the life of a device's server, [`methods`] what it answers, [`served`] the
+//!   device itself with its exports, [`http`] and [`metrics`] the numbers it gives away;
+//! * [`output`], [`columns`] and [`progress`] are what people see, [`log`] what servers write.
+
+#![forbid(unsafe_code)]
+
+mod args;
+mod columns;
+mod commands;
+mod control;
+mod http;
+mod log;
+mod methods;
+mod metrics;
+mod output;
+mod progress;
+mod runtime;
+mod served;
+mod server;
+
+use clap::Parser;
+use clap::error::ErrorKind;
+
+use crate::args::Cli;
+use crate::output::{Reported, USAGE, Usage, print_error};
+
+fn main() {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => std::process::exit(refuse_usage(&error)),
+    };
+    let what = commands::name(&cli.command);
+    let Err(error) = commands::run(cli.command) else { return };
+    if error.downcast_ref::<Reported>().is_none() {
+        print_error(what, &error);
+    }
+    let is_usage = error.downcast_ref::<Usage>().is_some();
+    std::process::exit(if is_usage { USAGE } else { 1 });
+}
+
+/// Prints help as it is, and an error as one line that says where help is.
+fn refuse_usage(error: &clap::Error) -> i32 {
+    use ErrorKind::{DisplayHelp, DisplayHelpOnMissingArgumentOrSubcommand, DisplayVersion};
+    if matches!(error.kind(), DisplayHelp | DisplayVersion) {
+        let _ = output::print(&error.render().to_string());
+        return 0;
+    }
+    let text = error.render().to_string();
+    if error.kind() == DisplayHelpOnMissingArgumentOrSubcommand {
+        eprint!("{text}");
+        return USAGE;
+    }
+    let paragraph = text.split("\n\n").next().unwrap_or_default();
+    let words: Vec<&str> = paragraph.split_whitespace().collect();
+    let sentence = words.join(" ");
+    let sentence = sentence.strip_prefix("error: ").unwrap_or(&sentence);
+    let command = std::env::args().nth(1).filter(|word| commands::is_name(word));
+    let (what, help) = match &command {
+        Some(command) => (command.as_str(), format!("udm {command} --help")),
+        None => ("usage", "udm --help".into()),
+    };
+    eprintln!("udm: {what}: {sentence}; see `{help}`");
+    USAGE
+}

@@ -1,0 +1,127 @@
+//! What commands print, and how they fail.
+//!
+//! Results go to standard output, progress and errors to standard error. A reader that stops
+//! reading (`udm status | head -1`) is no error: the command ends quietly.
+
+use std::fmt;
+use std::io::{ErrorKind, IsTerminal, Write};
+
+use anyhow::Result;
+use serde_json::Value;
+
+/// The exit code of a command that was used wrongly.
+pub const USAGE: i32 = 2;
+
+/// An error in what was typed, found after the arguments were parsed.
+#[derive(Debug)]
+pub struct Usage(pub String);
+
+impl fmt::Display for Usage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Usage {}
+
+/// Several devices were asked and some did not answer well; each was reported already.
+#[derive(Debug)]
+pub struct Reported;
+
+impl fmt::Display for Reported {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("failed for some devices")
+    }
+}
+
+impl std::error::Error for Reported {}
+
+/// An error about a place in a text, such as a word of a table.
+#[derive(Debug)]
+pub struct Pointed {
+    /// What is wrong, in one line that names the place.
+    pub message: String,
+    /// The line of the text, and carets under what is wrong in it.
+    pub pointer: String,
+}
+
+impl Pointed {
+    /// `error`, with the place in `text` that it is about, if it is about one.
+    pub fn from(text: &str, error: &udm::error::Error) -> anyhow::Error {
+        let message = error.to_string();
+        match udm::table::pointer(text, error) {
+            Some(pointer) => Pointed { message, pointer }.into(),
+            None => anyhow::anyhow!(message),
+        }
+    }
+}
+
+impl fmt::Display for Pointed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+impl std::error::Error for Pointed {}
+
+/// Prints `text` as it is.
+pub fn print(text: &str) -> Result<()> {
+    let mut out = std::io::stdout().lock();
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Err(error) if error.kind() == ErrorKind::BrokenPipe => std::process::exit(0),
+        result => Ok(result?),
+    }
+}
+
+/// Prints `text` and a line's end.
+pub fn print_line(text: &str) -> Result<()> {
+    print(&format!("{text}\n"))
+}
+
+/// Prints JSON for people and programs alike: indented, with a line's end.
+pub fn print_json(value: &Value) -> Result<()> {
+    print_line(&serde_json::to_string_pretty(value)?)
+}
+
+/// Prints an error: one line, whatever its text holds. People at a terminal also see the place
+/// it is about.
+pub fn print_error(what: &str, error: &anyhow::Error) {
+    let text = without_numbers(&format!("{error:#}"));
+    let lines: Vec<&str> = text.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
+    // A closed standard error leaves nobody to tell.
+    let _ = writeln!(std::io::stderr(), "udm: {what}: {}", lines.join(" "));
+    if let Some(pointed) = error.downcast_ref::<Pointed>()
+        && std::io::stderr().is_terminal()
+    {
+        for line in pointed.pointer.lines() {
+            let _ = writeln!(std::io::stderr(), "  {line}");
+        }
+    }
+}
+
+/// Takes ` (os error 2)` out of `No such file or directory (os error 2)`.
+fn without_numbers(text: &str) -> String {
+    let mut parts = text.split(" (os error ");
+    let mut clean = parts.next().unwrap_or_default().to_owned();
+    for part in parts {
+        clean += part.split_once(')').map_or(part, |(_, rest)| rest);
+    }
+    clean
+}
+
+/// Prints a remark that is neither result nor error.
+pub fn print_note(text: &str) {
+    let _ = writeln!(std::io::stderr(), "udm: note: {text}");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::without_numbers;
+
+    #[test]
+    fn numbers_of_errors_say_nothing_more() {
+        let text = "open /x: No such file or directory (os error 2); try (again)";
+        assert_eq!(without_numbers(text), "open /x: No such file or directory; try (again)");
+        assert_eq!(without_numbers("plain"), "plain");
+    }
+}

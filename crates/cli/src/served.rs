@@ -1,0 +1,417 @@
+//! What a server serves: the device, its background queue and its ways in, as one thing.
+//!
+//! With `inspect` and `recover`, which have no server, this is the only file of the command line
+//! that touches the engine's devices and the exports.
+//!
+//! 1. Tables are built in the directory of whoever gave them, so that relative paths mean what
+//!    they meant there; outside of that the server's directory is `/`.
+//! 2. Changes (load, suspend, resume, close) happen one at a time.
+//! 3. The exports are closed before the device is brought to rest, and the background queue runs
+//!    until it is at rest, since it moves the I/O that rest waits for.
+
+use std::path::Path;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, anyhow, bail};
+use serde::Serialize;
+use serde_json::{Value, json};
+use udm::device::{Device, DeviceState, LoadedTable};
+use udm::error::Kind;
+use udm::local::Local;
+use udm::queue::Queue;
+use udm::sync::Arc;
+use udm::table::Table;
+use udm::target::{Dirty, Fact, FactValue};
+use udm::world::{self, BuildOptions, SystemOpener};
+use udm_export::nbd::{Server as NbdServer, Uri};
+
+use crate::control::{AFTERLIFE_MAX, has_anyone_died};
+use crate::output::Pointed;
+use crate::runtime::{NameLock, RuntimeDir};
+use crate::server::Spec;
+
+/// How long a removal waits for requests in flight. What still is in flight then gets no answer,
+/// which crash safety covers.
+const REST_MAX: Duration = Duration::from_secs(30);
+
+/// Time between two looks whether the device has come to rest.
+const LOOK_EVERY: Duration = Duration::from_millis(1);
+
+/// Time between two tries at devices in use.
+const BUSY_EVERY: Duration = Duration::from_millis(20);
+
+/// The target types, with the versions of the kernel's own whose tables they take.
+pub const TARGETS: [(&str, &str); 6] = [
+    ("delay", "1.4.0"),
+    ("error", "1.7.0"),
+    ("flakey", "1.5.0"),
+    ("linear", "1.5.0"),
+    ("pcache", "0.1.0"),
+    ("zero", "1.2.0"),
+];
+
+/// A way in for clients.
+#[derive(Clone, Debug, Serialize)]
+pub struct Door {
+    /// Where it is, as `udm unexport` takes it.
+    pub uri: String,
+    /// The same as clients write it.
+    pub client_uri: String,
+    /// How many clients use it.
+    pub clients: u64,
+    /// How many have used it since it was opened.
+    pub accepted: u64,
+    /// How many were turned away, because there were too many.
+    pub refused: u64,
+    /// How many were disconnected because they broke the protocol.
+    pub violations: u64,
+    /// What the last of those did.
+    pub last_violation: Option<String>,
+}
+
+/// What stays in a cache when its device is removed.
+#[derive(Clone, Debug)]
+pub struct Left {
+    /// Bytes that only the cache has.
+    pub dirty_bytes: u64,
+    /// The cache device, as the table names it.
+    pub cache: Option<String>,
+}
+
+/// The device with everything around it.
+#[derive(Debug)]
+pub struct Served {
+    device: Arc<Device>,
+    background: Mutex<Option<Queue>>,
+    doors: Mutex<Vec<NbdServer>>,
+    change: Mutex<()>,
+    drainers: Mutex<usize>,
+    cache: Mutex<Option<String>>,
+    runtime: RuntimeDir,
+    queues: Option<u16>,
+}
+
+impl Served {
+    /// Builds the device and starts its background work.
+    pub fn build(spec: &Spec, name: &NameLock) -> Result<Served> {
+        let device = Device::new(&spec.name)?;
+        let served = Served {
+            background: Mutex::default(),
+            doors: Mutex::default(),
+            change: Mutex::default(),
+            drainers: Mutex::default(),
+            cache: Mutex::default(),
+            runtime: RuntimeDir::open()?,
+            queues: spec.queues,
+            device,
+        };
+        let directory = std::env::current_dir().context("the current directory")?;
+        let (format, after_death) = (spec.force_format, name.is_inherited());
+        served.load_with(&spec.table, &directory, format, after_death)?;
+        served.device.resume()?;
+        let background = Queue::background("udm-background", &served.device)?;
+        *lock(&served.background) = Some(background);
+        Ok(served)
+    }
+
+    /// The kernel's status lines.
+    pub fn status(&self) -> Vec<String> {
+        self.device.status()
+    }
+
+    /// The active table's lines, or the inactive one's.
+    pub fn table(&self, inactive: bool) -> Vec<String> {
+        if inactive { self.device.inactive_table() } else { self.device.table() }
+    }
+
+    /// Gives a message to the target at `sector`.
+    pub fn message(&self, sector: u64, words: &[String]) -> Result<String> {
+        Ok(self.device.message(sector, words)?)
+    }
+
+    /// Lets requests wait, and waits for those in flight.
+    pub fn suspend(&self) -> Result<()> {
+        let _change = lock(&self.change);
+        self.device.begin_suspend()?;
+        while !self.device.finish_suspend()? {
+            thread::sleep(LOOK_EVERY);
+        }
+        Ok(())
+    }
+
+    /// Serves requests again, by the loaded table if there is one.
+    pub fn resume(&self) -> Result<()> {
+        let _change = lock(&self.change);
+        Ok(self.device.resume()?)
+    }
+
+    /// Makes everything written so far durable.
+    pub fn flush(&self) -> Result<()> {
+        if self.is_suspended() {
+            bail!("the device is suspended; resume it first");
+        }
+        let mut local = Local::new(&self.device)?;
+        local.flush().map_err(|status| anyhow!("flush: {status}"))
+    }
+
+    /// Loads a table into the inactive slot.
+    pub fn load(&self, text: &str, directory: &Path) -> Result<()> {
+        let _change = lock(&self.change);
+        self.load_with(text, directory, false, false)
+    }
+
+    /// Opens a way in; tells where.
+    pub fn add_export(&self, uri: &str) -> Result<Door> {
+        let uri: Uri = uri.parse()?;
+        let mut doors = lock(&self.doors);
+        if doors.iter().any(|door| door.uri() == &uri) {
+            bail!("export {uri}: it is open already");
+        }
+        let server = start_when_free(&self.device, &uri)?;
+        if let Some(queues) = self.queues {
+            server.set_connections_max(queues.into());
+        }
+        let door = door_of(&server);
+        doors.push(server);
+        Ok(door)
+    }
+
+    /// Closes a way in.
+    pub fn remove_export(&self, uri: &str, force: bool) -> Result<()> {
+        let uri: Uri = uri.parse()?;
+        let mut doors = lock(&self.doors);
+        let Some(at) = doors.iter().position(|door| door.uri() == &uri) else {
+            bail!("no export {uri}; `udm info` lists them");
+        };
+        match doors[at].connections().current {
+            0 => {}
+            _ if force => {}
+            1 => bail!("{uri}: 1 client is connected; disconnect it first, or use --force"),
+            n => bail!("{uri}: {n} clients are connected; disconnect them first, or use --force"),
+        }
+        let server = doors.remove(at);
+        drop(doors);
+        server.stop();
+        Ok(())
+    }
+
+    /// The ways in.
+    pub fn exports(&self) -> Vec<Door> {
+        lock(&self.doors).iter().map(door_of).collect()
+    }
+
+    /// Clients connected over all exports.
+    pub fn clients(&self) -> u64 {
+        lock(&self.doors).iter().map(|door| door.connections().current).sum()
+    }
+
+    /// Data that is not on the origins.
+    pub fn dirty(&self) -> Dirty {
+        self.device.dirty()
+    }
+
+    /// Writes back at full speed until the last of the returned guards is dropped.
+    pub fn start_draining(&self) -> Draining<'_> {
+        let mut drainers = lock(&self.drainers);
+        *drainers += 1;
+        self.device.set_draining(true);
+        Draining(self)
+    }
+
+    /// Whether requests wait for `resume`.
+    pub fn is_suspended(&self) -> bool {
+        matches!(self.device.info().state, DeviceState::Suspending | DeviceState::Suspended)
+    }
+
+    /// Gives the device the name that it has outside.
+    pub fn rename(&self, to: &str) -> Result<()> {
+        Ok(self.device.rename(to)?)
+    }
+
+    /// Whether a table is loaded that `resume` makes live.
+    pub fn has_inactive_table(&self) -> bool {
+        self.device.info().has_inactive
+    }
+
+    /// The device's size.
+    pub fn size_bytes(&self) -> u64 {
+        self.device.size_bytes()
+    }
+
+    /// What the user should know of at once: one sentence each.
+    pub fn notes(&self) -> Vec<String> {
+        let facts = self.device.facts();
+        let volatile = facts.iter().flat_map(|line| &line.facts).any(|fact| {
+            matches!((fact.name, &fact.value), ("medium_is_volatile", FactValue::Flag(true)))
+        });
+        let note = "the cache lies in memory that a power cut empties, and dirty data with it";
+        volatile.then(|| note.to_owned()).into_iter().collect()
+    }
+
+    /// The active table's lines with all that their targets tell.
+    pub fn lines(&self) -> Vec<Value> {
+        let (status, table) = (self.device.status(), self.device.table());
+        let text = |lines: &[String], at: usize| lines.get(at).cloned().unwrap_or_default();
+        let facts = self.device.facts();
+        let line = |(at, line): (usize, &udm::device::LineFacts)| {
+            json!({
+                "start": line.start,
+                "sectors": line.len,
+                "target": line.target,
+                "status": text(&status, at),
+                "table": text(&table, at),
+                "facts": line.facts.iter().map(fact_value).collect::<Vec<_>>(),
+            })
+        };
+        facts.iter().enumerate().map(line).collect()
+    }
+
+    /// Ends the service: no clients, nothing in flight, no device open. Dirty data stays.
+    pub fn close(&self) -> Result<Left> {
+        let servers = std::mem::take(&mut *lock(&self.doors));
+        for server in servers {
+            server.stop();
+        }
+        let _change = lock(&self.change);
+        let rested = come_to_rest(&self.device);
+        let cache = lock(&self.cache).clone();
+        let left = Left { dirty_bytes: self.device.dirty().bytes, cache };
+        let removed = rested.and_then(|()| Ok(self.device.remove()?));
+        drop(lock(&self.background).take());
+        removed.map(|()| left)
+    }
+
+    /// Loads a table whose relative paths start at `directory`.
+    fn load_with(
+        &self,
+        text: &str,
+        directory: &Path,
+        force_format: bool,
+        after_death: bool,
+    ) -> Result<()> {
+        std::env::set_current_dir(directory)
+            .with_context(|| format!("directory {}", directory.display()))?;
+        let loaded = load_table(&self.device, text, &self.runtime, force_format, after_death);
+        // Whatever comes of it, this process must not keep a file system from being unmounted.
+        std::env::set_current_dir("/")?;
+        *lock(&self.cache) = loaded?;
+        Ok(())
+    }
+}
+
+/// Reads a table, opens its devices, and puts it into the inactive slot of `device`. Devices that
+/// a dead server, or the I/O that it had in flight, still holds are waited for; `after_death` says
+/// that this name's own server died. Tells the cache device, if there is one.
+pub fn load_table(
+    device: &Device,
+    text: &str,
+    runtime: &RuntimeDir,
+    force_format: bool,
+    after_death: bool,
+) -> Result<Option<String>> {
+    let pointed = |error: udm::error::Error| Pointed::from(text, &error);
+    let table = Table::parse(text).map_err(pointed)?;
+    device.check_load(&table).map_err(pointed)?;
+    let opener = SystemOpener { runtime_dir: Some(runtime.path().to_owned()) };
+    let options = BuildOptions { force_format, attach_id: random()?, geometry: None };
+    let build = || world::build(&table, &opener, &options);
+    let mut built = build();
+    let deadline = Instant::now() + AFTERLIFE_MAX;
+    let may_get_free = || after_death || has_anyone_died(runtime);
+    while is_busy(&built) && Instant::now() < deadline && may_get_free() {
+        thread::sleep(BUSY_EVERY);
+        built = build();
+    }
+    let loaded = built.map_err(pointed)?;
+    device.load(loaded)?;
+    let cache = table.lines.iter().find(|line| line.target.text == "pcache");
+    Ok(cache.and_then(|line| line.args.first()).map(|word| word.text.clone()))
+}
+
+/// Opens a way in. A server that was killed holds its sockets until all its I/O has ended, so an
+/// address in use may be free in a moment.
+fn start_when_free(device: &Arc<Device>, uri: &Uri) -> udm::error::Result<NbdServer> {
+    let deadline = Instant::now() + AFTERLIFE_MAX;
+    loop {
+        match NbdServer::start(device, uri) {
+            Err(error) if error.kind() == Kind::Busy && Instant::now() < deadline => {
+                thread::sleep(BUSY_EVERY);
+            }
+            result => return result,
+        }
+    }
+}
+
+/// Suspends `device`, whose background queue must be running, within bounded time.
+pub fn come_to_rest(device: &Device) -> Result<()> {
+    if device.info().state == DeviceState::Empty {
+        return Ok(());
+    }
+    device.begin_suspend()?;
+    let deadline = Instant::now() + REST_MAX;
+    while !device.finish_suspend()? {
+        if Instant::now() >= deadline {
+            bail!(
+                "requests to its devices are still not answered after {} s; \
+                 nothing that was completed is lost",
+                REST_MAX.as_secs()
+            );
+        }
+        thread::sleep(LOOK_EVERY);
+    }
+    Ok(())
+}
+
+fn is_busy(built: &udm::error::Result<LoadedTable>) -> bool {
+    built.as_ref().is_err_and(|error| error.kind() == Kind::Busy)
+}
+
+fn random() -> Result<u64> {
+    let mut bytes = [0; 8];
+    rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())
+        .context("get a random number")?;
+    Ok(u64::from_le_bytes(bytes))
+}
+
+/// Write-back runs at full speed as long as one of these lives.
+#[derive(Debug)]
+pub struct Draining<'a>(&'a Served);
+
+impl Drop for Draining<'_> {
+    fn drop(&mut self) {
+        let mut drainers = lock(&self.0.drainers);
+        *drainers -= 1;
+        if *drainers == 0 {
+            self.0.device.set_draining(false);
+        }
+    }
+}
+
+fn door_of(server: &NbdServer) -> Door {
+    let connections = server.connections();
+    Door {
+        uri: server.uri().to_string(),
+        client_uri: server.uri().for_clients(),
+        clients: connections.current,
+        accepted: connections.accepted,
+        refused: connections.refused,
+        violations: connections.violations,
+        last_violation: connections.last_violation,
+    }
+}
+
+fn fact_value(fact: &Fact) -> Value {
+    let value = match &fact.value {
+        FactValue::Number(number) => json!(number),
+        FactValue::Flag(flag) => json!(flag),
+        FactValue::Text(text) => json!(text),
+    };
+    json!({ "name": fact.name, "value": value, "about": fact.about })
+}
+
+/// Takes a lock; a thread that panicked in it has ended the process already.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,382 @@
+//! The server of one device, from its first breath to its last.
+//!
+//! `udm create` starts this program again as `udm serve NAME`, hands it what to serve on standard
+//! input, and waits on its standard output until it serves or says why not. From then on nobody
+//! holds it: it leaves the session, its output goes to `NAME.log`, and it ends when it is told to
+//! (`udm remove`, SIGTERM, SIGINT) or killed.
+//!
+//! Threads: this one waits for the end; one accepts control connections and gives each a thread;
+//! the device's background and each client have queues of their own (see `served.rs`).
+//!
+//! An orderly end closes the exports, brings the device to rest and leaves dirty data in the
+//! cache, as the kernel does. Any panic is logged and aborts the process: nothing is lost by
+//! that, the next server goes on.
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::SocketAddr;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, Sender, SyncSender, channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, anyhow, bail};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+use udm::units::human_bytes;
+
+use crate::control::{AFTERLIFE_MAX, Answer, Call, Frames, is_alive};
+use crate::runtime::{DeviceName, KeepLog, NameLock, RuntimeDir};
+use crate::served::Served;
+use crate::{http, log, methods};
+
+/// Control connections at one time; commands are short, so more is somebody's mistake.
+const CONNECTIONS_MAX: usize = 64;
+
+/// How long a control connection may be silent.
+const SILENCE_MAX: Duration = Duration::from_secs(60);
+
+/// How long a command may take to read its answer.
+const SEND_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Time between two looks at a lock that somebody else holds.
+const LOOK_EVERY: Duration = Duration::from_millis(20);
+
+/// What to serve: written by `create`, read by the server.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+pub struct Spec {
+    /// The device's name.
+    pub name: String,
+    /// The table's text.
+    pub table: String,
+    /// Ways in for clients.
+    pub exports: Vec<String>,
+    /// Connections served at most, if limited.
+    pub queues: Option<u16>,
+    /// Whether media that may hold something may be formatted.
+    pub force_format: bool,
+    /// Where metrics are answered.
+    pub metrics: Option<SocketAddr>,
+}
+
+/// Why the server ends.
+#[derive(Debug)]
+pub enum Stop {
+    /// A signal asked for it.
+    Signal(i32),
+    /// `remove` asked for it and waits for the answer.
+    Removed(SyncSender<Result<Value>>),
+}
+
+/// A running server, as its threads share it.
+#[derive(Debug)]
+pub struct Server {
+    /// The runtime directory.
+    pub runtime: RuntimeDir,
+    /// The device and its ways in.
+    pub served: Served,
+    /// Where metrics are answered.
+    pub metrics: Option<SocketAddr>,
+    /// When it began to serve, in seconds since 1970.
+    pub started: u64,
+    /// Tells the main thread to end.
+    pub stop: Sender<Stop>,
+    /// Set when the end has begun: whoever waits for something gives up.
+    pub is_stopping: AtomicBool,
+    lock: Mutex<NameLock>,
+    connections: AtomicUsize,
+}
+
+/// Runs in the background: the hidden command `serve`.
+pub fn serve(name: &DeviceName) -> Result<()> {
+    rustix::process::setsid().context("leave the session")?;
+    let mut text = String::new();
+    std::io::stdin().read_to_string(&mut text)?;
+    let spec: Spec = serde_json::from_str(&text).context("what to serve, on standard input")?;
+    if spec.name != name.as_str() {
+        bail!("{name}: standard input names {:?}", spec.name);
+    }
+    let started = start(&spec);
+    let answer = match &started {
+        Ok((_, _, ready)) => Answer::done(ready.clone()),
+        Err(error) => Answer::failed(error),
+    };
+    let heard = tell_parent(&answer);
+    let (server, stops, _) = started?;
+    if heard.is_err() {
+        log::line("whoever created this device is gone: removing it again");
+        let _ = server.stop.send(Stop::Signal(SIGHUP));
+    }
+    run(server, &stops)
+}
+
+/// Answers on standard output, then lets go of what `create` gave.
+fn tell_parent(answer: &Answer) -> Result<()> {
+    let text = serde_json::to_string(answer)?;
+    let mut out = std::io::stdout();
+    let told = out.write_all(text.as_bytes()).and_then(|()| out.flush());
+    let null = std::fs::File::open("/dev/null")?;
+    rustix::stdio::dup2_stdin(&null)?;
+    rustix::stdio::dup2_stdout(rustix::stdio::stderr())?;
+    Ok(told?)
+}
+
+/// Runs in the foreground; `ready` hears where it serves.
+pub fn serve_here(spec: &Spec, ready: impl FnOnce(&Value) -> Result<()>) -> Result<()> {
+    let (server, stops, facts) = start(spec)?;
+    ready(&facts)?;
+    run(server, &stops)
+}
+
+type Started = (Arc<Server>, Receiver<Stop>, Value);
+
+/// Builds everything, up to the point where clients and commands can connect.
+fn start(spec: &Spec) -> Result<Started> {
+    log::abort_on_panic();
+    let (stop, stops) = channel();
+    take_signals(stop.clone())?;
+    let runtime = RuntimeDir::open()?;
+    let name: DeviceName = spec.name.parse().map_err(|why: String| anyhow!(why))?;
+    let lock = take_lock(&runtime, &name)?;
+    // Whatever lies at the socket's path is left from a dead server: the lock is ours.
+    let control = runtime.control(&name);
+    match std::fs::remove_file(&control) {
+        Ok(()) => log::line(&format!("{name}: the server before this one died; going on")),
+        Err(error) if error.kind() == ErrorKind::NotFound => {}
+        Err(error) => return Err(error).with_context(|| control.display().to_string()),
+    }
+    match Server::build(spec, lock, stop) {
+        Ok(server) => {
+            let ready = server.ready();
+            let doors = server.served.exports();
+            let uris: Vec<&str> = doors.iter().map(|door| door.uri.as_str()).collect();
+            let size = human_bytes(server.served.size_bytes());
+            let uris = if uris.is_empty() { "no export".into() } else { uris.join(", ") };
+            log::line(&format!("{name}: process {} serves {size} at {uris}", std::process::id()));
+            Ok((server, stops, ready))
+        }
+        Err(error) => {
+            log::line(&format!("{name}: not created: {error:#}"));
+            if let Some(lock) = runtime.try_lock(&name)? {
+                runtime.clear(&lock, KeepLog::No);
+            }
+            Err(error)
+        }
+    }
+}
+
+/// Takes the lock of `name`, unless its server is alive. A dying one, or one that is ending or
+/// starting, is waited for.
+fn take_lock(runtime: &RuntimeDir, name: &DeviceName) -> Result<NameLock> {
+    let deadline = Instant::now() + AFTERLIFE_MAX;
+    loop {
+        if let Some(lock) = runtime.try_lock(name)? {
+            return Ok(lock);
+        }
+        if is_alive(runtime, name) {
+            bail!("{name}: it exists already; remove it first or take another name");
+        }
+        if Instant::now() >= deadline {
+            bail!("{name}: its server is starting or ending, and does not answer; try again");
+        }
+        thread::sleep(LOOK_EVERY);
+    }
+}
+
+/// Turns the signals that mean "end" into the server's own message.
+fn take_signals(stop: Sender<Stop>) -> Result<()> {
+    let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP]).context("take signals")?;
+    thread::Builder::new().name("signals".into()).spawn(move || {
+        for signal in signals.forever() {
+            if stop.send(Stop::Signal(signal)).is_err() {
+                return;
+            }
+        }
+    })?;
+    Ok(())
+}
+
+impl Server {
+    /// Everything that can fail for reasons of the user's; the control socket comes last, so
+    /// that whoever can connect finds a device.
+    fn build(spec: &Spec, lock: NameLock, stop: Sender<Stop>) -> Result<Arc<Server>> {
+        let runtime = RuntimeDir::open()?;
+        let metrics = spec.metrics.map(http::listen).transpose()?;
+        let served = Served::build(spec, &lock)?;
+        for uri in &spec.exports {
+            served.add_export(uri)?;
+        }
+        let place = runtime.control(lock.name()).display().to_string();
+        let place = || format!("control socket {place}");
+        let listener =
+            UnixListener::bind(runtime.control_address(lock.name())).with_context(place)?;
+        let server = Arc::new(Server {
+            runtime,
+            served,
+            metrics: metrics.as_ref().map(|(_, address)| *address),
+            started: log::now_seconds(),
+            stop,
+            is_stopping: AtomicBool::new(false),
+            lock: Mutex::new(lock),
+            connections: AtomicUsize::new(0),
+        });
+        if let Some((listener, _)) = metrics {
+            let shared = Arc::clone(&server);
+            let answer = move || methods::metrics_text(&shared);
+            thread::Builder::new()
+                .name("metrics".into())
+                .spawn(move || http::answer_all(&listener, &answer))?;
+        }
+        let shared = Arc::clone(&server);
+        thread::Builder::new()
+            .name("control".into())
+            .spawn(move || accept_all(&shared, &listener))?;
+        Ok(server)
+    }
+
+    /// The device's name, which `rename` changes.
+    pub fn name(&self) -> DeviceName {
+        lock(&self.lock).name().clone()
+    }
+
+    /// Where it logs, unless that is a terminal or somebody else's file.
+    pub fn log(&self) -> Option<String> {
+        let path = self.runtime.log(&self.name());
+        path.exists().then(|| path.display().to_string())
+    }
+
+    /// What `create` tells its user.
+    fn ready(&self) -> Value {
+        let name = self.name();
+        let mut ready = json!({
+            "name": name.as_str(),
+            "pid": std::process::id(),
+            "size_bytes": self.served.size_bytes(),
+            "exports": self.served.exports(),
+            "notes": self.served.notes(),
+            "log": self.log(),
+        });
+        if let Some(address) = self.metrics {
+            ready["metrics"] = json!(format!("http://{address}/metrics"));
+        }
+        ready
+    }
+
+    /// Moves the device to another name, if that is free.
+    pub fn rename(&self, to: &DeviceName) -> Result<()> {
+        let mut own = lock(&self.lock);
+        let from = own.name().clone();
+        if from == *to {
+            return Ok(());
+        }
+        let Some(new) = self.runtime.try_lock(to)? else {
+            bail!("a device {to} exists already");
+        };
+        if self.runtime.control(to).exists() {
+            bail!(
+                "the server of a device {to} died; create it again, or `udm remove --force {to}`"
+            );
+        }
+        let place = |path: &Path| format!("rename {}", path.display());
+        let (log_from, log_to) = (self.runtime.log(&from), self.runtime.log(to));
+        if log_from.exists() {
+            std::fs::rename(&log_from, &log_to).with_context(|| place(&log_from))?;
+        }
+        let control = self.runtime.control(&from);
+        std::fs::rename(&control, self.runtime.control(to)).with_context(|| place(&control))?;
+        self.served.rename(to.as_str())?;
+        let old = std::mem::replace(&mut *own, new);
+        self.runtime.clear(&old, KeepLog::No);
+        log::line(&format!("{from}: renamed to {to}"));
+        Ok(())
+    }
+
+    /// Ends the service: no clients, device at rest, files of the name gone. Tells what stays
+    /// in the cache.
+    fn close(&self) -> Result<Value> {
+        self.is_stopping.store(true, Ordering::SeqCst);
+        let closed = self.served.close();
+        let name = self.name();
+        let result = match closed {
+            Ok(left) => {
+                log::line(&format!(
+                    "{name}: removed; {} of dirty data stay in the cache",
+                    human_bytes(left.dirty_bytes)
+                ));
+                Ok(json!({ "dirty_bytes": left.dirty_bytes, "cache": left.cache }))
+            }
+            Err(error) => {
+                log::line(&format!("{name}: removed with errors: {error:#}"));
+                Err(error)
+            }
+        };
+        let keep_log = if result.is_ok() { KeepLog::No } else { KeepLog::Yes };
+        self.runtime.clear(&lock(&self.lock), keep_log);
+        result
+    }
+}
+
+/// Waits for the end, and carries it out.
+fn run(server: Arc<Server>, stops: &Receiver<Stop>) -> Result<()> {
+    let stop = stops.recv().context("no thread is left that could end this server")?;
+    if let Stop::Signal(signal) = stop {
+        log::line(&format!("{}: ending on signal {signal}", server.name()));
+    }
+    let result = server.close();
+    if let Stop::Removed(asked) = stop {
+        // The connection's thread needs a moment to hand the answer on; the process must not
+        // end under it. It drops its receiver when that is done.
+        let _ = asked.send(result);
+        while asked.send(Ok(Value::Null)).is_ok() {}
+        return Ok(());
+    }
+    result.map(|_| ())
+}
+
+/// Accepts control connections for ever.
+fn accept_all(server: &Arc<Server>, listener: &UnixListener) {
+    for stream in listener.incoming() {
+        let Ok(stream) = stream else {
+            // Out of descriptors, most likely: give others time to close theirs.
+            thread::sleep(Duration::from_millis(100));
+            continue;
+        };
+        let shared = Arc::clone(server);
+        let spawned =
+            thread::Builder::new().name("command".into()).spawn(move || converse(&shared, stream));
+        if let Err(error) = spawned {
+            log::line(&format!("a control connection got no thread: {error}"));
+        }
+    }
+}
+
+/// Answers the calls of one connection, in order.
+fn converse(server: &Server, stream: UnixStream) {
+    let others = server.connections.fetch_add(1, Ordering::SeqCst);
+    let result = (|| -> Result<()> {
+        stream.set_read_timeout(Some(SILENCE_MAX))?;
+        stream.set_write_timeout(Some(SEND_TIMEOUT))?;
+        let mut frames = Frames::new(stream);
+        if others >= CONNECTIONS_MAX {
+            let busy = anyhow!("{CONNECTIONS_MAX} commands are running already; try again");
+            return frames.send(&Answer::failed(&busy));
+        }
+        while let Some(call) = frames.receive::<Call>()? {
+            methods::answer(server, &call, &mut |answer| frames.send(&answer))?;
+        }
+        Ok(())
+    })();
+    server.connections.fetch_sub(1, Ordering::SeqCst);
+    if let Err(error) = result {
+        log::line(&format!("control connection closed: {error:#}"));
+    }
+}
+
+/// Takes a lock; a thread that panicked in it has ended the process already.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,5 @@
+//! Ways in for clients of a mapped device.
+
+#![deny(unsafe_code)]
+
+pub mod nbd;

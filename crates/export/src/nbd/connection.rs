@@ -1,0 +1,265 @@
+//! One client's whole conversation, from greeting to good-bye: handshake, then transmission, with
+//! the buffer that bytes are received into. Pure; driven by a queue of the engine.
+
+use std::collections::VecDeque;
+
+use udm::bio::Bio;
+use udm::buffer::{Buffer, BufferPool};
+use udm::queue::{Conversation, Space};
+use udm::units::{Nanos, SECOND};
+
+use super::handshake::{Export, Handshake, Progress};
+use super::proto::{OPTION_BYTES_MAX, OPTION_HEADER_BYTES, REQUEST_BYTES, Violation};
+use super::replies::Replies;
+use super::session::{DIRECT_BYTES_MIN, Session};
+
+/// Bytes of the receive buffer: enough for a batch of short requests, little enough that not much
+/// of a long payload is copied out of it.
+const INPUT_BYTES: usize = 128 << 10;
+const _: () = assert!(INPUT_BYTES >= 2 * (DIRECT_BYTES_MIN + REQUEST_BYTES));
+const _: () = assert!(INPUT_BYTES >= 2 * (OPTION_BYTES_MAX as usize + OPTION_HEADER_BYTES));
+
+/// A client that has not finished its handshake by then is sent away.
+pub const HANDSHAKE_SECONDS_MAX: u64 = 30;
+/// A client that has not taken its last replies so long after the last request is cut off.
+pub const FAREWELL_SECONDS_MAX: u64 = 10;
+
+#[derive(Debug)]
+enum Phase {
+    Handshake { handshake: Box<Handshake>, replies: Replies },
+    Transmission(Box<Session>),
+}
+
+/// A client, from the first byte to the last.
+#[derive(Debug)]
+pub struct Connection {
+    size_bytes: u64,
+    phase: Phase,
+    /// Received bytes; those in `taken..filled` wait to be understood.
+    input: Buffer,
+    taken: usize,
+    filled: usize,
+    /// When the handshake, or the sending of the last replies, must be over.
+    deadline: Option<Nanos>,
+    deadline_is_farewell: bool,
+    violation: Option<Violation>,
+    /// Nothing more is read.
+    is_deaf: bool,
+    /// Nothing more is sent.
+    is_mute: bool,
+    /// The space given out is a payload's, not `input`.
+    payload_is_out: bool,
+    /// Whole requests wait in `input` until the session has room.
+    is_stalled: bool,
+}
+
+impl Connection {
+    /// Begins with the greeting to a client of `export`.
+    pub fn new(export: Export) -> Connection {
+        let size_bytes = export.size_bytes;
+        let mut greeting = Vec::new();
+        let handshake = Box::new(Handshake::start(export, &mut greeting));
+        let mut replies = Replies::default();
+        replies.put(&greeting, &mut BufferPool::new());
+        Connection {
+            size_bytes,
+            phase: Phase::Handshake { handshake, replies },
+            input: Buffer::zeroed(INPUT_BYTES),
+            taken: 0,
+            filled: 0,
+            deadline: None,
+            deadline_is_farewell: false,
+            violation: None,
+            is_deaf: false,
+            is_mute: false,
+            payload_is_out: false,
+            is_stalled: false,
+        }
+    }
+
+    /// What the client did wrong, if that is why the connection ends.
+    pub fn violation(&self) -> Option<Violation> {
+        self.violation
+    }
+
+    fn replies(&mut self) -> &mut Replies {
+        match &mut self.phase {
+            Phase::Handshake { replies, .. } => replies,
+            Phase::Transmission(session) => session.replies(),
+        }
+    }
+
+    /// Understands as much of the input as can be understood now.
+    fn advance(&mut self, bios: &mut VecDeque<Bio>, pool: &mut BufferPool) {
+        while !self.is_deaf && self.taken < self.filled {
+            let input = &self.input.as_slice()[self.taken..self.filled];
+            let result = match &mut self.phase {
+                Phase::Handshake { .. } => self.handshake(pool),
+                Phase::Transmission(session) => session.advance(input, bios, pool),
+            };
+            match result {
+                Ok(0) => break,
+                Ok(count) => self.taken += count,
+                Err(violation) => self.give_up(violation),
+            }
+        }
+        if let Phase::Transmission(session) = &self.phase {
+            self.is_deaf |= session.is_closing();
+            self.is_stalled = self.taken < self.filled && !session.has_room();
+        }
+    }
+
+    /// Goes on with bytes that were received but not taken for want of room.
+    fn go_on_if_stalled(&mut self, bios: &mut VecDeque<Bio>, pool: &mut BufferPool) {
+        if self.is_stalled {
+            self.advance(bios, pool);
+        }
+    }
+
+    fn handshake(&mut self, pool: &mut BufferPool) -> Result<usize, Violation> {
+        let Phase::Handshake { handshake, replies } = &mut self.phase else { return Ok(0) };
+        let input = &self.input.as_slice()[self.taken..self.filled];
+        let mut out = Vec::new();
+        let result = handshake.advance(input, &mut out);
+        for part in out.chunks(INPUT_BYTES / 2) {
+            replies.put(part, pool);
+        }
+        let (count, progress) = result?;
+        match progress {
+            Progress::Waiting => {}
+            Progress::Over => self.is_deaf = true,
+            Progress::Agreed(agreement) => {
+                let replies = std::mem::take(replies);
+                let session = Session::new(self.size_bytes, agreement, replies);
+                self.phase = Phase::Transmission(Box::new(session));
+            }
+        }
+        Ok(count)
+    }
+
+    fn give_up(&mut self, violation: Violation) {
+        self.violation.get_or_insert(violation);
+        self.close();
+    }
+
+    fn hang_up(&mut self) {
+        let is_inside = match &self.phase {
+            Phase::Handshake { .. } => self.taken < self.filled,
+            Phase::Transmission(session) => {
+                session.is_inside_request() || (self.taken < self.filled && session.has_room())
+            }
+        };
+        if is_inside {
+            self.violation.get_or_insert(Violation::Truncated);
+        }
+        self.close();
+    }
+}
+
+impl Conversation for Connection {
+    fn incoming(&mut self) -> Option<Space> {
+        if self.is_deaf {
+            return None;
+        }
+        if let Phase::Transmission(session) = &mut self.phase {
+            if let Some((buffer, at)) = session.take_payload() {
+                self.payload_is_out = true;
+                let end = buffer.len();
+                return Some(Space { buffer, at, end });
+            }
+            if self.is_stalled || (!session.is_inside_request() && !session.has_room()) {
+                return None;
+            }
+        }
+        if self.taken == self.filled {
+            (self.taken, self.filled) = (0, 0);
+        } else if self.filled > INPUT_BYTES / 2 {
+            // What is left is the beginning of one message, and less than half of the buffer.
+            self.input.as_mut_slice().copy_within(self.taken..self.filled, 0);
+            (self.taken, self.filled) = (0, self.filled - self.taken);
+        }
+        let buffer = std::mem::replace(&mut self.input, Buffer::empty());
+        Some(Space { buffer, at: self.filled, end: INPUT_BYTES })
+    }
+
+    fn received(
+        &mut self,
+        space: Space,
+        count: usize,
+        bios: &mut VecDeque<Bio>,
+        pool: &mut BufferPool,
+    ) {
+        if std::mem::take(&mut self.payload_is_out) {
+            if let Phase::Transmission(session) = &mut self.phase {
+                session.put_payload(space.buffer, count, bios);
+            }
+        } else {
+            self.input = space.buffer;
+            self.filled += count;
+        }
+        if count == 0 {
+            self.hang_up();
+        }
+        self.advance(bios, pool);
+    }
+
+    fn finished(&mut self, bio: Bio, bios: &mut VecDeque<Bio>, pool: &mut BufferPool) {
+        let Phase::Transmission(session) = &mut self.phase else {
+            unreachable!("bios are submitted in transmission only");
+        };
+        session.finished(bio, bios, pool);
+        self.go_on_if_stalled(bios, pool);
+    }
+
+    fn outgoing(&mut self) -> Option<Buffer> {
+        if self.is_mute { None } else { self.replies().take_next() }
+    }
+
+    fn sent(&mut self, buffer: Buffer, bios: &mut VecDeque<Bio>, pool: &mut BufferPool) {
+        self.replies().sent(buffer, pool);
+        self.go_on_if_stalled(bios, pool);
+    }
+
+    fn tick(&mut self, now: Nanos) -> Option<Nanos> {
+        let is_greeting = match &self.phase {
+            Phase::Handshake { .. } => true,
+            Phase::Transmission(session) if !self.is_deaf || session.in_flight() > 0 => {
+                return None;
+            }
+            Phase::Transmission(_) => false,
+        };
+        if is_greeting == self.deadline_is_farewell {
+            self.deadline = None;
+            self.deadline_is_farewell = !is_greeting;
+        }
+        let seconds = if is_greeting { HANDSHAKE_SECONDS_MAX } else { FAREWELL_SECONDS_MAX };
+        let deadline = *self.deadline.get_or_insert(now + seconds * SECOND);
+        if now >= deadline {
+            if is_greeting {
+                self.give_up(Violation::TooSlow(HANDSHAKE_SECONDS_MAX));
+            }
+            self.is_mute = true;
+        }
+        Some(deadline)
+    }
+
+    fn close(&mut self) {
+        self.is_deaf = true;
+        if let Phase::Transmission(session) = &mut self.phase {
+            session.close();
+        }
+    }
+
+    fn broken(&mut self) {
+        self.close();
+        self.is_mute = true;
+    }
+
+    fn is_over(&self) -> bool {
+        let (unsent_bytes, in_flight) = match &self.phase {
+            Phase::Handshake { replies, .. } => (replies.unsent_bytes(), 0),
+            Phase::Transmission(session) => (session.unsent_bytes(), session.in_flight()),
+        };
+        self.is_deaf && in_flight == 0 && (self.is_mute || unsent_bytes == 0)
+    }
+}

@@ -1,0 +1,313 @@
+//! The haggling before transmission: bytes in, bytes out, no I/O.
+//!
+//! The server greets, the client answers with its flags and sends options until one of them
+//! (GO or EXPORT_NAME) starts transmission or ABORT ends it. Options we don't know are skipped
+//! and refused, as fixed newstyle asks. The number of options and the length of each are bounded
+//! ([`OPTIONS_MAX`], [`OPTION_BYTES_MAX`], [`OPTION_SKIP_MAX`]); time is bounded by the caller.
+
+use udm::units::BIO_BYTES_MAX;
+
+use super::proto::{
+    self, CLIENT_FLAGS_BYTES, EXPORT_NAME_ZEROES, GoOption, MetaContextOption, OPTION_BYTES_MAX,
+    OPTION_HEADER_BYTES, OPTION_SKIP_MAX, OPTIONS_MAX, OptionHeader, STRING_BYTES_MAX, Violation,
+    export_flag, handshake_flag, info, option, reply,
+};
+
+/// The request size that serves us best, in bytes.
+const PREFERRED_BYTES: u32 = 4096;
+
+/// What clients are offered.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Export {
+    /// Its name; the empty name means this export too.
+    pub name: String,
+    /// Size in bytes.
+    pub size_bytes: u64,
+    /// Smallest unit of a request, in bytes.
+    pub block_bytes: u32,
+    /// Whether TRIM does something.
+    pub has_discard: bool,
+}
+
+impl Export {
+    fn is_called(&self, name: &str) -> bool {
+        name.is_empty() || name == self.name
+    }
+
+    fn flags(&self, is_structured: bool) -> u16 {
+        let mut flags = export_flag::HAS_FLAGS
+            | export_flag::SEND_FLUSH
+            | export_flag::SEND_FUA
+            | export_flag::SEND_WRITE_ZEROES
+            | export_flag::SEND_FAST_ZERO
+            | export_flag::SEND_CACHE
+            | export_flag::CAN_MULTI_CONN;
+        if self.has_discard {
+            flags |= export_flag::SEND_TRIM;
+        }
+        if is_structured {
+            flags |= export_flag::SEND_DF;
+        }
+        flags
+    }
+}
+
+/// What the two sides agreed on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Agreement {
+    /// Reads are answered in chunks, errors with words.
+    pub is_structured: bool,
+    /// BLOCK_STATUS may be asked.
+    pub has_block_status: bool,
+}
+
+/// Where the handshake stands after some bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Progress {
+    /// More bytes are needed.
+    Waiting,
+    /// The next byte is the transmission's.
+    Agreed(Agreement),
+    /// The client said good-bye; close once everything is sent.
+    Over,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum State {
+    ClientFlags,
+    Option,
+    Skip { left: u32 },
+    Over,
+}
+
+/// One client's handshake.
+#[derive(Debug)]
+pub struct Handshake {
+    export: Export,
+    state: State,
+    options: u32,
+    no_zeroes: bool,
+    is_structured: bool,
+    /// The export name that the chosen contexts belong to.
+    context_of: Option<String>,
+}
+
+impl Handshake {
+    /// Greets the client.
+    pub fn start(export: Export, out: &mut Vec<u8>) -> Handshake {
+        let flags = handshake_flag::FIXED_NEWSTYLE | handshake_flag::NO_ZEROES;
+        proto::encode_greeting(flags, out);
+        Handshake {
+            export,
+            state: State::ClientFlags,
+            options: 0,
+            no_zeroes: false,
+            is_structured: false,
+            context_of: None,
+        }
+    }
+
+    /// Takes what it can use of `input`, which continues where the last call stopped taking, and
+    /// appends the answers to `out`. Says how many bytes it took.
+    pub fn advance(
+        &mut self,
+        input: &[u8],
+        out: &mut Vec<u8>,
+    ) -> Result<(usize, Progress), Violation> {
+        let mut taken = 0;
+        loop {
+            let rest = &input[taken..];
+            let (step, progress) = match self.state {
+                State::ClientFlags => self.client_flags(rest)?,
+                State::Option => self.option(rest, out)?,
+                State::Skip { left } => self.skip(rest, left),
+                State::Over => (0, Progress::Over),
+            };
+            taken += step;
+            if progress != Progress::Waiting {
+                self.state = State::Over;
+                return Ok((taken, progress));
+            }
+            if step == 0 {
+                return Ok((taken, progress));
+            }
+        }
+    }
+
+    fn client_flags(&mut self, input: &[u8]) -> Result<(usize, Progress), Violation> {
+        let Some(flags) = proto::decode_client_flags(input) else {
+            return Ok((0, Progress::Waiting));
+        };
+        let fixed = u32::from(handshake_flag::FIXED_NEWSTYLE);
+        let no_zeroes = u32::from(handshake_flag::NO_ZEROES);
+        if flags & !(fixed | no_zeroes) != 0 {
+            return Err(Violation::ClientFlags(flags));
+        }
+        if flags & fixed == 0 {
+            return Err(Violation::Oldstyle);
+        }
+        self.no_zeroes = flags & no_zeroes != 0;
+        self.state = State::Option;
+        Ok((CLIENT_FLAGS_BYTES, Progress::Waiting))
+    }
+
+    fn skip(&mut self, input: &[u8], left: u32) -> (usize, Progress) {
+        let step = input.len().min(left as usize);
+        let left = left - step as u32;
+        self.state = if left == 0 { State::Option } else { State::Skip { left } };
+        (step, Progress::Waiting)
+    }
+
+    fn option(&mut self, input: &[u8], out: &mut Vec<u8>) -> Result<(usize, Progress), Violation> {
+        let Some(OptionHeader { option, len }) = OptionHeader::decode(input)? else {
+            return Ok((0, Progress::Waiting));
+        };
+        if len > OPTION_SKIP_MAX {
+            return Err(Violation::OptionLength { option, len });
+        }
+        if len > OPTION_BYTES_MAX {
+            self.count_option()?;
+            let words = "the option's data is too long";
+            proto::encode_option_reply(option, reply::ERR_TOO_BIG, words.as_bytes(), out);
+            self.state = State::Skip { left: len };
+            return Ok((OPTION_HEADER_BYTES, Progress::Waiting));
+        }
+        let end = OPTION_HEADER_BYTES + len as usize;
+        let Some(data) = input.get(OPTION_HEADER_BYTES..end) else {
+            return Ok((0, Progress::Waiting));
+        };
+        self.count_option()?;
+        Ok((end, self.answer(option, data, out)?))
+    }
+
+    fn count_option(&mut self) -> Result<(), Violation> {
+        self.options += 1;
+        if self.options > OPTIONS_MAX { Err(Violation::TooManyOptions) } else { Ok(()) }
+    }
+
+    fn answer(
+        &mut self,
+        option: u32,
+        data: &[u8],
+        out: &mut Vec<u8>,
+    ) -> Result<Progress, Violation> {
+        let verdict = match option {
+            option::EXPORT_NAME => return self.export_name(data, out),
+            option::ABORT => {
+                proto::encode_option_reply(option, reply::ACK, &[], out);
+                return Ok(Progress::Over);
+            }
+            option::GO | option::INFO => self.go(option, data, out),
+            option::LIST => self.list(data, out),
+            option::STRUCTURED_REPLY => self.structured_reply(data),
+            option::LIST_META_CONTEXT | option::SET_META_CONTEXT => {
+                self.meta_context(option, data, out)
+            }
+            _ => Err((reply::ERR_UNSUP, "this server does not know that option")),
+        };
+        match verdict {
+            Ok(progress) => {
+                proto::encode_option_reply(option, reply::ACK, &[], out);
+                Ok(progress)
+            }
+            Err((kind, words)) => {
+                proto::encode_option_reply(option, kind, words.as_bytes(), out);
+                Ok(Progress::Waiting)
+            }
+        }
+    }
+
+    fn export_name(&mut self, data: &[u8], out: &mut Vec<u8>) -> Result<Progress, Violation> {
+        let name = std::str::from_utf8(data).ok().filter(|name| self.export.is_called(name));
+        let Some(name) = name else { return Err(Violation::ExportName) };
+        let flags = self.export.flags(self.is_structured);
+        out.extend_from_slice(&proto::encode_info_export(self.export.size_bytes, flags)[2..]);
+        if !self.no_zeroes {
+            out.resize(out.len() + EXPORT_NAME_ZEROES, 0);
+        }
+        Ok(Progress::Agreed(self.agreement(name)))
+    }
+
+    fn go(&mut self, option: u32, data: &[u8], out: &mut Vec<u8>) -> Verdict {
+        let go = GoOption::decode(data)
+            .ok_or((reply::ERR_INVALID, "the lengths inside the option do not add up"))?;
+        self.check_name(go.name)?;
+        let mut tell = |data: &[u8]| proto::encode_option_reply(option, reply::INFO, data, out);
+        let flags = self.export.flags(self.is_structured);
+        tell(&proto::encode_info_export(self.export.size_bytes, flags));
+        let max = BIO_BYTES_MAX as u32;
+        let preferred = PREFERRED_BYTES.max(self.export.block_bytes);
+        tell(&proto::encode_info_block_size(self.export.block_bytes, preferred, max));
+        if go.wants_name {
+            tell(&proto::encode_info_text(info::NAME, &self.export.name));
+        }
+        if go.wants_description {
+            tell(&proto::encode_info_text(info::DESCRIPTION, "a mapped device of udm"));
+        }
+        if option == option::INFO {
+            return Ok(Progress::Waiting);
+        }
+        Ok(Progress::Agreed(self.agreement(go.name)))
+    }
+
+    fn list(&mut self, data: &[u8], out: &mut Vec<u8>) -> Verdict {
+        if !data.is_empty() {
+            return Err((reply::ERR_INVALID, "LIST carries no data"));
+        }
+        let name = proto::encode_server(&self.export.name);
+        proto::encode_option_reply(option::LIST, reply::SERVER, &name, out);
+        Ok(Progress::Waiting)
+    }
+
+    fn structured_reply(&mut self, data: &[u8]) -> Verdict {
+        if !data.is_empty() {
+            return Err((reply::ERR_INVALID, "STRUCTURED_REPLY carries no data"));
+        }
+        self.is_structured = true;
+        Ok(Progress::Waiting)
+    }
+
+    fn meta_context(&mut self, option: u32, data: &[u8], out: &mut Vec<u8>) -> Verdict {
+        let is_set = option == option::SET_META_CONTEXT;
+        if is_set {
+            // Whatever was chosen before is void, even if this choice fails.
+            self.context_of = None;
+        }
+        if !self.is_structured {
+            return Err((reply::ERR_INVALID, "contexts need STRUCTURED_REPLY first"));
+        }
+        let meta = MetaContextOption::decode(data)
+            .ok_or((reply::ERR_INVALID, "the lengths inside the option do not add up"))?;
+        self.check_name(meta.name)?;
+        let is_listed = !is_set && (meta.queries == 0 || meta.names_base);
+        if meta.names_base_allocation || is_listed {
+            // A list only names the context; its number means nothing there.
+            let id = if is_set { proto::BASE_ALLOCATION_ID } else { 0 };
+            let data = proto::encode_meta_context(id, proto::BASE_ALLOCATION);
+            proto::encode_option_reply(option, reply::META_CONTEXT, &data, out);
+            if is_set {
+                self.context_of = Some(meta.name.to_owned());
+            }
+        }
+        Ok(Progress::Waiting)
+    }
+
+    fn check_name(&self, name: &str) -> Result<(), Refusal> {
+        if name.len() > STRING_BYTES_MAX {
+            return Err((reply::ERR_TOO_BIG, "the export's name is longer than 4096 bytes"));
+        }
+        if !self.export.is_called(name) {
+            return Err((reply::ERR_UNKNOWN, "there is no export of that name"));
+        }
+        Ok(())
+    }
+
+    fn agreement(&self, name: &str) -> Agreement {
+        let has_block_status = self.context_of.as_deref() == Some(name);
+        Agreement { is_structured: self.is_structured, has_block_status }
+    }
+}
+
+/// The type of an error reply, and its words.
+type Refusal = (u32, &'static str);
+type Verdict = Result<Progress, Refusal>;

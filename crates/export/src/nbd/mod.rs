@@ -1,0 +1,175 @@
+//! NBD, fixed newstyle: mapped devices for clients on this machine and others.
+//!
+//! | file | what |
+//! |---|---|
+//! | [`proto`] | the wire format |
+//! | [`handshake`] | the haggling before transmission |
+//! | [`session`], [`replies`] | requests to bios, finished bios to replies |
+//! | [`connection`] | a client from greeting to good-bye, behind one receive buffer |
+//! | [`uri`], [`listener`] | where to listen |
+//! | this one | a server: its door, its connections, its end |
+//!
+//! Everything between the sockets and the device is a pure state machine; the engine's queues
+//! drive it, one thread per connection. A client that breaks the protocol loses its connection;
+//! nobody else notices.
+
+pub mod connection;
+pub mod handshake;
+pub mod listener;
+pub mod proto;
+pub mod replies;
+pub mod session;
+pub mod uri;
+
+use std::os::fd::OwnedFd;
+
+use udm::device::Device;
+use udm::error::{Error, Kind, Result};
+use udm::queue::Queue;
+use udm::sync::atomic::{AtomicUsize, Ordering};
+use udm::sync::{Arc, Mutex, lock};
+
+use connection::Connection;
+use handshake::Export;
+use listener::SocketFile;
+pub use uri::Uri;
+
+/// Most connections to one server; further ones are closed at once.
+pub const CONNECTIONS_MAX: usize = 64;
+
+/// What a server's clients were and are.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Connections {
+    /// Connected now.
+    pub current: u64,
+    /// Accepted since the start.
+    pub accepted: u64,
+    /// Closed at once, because there were too many or no thread could be started.
+    pub refused: u64,
+    /// Ended because the client broke the protocol.
+    pub violations: u64,
+    /// What the last of those did.
+    pub last_violation: Option<String>,
+}
+
+/// What the door and the connections share.
+#[derive(Debug)]
+struct Clients {
+    device: Arc<Device>,
+    uri: Uri,
+    counts: Mutex<Connections>,
+    queues: Mutex<Vec<Queue>>,
+    connections_max: AtomicUsize,
+}
+
+/// A device served over NBD. Dropping it stops it.
+#[derive(Debug)]
+pub struct Server {
+    clients: Arc<Clients>,
+    door: Option<Queue>,
+    _socket_file: Option<SocketFile>,
+}
+
+impl Server {
+    /// Serves `device` at `uri`.
+    pub fn start(device: &Arc<Device>, uri: &Uri) -> Result<Server> {
+        let (socket, uri, socket_file) = listener::listen(uri)?;
+        let clients = Arc::new(Clients {
+            device: device.clone(),
+            uri,
+            counts: Mutex::new(Connections::default()),
+            queues: Mutex::new(Vec::new()),
+            connections_max: AtomicUsize::new(CONNECTIONS_MAX),
+        });
+        let for_door = clients.clone();
+        let door = Queue::listen("udm-nbd", socket, move |connection| {
+            for_door.welcome(connection);
+        })?;
+        Ok(Server { clients, door: Some(door), _socket_file: socket_file })
+    }
+
+    /// Where it listens, with the actual port.
+    pub fn uri(&self) -> &Uri {
+        &self.clients.uri
+    }
+
+    /// Serves at most `max` connections at a time from now on, and never more than
+    /// [`CONNECTIONS_MAX`].
+    pub fn set_connections_max(&self, max: usize) {
+        self.clients.connections_max.store(max.min(CONNECTIONS_MAX), Ordering::Relaxed);
+    }
+
+    /// Counts of its connections.
+    pub fn connections(&self) -> Connections {
+        lock(&self.clients.counts).clone()
+    }
+
+    /// Closes the door, answers the requests in flight, closes the connections.
+    pub fn stop(mut self) {
+        self.end();
+    }
+
+    fn end(&mut self) {
+        // First the door, so that no connection comes behind our back.
+        drop(self.door.take());
+        let queues = std::mem::take(&mut *lock(&self.clients.queues));
+        for queue in &queues {
+            queue.stop();
+        }
+        drop(queues);
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+impl Clients {
+    /// Gives a fresh connection its own queue.
+    fn welcome(self: &Arc<Clients>, connection: OwnedFd) {
+        let mut queues = lock(&self.queues);
+        queues.retain(|queue| !queue.is_over());
+        match self.serve(connection, queues.len()) {
+            Ok(queue) => queues.push(queue),
+            Err(_) => lock(&self.counts).refused += 1,
+        }
+    }
+
+    fn serve(self: &Arc<Clients>, connection: OwnedFd, others: usize) -> Result<Queue> {
+        let max = self.connections_max.load(Ordering::Relaxed);
+        if others >= max {
+            return Err(Error::new(Kind::Busy, format!("{max} clients are connected")));
+        }
+        listener::tune(&connection, &self.uri);
+        let number = {
+            let mut counts = lock(&self.counts);
+            counts.accepted += 1;
+            counts.current += 1;
+            counts.accepted
+        };
+        let clients = self.clone();
+        let farewell = move |conversation: Connection| {
+            let mut counts = lock(&clients.counts);
+            counts.current -= 1;
+            if let Some(violation) = conversation.violation() {
+                counts.violations += 1;
+                counts.last_violation = Some(violation.to_string());
+            }
+        };
+        let limits = self.device.limits();
+        let conversation = Connection::new(Export {
+            name: self.device.name(),
+            size_bytes: self.device.size_bytes(),
+            block_bytes: limits.block_bytes,
+            has_discard: limits.has_discard,
+        });
+        let name = format!("udm-nbd-{number}");
+        Queue::serve(&name, &self.device, connection, conversation, farewell).inspect_err(|_| {
+            let mut counts = lock(&self.counts);
+            counts.accepted -= 1;
+            counts.current -= 1;
+        })
+    }
+}

@@ -1,0 +1,433 @@
+//! The transmission phase of one connection: request bytes in, bios out; finished bios in, reply
+//! bytes out. No I/O.
+//!
+//! 1. A request that is wrong in itself (range, flags, command) is answered with an error; only
+//!    bytes after which the stream cannot be understood any more are a [`Violation`].
+//! 2. Requests in flight and the bytes they hold are bounded ([`REQUESTS_MAX`], [`BYTES_MAX`],
+//!    the latter exceeded by one request at most): beyond that nothing more is taken from the
+//!    client until something is answered and sent.
+//! 3. Replies leave in the order in which bios finish; the cookie tells clients which is which.
+//! 4. A flush says that every write answered on any connection is durable: the mapped device
+//!    keeps that promise, so several connections may share one device.
+
+use std::collections::VecDeque;
+
+use udm::bio::{Bio, Op};
+use udm::buffer::{Buffer, BufferPool};
+use udm::error::Status;
+use udm::units::{BIO_BYTES_MAX, SECTOR};
+
+use super::handshake::Agreement;
+use super::proto::{self, REQUEST_BYTES, Request, Violation, command, command_flag, errno};
+use super::replies::Replies;
+
+/// Most requests of one connection in flight.
+pub const REQUESTS_MAX: usize = 256;
+/// Most bytes that one connection's requests and replies hold before it must wait.
+pub const BYTES_MAX: usize = 64 << 20;
+/// The payload of a write at least this long goes straight to its own buffer; shorter ones are
+/// awaited in the receive buffer, whose capacity must exceed this plus a header.
+pub const DIRECT_BYTES_MIN: usize = 32 << 10;
+/// The payload of a refused write is skipped up to this length.
+const SKIP_BYTES_MAX: u64 = 2 * BIO_BYTES_MAX;
+
+/// A request that waits for its bio.
+#[derive(Clone, Copy, Debug)]
+struct Pending {
+    request: Request,
+    op: Op,
+    /// First byte of the range that no bio has asked for yet.
+    next: u64,
+}
+
+/// Why a request is refused: the protocol's error, and words for clients that read them.
+type Refusal = (u32, &'static str);
+
+/// What the next bytes from the client are.
+#[derive(Debug)]
+enum Reading {
+    Header,
+    Payload { request: Request, buffer: Buffer, filled: usize },
+    Skip { cookie: u64, refusal: Refusal, left: usize },
+}
+
+/// What a request asks for, once it is found to be right.
+enum Action {
+    Serve(Op),
+    Status,
+    Nothing,
+    Disconnect,
+}
+
+/// One connection after its handshake.
+#[derive(Debug)]
+pub struct Session {
+    size_bytes: u64,
+    agreement: Agreement,
+    reading: Reading,
+    pending: Vec<Option<Pending>>,
+    free: Vec<usize>,
+    /// Bytes of reads and writes in flight.
+    held_bytes: usize,
+    replies: Replies,
+    is_closing: bool,
+}
+
+impl Session {
+    /// A session on a device of `size_bytes`; `replies` may hold bytes of the handshake.
+    pub fn new(size_bytes: u64, agreement: Agreement, replies: Replies) -> Session {
+        Session {
+            size_bytes,
+            agreement,
+            reading: Reading::Header,
+            pending: vec![None; REQUESTS_MAX],
+            free: (0..REQUESTS_MAX).rev().collect(),
+            held_bytes: 0,
+            replies,
+            is_closing: false,
+        }
+    }
+
+    /// Takes what it can use of `input`, which continues where the last call stopped taking, and
+    /// says how many bytes that was. Bios to submit are appended to `bios`.
+    pub fn advance(
+        &mut self,
+        input: &[u8],
+        bios: &mut VecDeque<Bio>,
+        pool: &mut BufferPool,
+    ) -> Result<usize, Violation> {
+        let mut taken = 0;
+        while !self.is_closing {
+            let rest = &input[taken..];
+            let step = match self.reading {
+                Reading::Header => self.header(rest, bios, pool)?,
+                Reading::Payload { .. } => self.payload(rest, bios),
+                Reading::Skip { .. } => self.skip(rest, pool),
+            };
+            taken += step;
+            if step == 0 {
+                return Ok(taken);
+            }
+        }
+        Ok(input.len())
+    }
+
+    /// The rest of a long payload, to be filled directly from `filled` on; asked for when all
+    /// bytes received before are taken. Comes back through [`Session::put_payload`].
+    pub fn take_payload(&mut self) -> Option<(Buffer, usize)> {
+        match &mut self.reading {
+            Reading::Payload { buffer, filled, .. } => {
+                Some((std::mem::replace(buffer, Buffer::empty()), *filled))
+            }
+            _ => None,
+        }
+    }
+
+    /// `count` more bytes of the payload arrived.
+    pub fn put_payload(&mut self, payload: Buffer, count: usize, bios: &mut VecDeque<Bio>) {
+        let Reading::Payload { buffer, filled, .. } = &mut self.reading else {
+            unreachable!("a payload's buffer is out only while the payload is being read");
+        };
+        *buffer = payload;
+        *filled += count;
+        self.submit_if_filled(bios);
+    }
+
+    /// A bio came back: answers its request, or submits the next piece of its range.
+    pub fn finished(&mut self, bio: Bio, bios: &mut VecDeque<Bio>, pool: &mut BufferPool) {
+        let slot = bio.token as usize;
+        let pending = self.pending[slot].as_mut().expect("a bio's token names its pending slot");
+        let end = pending.request.offset + u64::from(pending.request.len);
+        if bio.status.is_ok() && pending.op != Op::Flush && pending.next < end {
+            bios.push_back(next_piece(pending, slot, bio.buffer));
+            return;
+        }
+        let Pending { request, op, .. } = *pending;
+        self.pending[slot] = None;
+        self.free.push(slot);
+        if matches!(op, Op::Read | Op::Write) {
+            self.held_bytes -= bio.buffer.len();
+        }
+        match bio.status {
+            Ok(()) if op == Op::Read => self.reply_data(&request, bio.buffer, pool),
+            Ok(()) => {
+                pool.put(bio.buffer);
+                self.replies.put(&proto::encode_simple_reply(0, request.cookie), pool);
+            }
+            Err(status) => {
+                pool.put(bio.buffer);
+                self.refuse(request.cookie, refusal_of(status), pool);
+            }
+        }
+    }
+
+    /// What waits to be sent.
+    pub fn replies(&mut self) -> &mut Replies {
+        &mut self.replies
+    }
+
+    /// Bytes of replies that are not sent in full.
+    pub fn unsent_bytes(&self) -> usize {
+        self.replies.unsent_bytes()
+    }
+
+    /// Whether another request would be taken now.
+    pub fn has_room(&self) -> bool {
+        !self.free.is_empty() && self.held_bytes + self.replies.unsent_bytes() < BYTES_MAX
+    }
+
+    /// Whether a request has begun to arrive of which bytes are missing.
+    pub fn is_inside_request(&self) -> bool {
+        !matches!(self.reading, Reading::Header)
+    }
+
+    /// No further request will be taken; those in flight are answered.
+    pub fn close(&mut self) {
+        self.is_closing = true;
+    }
+
+    /// Whether the client said good-bye or [`Session::close`] was called.
+    pub fn is_closing(&self) -> bool {
+        self.is_closing
+    }
+
+    /// Requests whose bios have not come back.
+    pub fn in_flight(&self) -> usize {
+        REQUESTS_MAX - self.free.len()
+    }
+
+    fn header(
+        &mut self,
+        input: &[u8],
+        bios: &mut VecDeque<Bio>,
+        pool: &mut BufferPool,
+    ) -> Result<usize, Violation> {
+        if !self.has_room() {
+            return Ok(0);
+        }
+        let Some(request) = Request::decode(input)? else { return Ok(0) };
+        let checked = self.check(&request);
+        if request.command == command::WRITE {
+            return match checked {
+                Ok(_) => Ok(self.begin_write(request, &input[REQUEST_BYTES..], bios, pool)),
+                Err(_) if u64::from(request.len) > SKIP_BYTES_MAX => {
+                    Err(Violation::WriteLength(request.len))
+                }
+                Err(refusal) => {
+                    self.skip_payload(&request, refusal, pool);
+                    Ok(REQUEST_BYTES)
+                }
+            };
+        }
+        match checked {
+            Ok(Action::Serve(op)) => {
+                let buffer = match op {
+                    Op::Read => pool.take(request.len as usize),
+                    _ => Buffer::empty(),
+                };
+                self.submit(request, op, buffer, bios);
+            }
+            Ok(Action::Status) => {
+                let id = proto::BASE_ALLOCATION_ID;
+                let chunk = proto::encode_block_status(request.cookie, id, request.len, 0);
+                self.replies.put(&chunk, pool);
+            }
+            Ok(Action::Nothing) => {
+                self.replies.put(&proto::encode_simple_reply(0, request.cookie), pool);
+            }
+            Ok(Action::Disconnect) => self.is_closing = true,
+            Err(refusal) => self.refuse(request.cookie, refusal, pool),
+        }
+        Ok(REQUEST_BYTES)
+    }
+
+    /// Whether `request` is right, and what it asks for.
+    fn check(&self, request: &Request) -> Result<Action, Refusal> {
+        // FUA is allowed everywhere by the protocol; it means something where bytes are stored.
+        let allowed = command_flag::FUA
+            | match request.command {
+                command::READ if self.agreement.is_structured => command_flag::DF,
+                command::WRITE_ZEROES => command_flag::NO_HOLE | command_flag::FAST_ZERO,
+                command::BLOCK_STATUS => command_flag::REQ_ONE,
+                _ => 0,
+            };
+        if request.flags & !allowed != 0 {
+            return Err((errno::EINVAL, "that command does not take those flags"));
+        }
+        let action = match request.command {
+            command::DISC => return Ok(Action::Disconnect),
+            command::FLUSH if request.offset == 0 && request.len == 0 => {
+                return Ok(Action::Serve(Op::Flush));
+            }
+            command::FLUSH => return Err((errno::EINVAL, "a flush has no range")),
+            command::READ => Action::Serve(Op::Read),
+            command::WRITE => Action::Serve(Op::Write),
+            command::TRIM => Action::Serve(Op::Discard),
+            command::WRITE_ZEROES => Action::Serve(Op::WriteZeroes),
+            command::CACHE => Action::Nothing,
+            command::BLOCK_STATUS => Action::Status,
+            _ => return Err((errno::EINVAL, "there is no such command")),
+        };
+        self.check_range(request)?;
+        match request.command {
+            command::READ | command::WRITE if u64::from(request.len) > BIO_BYTES_MAX => {
+                Err((errno::EINVAL, "the request is longer than 32 MiB"))
+            }
+            command::WRITE_ZEROES if request.flags & command_flag::FAST_ZERO != 0 => {
+                Err((errno::ENOTSUP, "zeroes may take as long as a write"))
+            }
+            command::BLOCK_STATUS if !self.agreement.has_block_status => {
+                Err((errno::EINVAL, "no context was chosen in the handshake"))
+            }
+            _ => Ok(action),
+        }
+    }
+
+    fn check_range(&self, request: &Request) -> Result<(), Refusal> {
+        let len = u64::from(request.len);
+        if len == 0 {
+            return Err((errno::EINVAL, "the range is empty"));
+        }
+        let end = request.offset.checked_add(len);
+        if end.is_none_or(|end| end > self.size_bytes) {
+            let error = match request.command {
+                command::WRITE | command::WRITE_ZEROES | command::TRIM => errno::ENOSPC,
+                _ => errno::EINVAL,
+            };
+            return Err((error, "the range goes beyond the end of the device"));
+        }
+        // What stores or fetches data is served in whole sectors.
+        let is_aligned = (request.offset | len).is_multiple_of(SECTOR);
+        if !is_aligned && !matches!(request.command, command::CACHE | command::BLOCK_STATUS) {
+            return Err((errno::EINVAL, "the range is not a multiple of 512 bytes"));
+        }
+        Ok(())
+    }
+
+    /// Takes a write's header and what is there of its payload.
+    fn begin_write(
+        &mut self,
+        request: Request,
+        input: &[u8],
+        bios: &mut VecDeque<Bio>,
+        pool: &mut BufferPool,
+    ) -> usize {
+        let len = request.len as usize;
+        let count = len.min(input.len());
+        if count < len && len < DIRECT_BYTES_MIN {
+            return 0;
+        }
+        let mut buffer = pool.take(len);
+        buffer.as_mut_slice()[..count].copy_from_slice(&input[..count]);
+        self.held_bytes += len;
+        self.reading = Reading::Payload { request, buffer, filled: count };
+        self.submit_if_filled(bios);
+        REQUEST_BYTES + count
+    }
+
+    fn payload(&mut self, input: &[u8], bios: &mut VecDeque<Bio>) -> usize {
+        let Reading::Payload { buffer, filled, .. } = &mut self.reading else { return 0 };
+        if buffer.is_empty() {
+            // Given out to be filled directly.
+            return 0;
+        }
+        let missing = &mut buffer.as_mut_slice()[*filled..];
+        let count = missing.len().min(input.len());
+        missing[..count].copy_from_slice(&input[..count]);
+        *filled += count;
+        self.submit_if_filled(bios);
+        count
+    }
+
+    fn submit_if_filled(&mut self, bios: &mut VecDeque<Bio>) {
+        match &self.reading {
+            Reading::Payload { buffer, filled, .. } if *filled == buffer.len() => {}
+            _ => return,
+        }
+        let reading = std::mem::replace(&mut self.reading, Reading::Header);
+        if let Reading::Payload { request, buffer, .. } = reading {
+            // `submit` counts the bytes again.
+            self.held_bytes -= buffer.len();
+            self.submit(request, Op::Write, buffer, bios);
+        }
+    }
+
+    fn submit(&mut self, request: Request, op: Op, buffer: Buffer, bios: &mut VecDeque<Bio>) {
+        let slot = self.free.pop().expect("a header is only taken while a slot is free");
+        self.held_bytes += buffer.len();
+        let pending = self.pending[slot].insert(Pending { request, op, next: request.offset });
+        bios.push_back(next_piece(pending, slot, buffer));
+    }
+
+    fn skip_payload(&mut self, request: &Request, refusal: Refusal, pool: &mut BufferPool) {
+        let left = request.len as usize;
+        if left == 0 {
+            self.refuse(request.cookie, refusal, pool);
+        } else {
+            self.reading = Reading::Skip { cookie: request.cookie, refusal, left };
+        }
+    }
+
+    fn skip(&mut self, input: &[u8], pool: &mut BufferPool) -> usize {
+        let Reading::Skip { cookie, refusal, left } = &mut self.reading else { return 0 };
+        let count = input.len().min(*left);
+        *left -= count;
+        if *left == 0 {
+            let (cookie, refusal) = (*cookie, *refusal);
+            self.reading = Reading::Header;
+            self.refuse(cookie, refusal, pool);
+        }
+        count
+    }
+
+    fn reply_data(&mut self, request: &Request, data: Buffer, pool: &mut BufferPool) {
+        let Request { cookie, offset, len, .. } = *request;
+        if self.agreement.is_structured {
+            let header = proto::encode_offset_data(cookie, offset, len);
+            self.replies.put_data(&header, data, pool);
+        } else {
+            let header = proto::encode_simple_reply(0, cookie);
+            self.replies.put_data(&header, data, pool);
+        }
+    }
+
+    fn refuse(&mut self, cookie: u64, (error, words): Refusal, pool: &mut BufferPool) {
+        if self.agreement.is_structured {
+            self.replies.put(&proto::encode_error_chunk(cookie, error, words), pool);
+        } else {
+            self.replies.put(&proto::encode_simple_reply(error, cookie), pool);
+        }
+    }
+}
+
+/// The bio for the part of the request's range that comes next: all of a read or write; trims and
+/// zeroes, which the protocol lets reach 4 GiB, go piece by piece.
+fn next_piece(pending: &mut Pending, slot: usize, buffer: Buffer) -> Bio {
+    let Pending { request, op, next } = pending;
+    let end = request.offset + u64::from(request.len);
+    let len = (end - *next).min(BIO_BYTES_MAX);
+    let bio = Bio {
+        op: *op,
+        fua: request.flags & command_flag::FUA != 0 && !matches!(op, Op::Read | Op::Flush),
+        offset: *next,
+        len,
+        buffer,
+        token: slot as u64,
+        progress: 0,
+        status: Ok(()),
+    };
+    *next += len;
+    bio
+}
+
+fn refusal_of(status: Status) -> Refusal {
+    match status {
+        Status::Io => (errno::EIO, "input/output error"),
+        Status::Corrupt => (errno::EIO, "data is damaged"),
+        Status::Timeout => (errno::EIO, "the device did not answer in time"),
+        Status::NoSpace => (errno::ENOSPC, "no space left"),
+        Status::ReadOnly => (errno::EPERM, "device is read-only"),
+        Status::Unsupported => (errno::ENOTSUP, "operation not supported"),
+        Status::Invalid => (errno::EINVAL, "invalid request"),
+    }
+}
