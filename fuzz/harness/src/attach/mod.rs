@@ -1,0 +1,110 @@
+//! Cache devices with arbitrary content: looked at, opened, used, removed and opened again.
+//!
+//! The input first makes a cache on a small simulated device by using it, then damages it field
+//! by field with checksums put right (`damage`), then uses what still opens.
+//!
+//! Beside the promises of every target:
+//! 1. `inspect` stores nothing.
+//! 2. What was opened serves every request in bounded time, and drains, unless memory fails.
+//! 3. What is written after the attach is read back, then and after the next attach: no content
+//!    of a medium lets new data go wrong.
+//! 4. What was opened and removed in order opens again.
+
+mod damage;
+mod world;
+
+use udm::pcache::inspect::inspect;
+use udm::units::SECTOR;
+
+use crate::input::Input;
+use damage::damage;
+use world::{BACKING_BYTES, DAMAGE_MAX, OPERATIONS_MAX, World};
+
+/// A cache device's content and what happens to it.
+pub fn attach(bytes: &[u8]) {
+    let mut input = Input::new(bytes);
+    let mut world = World::from_input(&mut input);
+    if world.open().is_ok() {
+        for _ in 0..input.u8() % OPERATIONS_MAX {
+            operate(&mut world, &mut input);
+        }
+        if input.u8().is_multiple_of(4) {
+            world.remove();
+        } else {
+            world.kill();
+        }
+    }
+    for _ in 0..input.u8() % DAMAGE_MAX {
+        damage(&mut world, &mut input);
+    }
+    world.change_table(&mut input);
+    // Nothing of before counts any more.
+    world.model.clear();
+
+    let stores = world.pmem.counts().stores;
+    if let Err(error) = inspect(world.pmem.clone(), world.geometry) {
+        check_error(&error);
+    }
+    assert_eq!(world.pmem.counts().stores, stores, "inspect has written");
+    if let Err(error) = world.open() {
+        return check_error(&error);
+    }
+    use_opened(&mut world, &mut input);
+}
+
+/// An error is one line with words in it.
+fn check_error(error: &udm::error::Error) {
+    let message = error.to_string();
+    assert!(!message.is_empty() && !message.contains('\n'), "{message:?}");
+}
+
+fn use_opened(world: &mut World, input: &mut Input<'_>) {
+    for _ in 0..OPERATIONS_MAX {
+        if input.is_empty() {
+            break;
+        }
+        operate(world, input);
+    }
+    world.check_model();
+    match input.u8() % 4 {
+        0 => world.kill(),
+        1 => {
+            world.drain();
+            world.remove();
+        }
+        _ => world.remove(),
+    }
+    if let Err(error) = inspect(world.pmem.clone(), world.geometry) {
+        assert!(world.is_poisoned, "opened before, but not to be looked at: {error}");
+    }
+    world.is_formatting = false;
+    match world.open() {
+        Ok(()) => {}
+        Err(error) => assert!(world.is_poisoned, "opened before, but not again: {error}"),
+    }
+    if world.is_open() {
+        world.check_model();
+        world.drain();
+    }
+}
+
+/// One step of a client or of time.
+fn operate(world: &mut World, input: &mut Input<'_>) {
+    let kind = input.u8();
+    let sector = input.below(BACKING_BYTES / SECTOR);
+    let room = BACKING_BYTES / SECTOR - sector;
+    let sectors = match input.u8() {
+        long @ 250.. => u64::from(long - 249) * 64,
+        short => u64::from(short % 16) + 1,
+    };
+    let (offset, len) = (sector * SECTOR, sectors.min(room) * SECTOR);
+    match kind % 16 {
+        0..=5 => world.write(offset, len, kind & 0x80 != 0),
+        6..=8 => drop(world.read(offset, len)),
+        9 => world.zero(offset, len, kind & 0x80 != 0),
+        10 | 11 => world.flush(),
+        12 => world.message(input.u8()),
+        13 => world.set_draining(kind & 0x80 != 0),
+        _ => world.tick(u64::from(kind >> 4) * 100_000_000),
+    }
+}

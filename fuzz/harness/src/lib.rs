@@ -1,0 +1,38 @@
+//! What is done with hostile bytes, once for the fuzzer and for `make test`.
+//!
+//! Each target is a function from bytes to nothing: it panics where a promise is broken, and
+//! returns otherwise. The promises, for every target: no panic, no hang, no allocation without
+//! bound, nothing written outside the device. `fuzz/fuzz_targets` calls them under libFuzzer,
+//! `tests/replay.rs` with the committed seeds and with random changes of them.
+
+// These are checks: they may stop where something is wrong.
+#![allow(clippy::unwrap_used)]
+
+mod attach;
+mod input;
+mod messages;
+mod nbd;
+mod table;
+
+// The command is a program and no library; these rooms of it know only each other.
+#[allow(dead_code)]
+#[path = "../../../crates/cli/src/control.rs"]
+mod control;
+#[allow(dead_code)]
+#[path = "../../../crates/cli/src/output.rs"]
+mod output;
+#[allow(dead_code)]
+#[path = "../../../crates/cli/src/runtime.rs"]
+mod runtime;
+
+pub use attach::attach;
+pub use messages::control;
+pub use nbd::nbd;
+pub use table::table;
+
+/// A target by its name.
+pub type Target = (&'static str, fn(&[u8]));
+
+/// Every target; seeds are in `fuzz/seeds/NAME`.
+pub const TARGETS: [Target; 4] =
+    [("attach", attach), ("control", control), ("nbd", nbd), ("table", table)];

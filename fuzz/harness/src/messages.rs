@@ -1,0 +1,158 @@
+//! Whoever connects to a device's control socket, and servers that answer commands: bytes that
+//! should be messages.
+//!
+//! Beside the promises of every target: what is understood can be said again, and is understood
+//! alike; how reads are cut makes no difference; a message without end is not awaited.
+
+use std::io::{Error, ErrorKind, Read, Write};
+
+use serde_json::Value;
+
+use crate::control::{Answer, Call, Frames, MESSAGE_BYTES_MAX};
+use crate::input::Input;
+use crate::runtime::DeviceName;
+
+/// Pieces of which messages are made more easily than of single bytes.
+const PIECES: [&str; 32] = [
+    "{\"method\":\"udm.Device.",
+    "{\"method\":\"org.varlink.service.",
+    "{\"error\":\"udm.Device.Failed\",\"parameters\":{\"message\":\"m\"",
+    "{\"method\":",
+    "\"parameters\":",
+    "\"more\":true",
+    "\"continues\":true",
+    "\"pointer\":\"",
+    "Status",
+    "Load",
+    "GetInfo",
+    "\"",
+    "\",",
+    "{",
+    "}",
+    "}\0",
+    "[",
+    "]",
+    "[[[[[[[[[[[[[[[[",
+    "null",
+    "true",
+    "-1",
+    "1e999",
+    "18446744073709551616",
+    "0.1",
+    ",",
+    ":",
+    "\\u0000",
+    "\\ud800",
+    "\u{e9}",
+    " \n",
+    "\0",
+];
+
+/// A stream that gives out its bytes in pieces, then ends, fails, or goes on for ever.
+struct Stream<'a> {
+    bytes: &'a [u8],
+    cut: usize,
+    is_endless: bool,
+    given: usize,
+    said: Vec<u8>,
+}
+
+impl Read for Stream<'_> {
+    fn read(&mut self, into: &mut [u8]) -> std::io::Result<usize> {
+        let count = self.cut.min(into.len());
+        self.given += count;
+        assert!(self.given <= 2 * MESSAGE_BYTES_MAX, "a message without end is awaited");
+        if self.bytes.is_empty() && self.is_endless {
+            into[..count].fill(b' ');
+            return Ok(count);
+        }
+        if self.cut == 7 && self.given.is_multiple_of(3) {
+            return Err(Error::from(ErrorKind::Interrupted));
+        }
+        let count = count.min(self.bytes.len());
+        let (now, later) = self.bytes.split_at(count);
+        into[..count].copy_from_slice(now);
+        self.bytes = later;
+        Ok(count)
+    }
+}
+
+impl Write for Stream<'_> {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.said.extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+fn frames(bytes: &[u8], cut: usize, is_endless: bool) -> Frames<Stream<'_>> {
+    Frames::new(Stream { bytes, cut, is_endless, given: 0, said: Vec::new() })
+}
+
+/// Calls and answers, as they come from the other end.
+pub fn control(bytes: &[u8]) {
+    let mut input = Input::new(bytes);
+    let cut = usize::from(input.u8()) + 1;
+    let style = input.u8();
+    let mut text = Vec::new();
+    if style & 1 == 0 {
+        text.extend_from_slice(input.take(usize::MAX));
+    }
+    while !input.is_empty() {
+        match input.u8() {
+            piece @ 0..=191 => text.extend_from_slice(PIECES[usize::from(piece % 32)].as_bytes()),
+            letter => text.push(letter & 0x7F),
+        }
+    }
+    // An endless message costs a MiB: rarely.
+    let is_endless = style >= 254;
+    let whole = calls(&text, usize::MAX, false);
+    assert_eq!(calls(&text, cut, is_endless)[..], whole[..], "calls depend on how they are cut");
+    answers(&text, cut);
+}
+
+/// The calls in `bytes` up to the first bad one, as text.
+fn calls(bytes: &[u8], cut: usize, is_endless: bool) -> Vec<String> {
+    let mut frames = frames(bytes, cut, is_endless);
+    let mut calls = Vec::new();
+    while let Ok(Some(call)) = frames.receive::<Call>() {
+        frames.send(&call).unwrap();
+        let _ = call.method.parse::<DeviceName>();
+        calls.push(shown(&call));
+    }
+    let said = frames.stream().said.clone();
+    let mut echo = self::frames(&said, 4096, false);
+    for call in &calls {
+        let again: Call = echo.receive().unwrap().unwrap();
+        assert_eq!(shown(&again), *call);
+    }
+    calls
+}
+
+/// A call as text; but a fraction may change its last digit when it is said again.
+fn shown(call: &Call) -> String {
+    fn round(value: &mut Value) {
+        match value {
+            Value::Number(number) if number.is_f64() => *value = Value::Null,
+            Value::Array(values) => values.iter_mut().for_each(round),
+            Value::Object(values) => values.values_mut().for_each(round),
+            _ => {}
+        }
+    }
+    let mut parameters = call.parameters.clone();
+    round(&mut parameters);
+    format!("{} {parameters} {}", call.method, call.more)
+}
+
+fn answers(bytes: &[u8], cut: usize) {
+    let mut frames = frames(bytes, cut, false);
+    while let Ok(Some(answer)) = frames.receive::<Answer>() {
+        frames.send(&answer).unwrap();
+        if let Err(error) = answer.into_result() {
+            let _ = error.to_string();
+        }
+    }
+}
