@@ -1,0 +1,81 @@
+# `make demo` shows what udm does, `make test` proves it; CONTRIBUTING.md explains the layers.
+
+CARGO ?= cargo
+PREFIX ?= /usr/local
+# Seconds per fuzz target for `make fuzz`, which takes SECONDS=n too.
+FUZZ_SECONDS ?= $(or $(SECONDS),60)
+# Seconds for `make soak`, which takes SECONDS=n too, and the seed that it begins with.
+SOAK_SECONDS ?= $(or $(SECONDS),600)
+SEED ?= $(shell date +%s)
+# The crash-state explorer, with deliberate bugs to find.
+EXPLORE = $(CARGO) test --locked -p udm --features mutants --test explore
+
+.PHONY: help build demo test lint fmt bench install lab fuzz explore soak clean
+
+help:
+	@echo "make demo      a slow file becomes a fast, crash-safe block device (two minutes)"
+	@echo "make test      everything that must hold: format, clippy, all tests with real clients"
+	@echo "make lint      clippy, and the licences and sources of dependencies"
+	@echo "make fmt       formats the code"
+	@echo "make bench     measures udm beside the bare copy, nbdkit and fio"
+	@echo "make install   puts udm into PREFIX ($(PREFIX))"
+	@echo "make lab       the kernel's dm-pcache opens what udm wrote, and the other way round (QEMU)"
+	@echo "make explore   crash states and deliberate bugs; EXPLORE_SEED=n replays one history"
+	@echo "make soak      simulated histories and crash states for SECONDS ($(SOAK_SECONDS)), from SEED"
+	@echo "make fuzz      every fuzz target for SECONDS ($(FUZZ_SECONDS)) each"
+
+build:
+	$(CARGO) build --release
+
+demo: build
+	@scripts/install-tools.sh
+	@scripts/demo.sh
+
+test:
+	@scripts/install-tools.sh
+	$(CARGO) fmt --all --check
+	rustfmt --check --edition 2024 lab/labio.rs fuzz/fuzz_targets/*.rs
+	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
+	$(CARGO) clippy -p udm --features mutants --test explore --locked -- -D warnings
+	$(CARGO) test --workspace --locked
+	$(EXPLORE)
+
+lint:
+	$(CARGO) fmt --all --check
+	rustfmt --check --edition 2024 lab/labio.rs fuzz/fuzz_targets/*.rs
+	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
+	$(CARGO) clippy -p udm --features mutants --test explore --locked -- -D warnings
+	@if $(CARGO) deny --version > /dev/null 2>&1; then \
+	  $(CARGO) deny --offline check licenses bans sources; \
+	else \
+	  echo "WARNING: licences, bans and sources of dependencies were NOT checked:"; \
+	  echo "WARNING: cargo-deny is not installed (cargo install --locked cargo-deny)."; \
+	fi
+
+fmt:
+	$(CARGO) fmt --all
+	rustfmt --edition 2024 lab/labio.rs fuzz/fuzz_targets/*.rs
+
+bench:
+	@scripts/install-tools.sh
+	$(CARGO) run --release --locked -p udm-bench -- all
+
+install: build
+	install -D -m 755 target/release/udm $(DESTDIR)$(PREFIX)/bin/udm
+
+lab: build
+	@scripts/install-tools.sh lab
+	@lab/test.sh
+
+fuzz:
+	@scripts/fuzz.sh $(FUZZ_SECONDS)
+
+explore:
+	$(EXPLORE) -- --nocapture
+
+soak:
+	@scripts/soak.sh $(SOAK_SECONDS) $(SEED)
+
+clean:
+	$(CARGO) clean
+	rm -rf lab/scratch lab/results

@@ -1,0 +1,41 @@
+#!/bin/bash
+# Makes sure that the programs which the tests and the demo drive are here.
+#
+#   scripts/install-tools.sh [lab]
+#
+# Installs what is missing when run as root on a machine with apt-get; otherwise says exactly what
+# to install and fails. Instant when everything is there. With the word "lab", also what `make lab`
+# needs: QEMU and what goes into the virtual machine.
+set -euo pipefail
+export PATH=$PATH:/usr/sbin:/sbin
+
+# program:Debian package
+tools="fio:fio nbdinfo:libnbd-bin nbdcopy:libnbd-bin nbdkit:nbdkit qemu-io:qemu-utils qemu-img:qemu-utils
+       mke2fs:e2fsprogs e2fsck:e2fsprogs debugfs:e2fsprogs zstd:zstd strace:strace"
+lab_tools="qemu-system-x86_64:qemu-system-x86 busybox:busybox-static cpio:cpio dmsetup:dmsetup gcc:gcc pgrep:procps
+           mkfs.ext4:e2fsprogs ldd:libc-bin"
+if [ "${1:-}" = lab ]; then tools="$tools $lab_tools"; fi
+
+missing=() packages=()
+for pair in $tools; do
+  if ! command -v "${pair%%:*}" > /dev/null; then
+    missing+=("${pair%%:*}")
+    packages+=("${pair##*:}")
+  fi
+done
+[ ${#missing[@]} -eq 0 ] && exit 0
+
+mapfile -t packages < <(printf '%s\n' "${packages[@]}" | sort -u)
+if command -v apt-get > /dev/null && [ "$(id -u)" -eq 0 ]; then
+  echo "Installing ${packages[*]} (missing: ${missing[*]})"
+  export DEBIAN_FRONTEND=noninteractive
+  apt-get -qq update
+  apt-get -qq install -y --no-install-recommends "${packages[@]}" > /dev/null
+  for program in "${missing[@]}"; do
+    command -v "$program" > /dev/null || { echo "$program is still missing" >&2; exit 1; }
+  done
+else
+  echo "Missing: ${missing[*]}" >&2
+  echo "Install them, for instance with: sudo apt-get install ${packages[*]}" >&2
+  exit 1
+fi
