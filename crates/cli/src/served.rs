@@ -78,6 +78,8 @@ pub struct Left {
     pub dirty_bytes: u64,
     /// The cache device, as the table names it.
     pub cache: Option<String>,
+    /// Whether that was deleted, so that what it holds is lost.
+    pub is_lost: bool,
 }
 
 /// The device with everything around it.
@@ -242,12 +244,20 @@ impl Served {
 
     /// What the user should know of at once: one sentence each.
     pub fn notes(&self) -> Vec<String> {
-        let facts = self.device.facts();
-        let volatile = facts.iter().flat_map(|line| &line.facts).any(|fact| {
-            matches!((fact.name, &fact.value), ("medium_is_volatile", FactValue::Flag(true)))
-        });
         let note = "the cache lies in memory that a power cut empties, and dirty data with it";
-        volatile.then(|| note.to_owned()).into_iter().collect()
+        self.has_flag("medium_is_volatile").then(|| note.to_owned()).into_iter().collect()
+    }
+
+    /// Whether the cache device was deleted and holds data that no other device has: it is lost
+    /// when the service ends.
+    pub fn would_lose_data(&self) -> bool {
+        self.dirty().bytes > 0 && self.has_flag("medium_is_deleted")
+    }
+
+    fn has_flag(&self, name: &str) -> bool {
+        let facts = self.device.facts();
+        let mut all = facts.iter().flat_map(|line| &line.facts);
+        all.any(|fact| fact.name == name && fact.value == FactValue::Flag(true))
     }
 
     /// The active table's lines with all that their targets tell.
@@ -277,7 +287,8 @@ impl Served {
         let _change = lock(&self.change);
         let rested = come_to_rest(&self.device);
         let cache = lock(&self.cache).clone();
-        let left = Left { dirty_bytes: self.device.dirty().bytes, cache };
+        let is_lost = self.would_lose_data();
+        let left = Left { dirty_bytes: self.device.dirty().bytes, cache, is_lost };
         let removed = rested.and_then(|()| Ok(self.device.remove()?));
         drop(lock(&self.background).take());
         removed.map(|()| left)

@@ -1,5 +1,5 @@
 //! Opening and steering a cache: from what the attach found to a running target; status, table,
-//! messages, facts.
+//! messages.
 
 use super::attach::{Replayed, Structures, check_key, check_size, has_data_crc};
 use super::format::{Content, content, format};
@@ -9,17 +9,20 @@ use super::layout::{
 use super::*;
 use crate::disk::DiskLimits;
 use crate::mutants::{self, Mutant};
-use crate::target::FactValue;
 use zerocopy::IntoBytes;
 
 /// Makes sure that the device holds a pcache: formats it where that can do no harm.
 pub(super) fn prepare_media(media: &Media, args: &TableArgs, options: &OpenOptions) -> Result<()> {
     let len = media.pmem.len_bytes();
     if len < media.geometry.device_bytes_min {
+        let cut = match attach::missing_segments(media) {
+            Some(missing) => format!("; it was cut short: {missing} of its segments are gone"),
+            None => String::new(),
+        };
         return Err(Error::new(
             Kind::NoSpace,
             format!(
-                "pcache: cache device {} has {}, but at least {} is needed",
+                "pcache: cache device {} has {}, but at least {} is needed{cut}",
                 media.name(),
                 human_bytes(len),
                 human_bytes(media.geometry.device_bytes_min)
@@ -355,76 +358,5 @@ impl Pcache {
         label.0.info.copy_from_slice(record.as_bytes());
         let (label, slot) = &mut *label;
         label.store(&self.media, slot).map_err(failed)
-    }
-
-    pub(super) fn all_facts(&self) -> Vec<Fact> {
-        let count = |name, counter: &AtomicU64, about| Fact {
-            name,
-            value: FactValue::Number(counter.load(Ordering::Relaxed)),
-            about,
-        };
-        let number = |name, value, about| Fact { name, value: FactValue::Number(value), about };
-        let flag = |name, value, about| Fact { name, value: FactValue::Flag(value), about };
-        let text = |name, value: String, about| Fact { name, value: FactValue::Text(value), about };
-        let counters = &self.counters;
-        let segment_bytes = self.media.geometry.segment_bytes;
-        let dirty_bytes = self.dirty_bytes();
-        let cached_bytes = self.index.cached_bytes(|place| self.is_live(place));
-        let background = lock(&self.background);
-        let is_ordered = self.args.writeback_order == WritebackOrder::Ordered;
-        let medium = self.media.pmem.medium();
-        let mut facts = vec![
-            text("cache_device", medium.name.clone(), "where cached data is"),
-            text("medium", medium.description.clone(), "what makes stores durable there"),
-            flag("medium_is_volatile", medium.is_volatile, "a power cut loses the cache"),
-            text("backing_device", self.backing.limits().name.clone(), "the slow device"),
-            number("cache_bytes", self.media.pmem.len_bytes(), "size of the cache device"),
-            number(
-                "used_bytes",
-                u64::from(self.segments.used()) * segment_bytes,
-                "segments in use",
-            ),
-            number("free_segments", u64::from(self.segments.free()), "segments free for reuse"),
-            number("cached_bytes", cached_bytes, "of the device, readable from the cache"),
-            number("dirty_bytes", dirty_bytes, "data that only the cache has"),
-            flag(
-                "origin_is_consistent",
-                dirty_bytes == 0 || is_ordered,
-                "the backing device alone is a state that a power cut could have left",
-            ),
-            flag("is_draining", self.is_draining.load(Ordering::Relaxed), "writes back all it can"),
-            flag(
-                "writeback_is_failing",
-                background.writeback.failing_since().is_some(),
-                "the backing device refuses writes; they are retried with growing pauses",
-            ),
-            flag("writeback_is_stuck", background.writeback.is_stuck(), "the log is damaged"),
-            flag("collection_is_stuck", background.gc.is_stuck(), "the log is damaged"),
-            flag("medium_has_failed", self.log.has_failed(), "the cache device refused a store"),
-            number("quarantined_bytes", self.bad.bytes(), "damaged dirty data; reads of it fail"),
-            number("index_bytes", self.index.memory_bytes(), "memory of the index"),
-        ];
-        drop(background);
-        facts.extend([
-            count("read_hits_total", &counters.read_hits, "reads served by the cache alone"),
-            count(
-                "read_misses_total",
-                &counters.read_misses,
-                "reads that asked the backing device",
-            ),
-            count("filled_bytes_total", &counters.filled_bytes, "cached after a miss"),
-            count("damaged_reads_total", &counters.damaged_reads, "cached data failed its CRC"),
-            count("damaged_runs_total", &counters.damaged_runs, "dirty data set aside as damaged"),
-            count("parked_total", &counters.parked, "requests that waited for room"),
-            count("writeback_batches_total", &counters.batches, "batches written back"),
-            count("written_back_bytes_total", &counters.written_back_bytes, "written back"),
-            count("writeback_failures_total", &counters.writeback_failures, "batches that failed"),
-            count("collected_keys_total", &counters.collected_keys, "keys passed by collection"),
-            count("recycled_segments_total", &counters.recycled_segments, "segments reused"),
-        ]);
-        facts.extend(self.notes.iter().map(|note| {
-            text("attach_note", note.clone(), "damage found at attach that could be lived with")
-        }));
-        facts
     }
 }

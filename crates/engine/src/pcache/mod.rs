@@ -7,7 +7,7 @@
 //!
 //! | file | what happens there | kernel |
 //! |---|---|---|
-//! | `args` | the table line's words | `dm_pcache.c` |
+//! | `args`, `facts` | the table line's words; what is told beyond the status | `dm_pcache.c` |
 //! | `layout`, `media` | every on-media byte; typed access to them | `*.h` |
 //! | `format`, `attach`, `walk`, `label` | making a cache, opening one, knowing it | `cache.c` |
 //! | `segment` | allocation, references, generations | `cache_segment.c` |
@@ -24,6 +24,7 @@ mod args;
 mod attach;
 mod control;
 mod datacrc;
+mod facts;
 mod format;
 mod gc;
 pub mod index;
