@@ -92,6 +92,7 @@ pub struct Replayed {
 /// Reads and checks everything but the log.
 pub fn load_structures(media: &Media) -> Result<Structures> {
     check_size(media)?;
+    Label::refuse_newer(media)?;
     let superblock: Superblock = media.load(SUPERBLOCK_AT)?;
     check_superblock(media, &superblock)?;
     let seg_num = superblock.seg_num.get();

@@ -30,6 +30,8 @@ pub(super) fn prepare_media(media: &Media, args: &TableArgs, options: &OpenOptio
         ));
     }
     check_size(media)?;
+    // Before anything is written, by force or not.
+    Label::refuse_newer(media)?;
     match content(media)? {
         Content::Nothing => format(media, args.has_data_crc),
         Content::Unknown if options.force_format => format(media, args.has_data_crc),
