@@ -245,7 +245,8 @@ impl Served {
     /// What the user should know of at once: one sentence each.
     pub fn notes(&self) -> Vec<String> {
         let note = "the cache lies in memory that a power cut empties, and dirty data with it";
-        self.has_flag("medium_is_volatile").then(|| note.to_owned()).into_iter().collect()
+        let volatile = self.has_flag("medium_is_volatile").then(|| note.to_owned());
+        volatile.into_iter().chain(attach_notes(&self.device)).collect()
     }
 
     /// Whether the cache device was deleted and holds data that no other device has: it is lost
@@ -339,6 +340,18 @@ pub fn load_table(
     device.load(loaded)?;
     let cache = table.lines.iter().find(|line| line.target.text == "pcache");
     Ok(cache.and_then(|line| line.args.first()).map(|word| word.text.clone()))
+}
+
+/// What the attach found: damage that could be lived with, or a loss.
+pub fn attach_notes(device: &Device) -> Vec<String> {
+    let facts = device.facts().into_iter().flat_map(|line| line.facts);
+    let notes = facts.filter(|fact| fact.name == "attach_note");
+    notes
+        .filter_map(|note| match note.value {
+            FactValue::Text(text) => Some(text),
+            FactValue::Number(_) | FactValue::Flag(_) => None,
+        })
+        .collect()
 }
 
 /// Opens a way in. A server that was killed holds its sockets until all its I/O has ended, so an

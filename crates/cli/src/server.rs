@@ -157,6 +157,9 @@ fn start(spec: &Spec) -> Result<Started> {
             let size = human_bytes(server.served.size_bytes());
             let uris = if uris.is_empty() { "no export".into() } else { uris.join(", ") };
             log::line(&format!("{name}: process {} serves {size} at {uris}", std::process::id()));
+            for note in server.served.notes() {
+                log::line(&format!("{name}: note: {note}"));
+            }
             Ok((server, stops, ready))
         }
         Err(error) => {

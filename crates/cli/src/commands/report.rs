@@ -176,7 +176,10 @@ fn describe(info: &Value) -> String {
         row("Failure", text.to_owned());
     }
     if shaped["medium_is_deleted"] == true {
-        row("Deleted", "the cache device has no name any more; its data ends with the server".into());
+        row(
+            "Deleted",
+            "the cache device has no name any more; its data ends with the server".into(),
+        );
     }
     row("Dirty data", bytes(&info["dirty_bytes"]));
     if shaped["cached_bytes"].is_u64() {

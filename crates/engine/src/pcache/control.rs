@@ -1,11 +1,12 @@
 //! Opening and steering a cache: from what the attach found to a running target; status, table,
 //! messages.
 
-use super::attach::{Replayed, Structures, check_key, check_size, has_data_crc};
+use super::attach::{Replayed, Structures, check_size, has_data_crc};
 use super::format::{Content, content, format};
 use super::layout::{
-    CACHE_INFO_AT, GC_PERCENT_MAX, INFO_GC_SHIFT, KEY_CLEAN, PAGE_STRIDE, Position, gc_percent_of,
+    CACHE_INFO_AT, GC_PERCENT_MAX, INFO_GC_SHIFT, PAGE_STRIDE, Position, gc_percent_of,
 };
+use super::takeup::{keys_left, log_taken_up, take_up};
 use super::*;
 use crate::disk::DiskLimits;
 use crate::mutants::{self, Mutant};
@@ -121,6 +122,9 @@ pub(super) fn assemble(
     found: Structures,
     mut replayed: Replayed,
 ) -> Result<Pcache> {
+    let info = found.info.record;
+    // First of all: it may refuse, and a refused medium is not touched.
+    let left = keys_left(&media, &found, &mut replayed, &shared, args.log_damage)?;
     let segments = Arc::clone(&found.segments);
     let (head, key_tail, dirty_tail) = (replayed.head, found.key_tail, found.dirty_tail);
     let log = KeyLog::new(media.clone(), Arc::clone(&segments), head, key_tail, dirty_tail);
@@ -130,12 +134,6 @@ pub(super) fn assemble(
     }
     log.set_dirty_tail(replayed.dirty_tail).map_err(failed)?;
     log.set_key_tail(replayed.key_tail).map_err(failed)?;
-    let info = found.info.record;
-    let left = match &found.label {
-        _ if mutants::is(Mutant::SharedIgnored) => Vec::new(),
-        Some((label, _)) => OpenSets::left_behind(&shared, label.attach_id, &info),
-        None => Vec::new(),
-    };
     let keys = take_up(&media, &found, &mut replayed, backing.limits().size_bytes, &left)?;
     if mutants::is(Mutant::SharedClearedFirst) {
         let _ = OpenSets::fresh(shared.clone(), options.stripes, options.attach_id, &info);
@@ -184,21 +182,6 @@ pub(super) fn assemble(
     })
 }
 
-/// Logs the keys that a dead server left, between the marks that ordered write-back needs.
-fn log_taken_up(log: &KeyLog, media: &Media, keys: &[Key], is_mark_owed: bool) -> Result<()> {
-    // Also before the keys of a server that died owing a mark: clients saw what it had found.
-    if is_mark_owed && !mutants::is(Mutant::AttachUnmarked) {
-        log.owe_mark();
-    }
-    log.append(keys, false).map_err(|error| {
-        media.damaged(format_args!("keys of the last server cannot be logged: {error:?}"))
-    })?;
-    if !keys.is_empty() && !mutants::is(Mutant::AttachUnmarked) {
-        log.owe_mark();
-    }
-    Ok(())
-}
-
 /// Stores the label of this attach.
 fn name_attach(
     media: &Media,
@@ -240,49 +223,6 @@ fn first_mark(found: &Structures, replayed: &Replayed, info: &CacheInfo) -> Opti
         Some((label, _)) if was_ours => Some(label.marks_from),
         _ => Some(replayed.head),
     }
-}
-
-/// Puts keys that were only in memory into index and accounts; the caller logs them.
-fn take_up(
-    media: &Media,
-    found: &Structures,
-    replayed: &mut Replayed,
-    backing_bytes: u64,
-    left: &[Key],
-) -> Result<Vec<Key>> {
-    let segments = &found.segments;
-    let mut keys = Vec::with_capacity(left.len());
-    for key in left {
-        if check_key(media, segments, backing_bytes, key).is_err() {
-            continue;
-        }
-        let generation = segments.generation(key.segment.get());
-        if key.generation.get() > generation {
-            // As with a key in the log: what the client was told is there, but cannot be trusted.
-            return Err(media.damaged(format_args!(
-                "a key of the last server has generation {} of segment {}, which has only \
-                 reached {generation}",
-                key.generation.get(),
-                key.segment.get()
-            )));
-        }
-        if key.generation.get() < generation || segments.is_log(key.segment.get()) {
-            continue;
-        }
-        let (segment, offset, len) = (key.segment.get(), key.segment_off.get(), key.len.get());
-        segments.mark_data(segment);
-        segments.reference(segment);
-        if let Some(crcs) = &replayed.crcs {
-            crcs.insert(segment, offset, len, key.data_crc.get());
-        }
-        let place = index::Place::new(segment, offset, key.generation.get());
-        replayed.index.set(key.off.get(), u64::from(len), Some(place));
-        if key.flags.get() & KEY_CLEAN == 0 {
-            replayed.dirty_bytes += u64::from(len);
-        }
-        keys.push(*key);
-    }
-    Ok(keys)
 }
 
 impl Pcache {

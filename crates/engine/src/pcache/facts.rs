@@ -103,7 +103,11 @@ impl Pcache {
         let batches_failed = &counters.writeback_failures;
         [
             count("read_hits_total", &counters.read_hits, "reads served by the cache alone"),
-            count("read_misses_total", &counters.read_misses, "reads that asked the backing device"),
+            count(
+                "read_misses_total",
+                &counters.read_misses,
+                "reads that asked the backing device",
+            ),
             count("filled_bytes_total", &counters.filled_bytes, "cached after a miss"),
             count("damaged_reads_total", &counters.damaged_reads, "cached data failed its CRC"),
             count("damaged_runs_total", &counters.damaged_runs, "dirty data set aside as damaged"),

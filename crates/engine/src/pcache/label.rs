@@ -21,8 +21,8 @@ use super::media::Media;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"udmlabel");
 const VERSION: u16 = 1;
-const STRIDE: u64 = 2048;
 const IDENTITY_BYTES: usize = 200;
+const STRIDE: u64 = Label::STRIDE;
 /// Most quarantined ranges that the label can hold.
 pub const QUARANTINE_MAX: usize = 96;
 
@@ -91,6 +91,17 @@ pub struct Label {
 }
 
 impl Label {
+    /// Distance of the two slots.
+    pub const STRIDE: u64 = 2048;
+
+    /// Whether a slot holds a label of ours that is damaged, or cannot be read.
+    pub fn has_damaged_slot(media: &Media) -> bool {
+        (0..2).any(|nth| match media.load::<OnMedia>(nth * STRIDE) {
+            Ok(slot) => slot.magic.get() == MAGIC && !slot.is_sealed(),
+            Err(_) => true,
+        })
+    }
+
     /// Refuses a medium that a newer udm labelled: what that binds it to, and what it knows to be
     /// damaged, cannot be read here.
     pub fn refuse_newer(media: &Media) -> Result<()> {
@@ -135,11 +146,7 @@ impl Label {
     }
 
     /// Stores the label into the spare slot, durably.
-    pub fn store(
-        &self,
-        media: &Media,
-        slot: &mut SlotState,
-    ) -> std::result::Result<(), Status> {
+    pub fn store(&self, media: &Media, slot: &mut SlotState) -> std::result::Result<(), Status> {
         let next = slot.next();
         media.store_slot(0, STRIDE, next, &self.record(next.seq))?;
         *slot = next;

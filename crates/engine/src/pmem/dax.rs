@@ -97,15 +97,7 @@ impl DaxPmem {
             kernel_name: opened.kernel_name,
         };
         let has_sync_failed = Mutex::new(false);
-        Ok(DaxPmem {
-            mapping,
-            file: opened.file,
-            medium,
-            access,
-            is_memory,
-            plan,
-            has_sync_failed,
-        })
+        Ok(DaxPmem { mapping, file: opened.file, medium, access, is_memory, plan, has_sync_failed })
     }
 
     /// Maps the pages of a range ahead of their use, if that takes no I/O: a page fault within a
