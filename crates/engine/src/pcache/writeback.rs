@@ -157,6 +157,7 @@ impl Pcache {
         if at == head {
             return Ok(false);
         }
+        writeback.reader.begin();
         let mut overlay = Overlay::default();
         let mut keys = 0;
         let mut bytes = 0;
