@@ -125,7 +125,8 @@ pub fn check_size(media: &Media) -> Result<()> {
     if media.geometry.segments_on(len) >= u64::from(SEGMENTS_MIN) {
         return Ok(());
     }
-    let message = format!("{}: {len} bytes are too few for a cache", media.name());
+    let cut = cut_short(media);
+    let message = format!("{}: {len} bytes are too few for a cache{cut}", media.name());
     Err(Error::new(Kind::NoSpace, message))
 }
 
@@ -154,8 +155,13 @@ fn check_superblock(media: &Media, superblock: &Superblock) -> Result<()> {
     Ok(())
 }
 
-/// How many segments of a cache its device does not hold any more, if it is a cache cut short.
-pub fn missing_segments(media: &Media) -> Option<u64> {
+/// Behind an error about a small device: what is missing, if it is a cache cut short.
+pub fn cut_short(media: &Media) -> String {
+    let words = |missing| format!("; it was cut short: {missing} of its segments are gone");
+    missing_segments(media).map_or_else(String::new, words)
+}
+
+fn missing_segments(media: &Media) -> Option<u64> {
     let len = media.pmem.len_bytes();
     let has_superblock = len >= SUPERBLOCK_AT + size_of::<Superblock>() as u64;
     let superblock: Superblock = has_superblock.then(|| media.load(SUPERBLOCK_AT).ok())??;

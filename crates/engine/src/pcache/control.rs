@@ -16,10 +16,7 @@ use zerocopy::IntoBytes;
 pub(super) fn prepare_media(media: &Media, args: &TableArgs, options: &OpenOptions) -> Result<()> {
     let len = media.pmem.len_bytes();
     if len < media.geometry.device_bytes_min {
-        let cut = match attach::missing_segments(media) {
-            Some(missing) => format!("; it was cut short: {missing} of its segments are gone"),
-            None => String::new(),
-        };
+        let cut = attach::cut_short(media);
         return Err(Error::new(
             Kind::NoSpace,
             format!(

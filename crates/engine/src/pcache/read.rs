@@ -86,9 +86,7 @@ impl Pcache {
     fn read_hit(&self, piece: &Piece, place: Place, into: &mut [u8]) -> Result<bool, Status> {
         let result = self.segments.load(place.segment, place.offset, into);
         let verified = match (&self.crcs, result) {
-            (Some(crcs), Ok(())) => {
-                crcs.verify(&self.segments, place, into.len() as u32, &mut Vec::new())
-            }
+            (Some(crcs), Ok(())) => crcs.verify(&self.segments, place, into),
             (_, result) => result,
         };
         // The copy happens before the generation is looked at again.

@@ -32,13 +32,13 @@ use super::layout::{KEY_CLEAN, Key, Position, Record};
 use super::{Background, Pcache, TOKEN_FLUSH, TOKEN_WRITEBACK};
 
 /// Most bytes of keys in a batch, unless a single key set has more.
-const BATCH_BYTES_MAX: u64 = 32 * MIB;
+pub(super) const BATCH_BYTES_MAX: u64 = 32 * MIB;
 /// Most keys in a batch.
-const BATCH_KEYS_MAX: usize = 16 * 1024;
+pub(super) const BATCH_KEYS_MAX: usize = 16 * 1024;
 /// Longest write made of neighbouring pieces.
-const WRITE_BYTES_MAX: u64 = 512 * KIB;
+pub(super) const WRITE_BYTES_MAX: u64 = 512 * KIB;
 /// Writes in flight.
-const DEPTH_MAX: usize = 64;
+pub(super) const DEPTH_MAX: usize = 64;
 /// Pieces at least so long are looked at: zeroes are written as such.
 const ZEROES_BYTES_MIN: u64 = 64 * KIB;
 /// With the order `adaptive`, merging across flushes begins when so large a part of the cache's
@@ -46,7 +46,7 @@ const ZEROES_BYTES_MIN: u64 = 64 * KIB;
 const MERGE_SHARE: u64 = 4;
 /// First and longest pause after a failure.
 const PAUSE_MIN: Nanos = SECOND / 10;
-const PAUSE_MAX: Nanos = 10 * SECOND;
+pub(super) const PAUSE_MAX: Nanos = 10 * SECOND;
 
 /// A run that the batch writes, with its place in the cache.
 #[derive(Clone, Copy, Debug)]
@@ -325,12 +325,11 @@ impl Pcache {
     /// Copies runs out of the cache, checking their data where it has CRCs.
     fn load_runs(&self, runs: &[Run], buffer: &mut Buffer) -> Result<(), Status> {
         let mut at = 0;
-        let mut scratch = Vec::new();
         for run in runs {
             let into = &mut buffer.as_mut_slice()[at..at + run.len as usize];
             self.segments.load(run.place.segment, run.place.offset, into)?;
             if let Some(crcs) = &self.crcs {
-                crcs.verify(&self.segments, run.place, run.len as u32, &mut scratch)?;
+                crcs.verify(&self.segments, run.place, into)?;
             }
             at += run.len as usize;
         }
