@@ -92,6 +92,7 @@ pub struct Replayed {
 /// Reads and checks everything but the log.
 pub fn load_structures(media: &Media) -> Result<Structures> {
     check_size(media)?;
+    Label::refuse_newer(media)?;
     let superblock: Superblock = media.load(SUPERBLOCK_AT)?;
     check_superblock(media, &superblock)?;
     let seg_num = superblock.seg_num.get();
@@ -143,11 +144,23 @@ fn check_superblock(media: &Media, superblock: &Superblock) -> Result<()> {
     let seg_num = u64::from(superblock.seg_num.get());
     let room = media.geometry.segments_on(media.pmem.len_bytes());
     if seg_num == 0 || seg_num > room || seg_num > SEGMENTS_MAX {
+        let cut = if seg_num > room && seg_num <= SEGMENTS_MAX { ": it was cut short" } else { "" };
         return Err(media.damaged(format_args!(
-            "superblock says {seg_num} segments, but the device holds {room}"
+            "superblock says {seg_num} segments, but the device holds {room}{cut}"
         )));
     }
     Ok(())
+}
+
+/// How many segments of a cache its device does not hold any more, if it is a cache cut short.
+pub fn missing_segments(media: &Media) -> Option<u64> {
+    let len = media.pmem.len_bytes();
+    let has_superblock = len >= SUPERBLOCK_AT + size_of::<Superblock>() as u64;
+    let superblock: Superblock = has_superblock.then(|| media.load(SUPERBLOCK_AT).ok())??;
+    let is_ours = superblock.magic.get() == SUPERBLOCK_MAGIC && superblock.is_sealed();
+    let seg_num = u64::from(superblock.seg_num.get());
+    let missing = seg_num.checked_sub(media.geometry.segments_on(len))?;
+    (is_ours && missing > 0).then_some(missing)
 }
 
 /// cache_info, of a finished format.

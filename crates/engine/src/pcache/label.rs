@@ -5,13 +5,15 @@
 //! matched to media), remembers from where on the log carries flush marks, and lists ranges whose
 //! cached dirty data was found damaged.
 //!
-//! Two slots of 2048 bytes, chosen like every two-slot record. Little-endian.
+//! Two slots of 2048 bytes, chosen like every two-slot record. Little-endian. In every version,
+//! bytes 0..16 of a slot are the CRC over the rest of it, the sequence number, a byte, the version
+//! and the magic: so that each udm knows a label that only newer ones understand, and lets go.
 
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use crate::crc::pcache_crc;
-use crate::error::Status;
+use crate::error::{Error, Kind, Result, Status};
 use crate::slots::SlotState;
 
 use super::layout::{CacheInfo, Position, Sealed, Slotted};
@@ -19,8 +21,8 @@ use super::media::Media;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"udmlabel");
 const VERSION: u16 = 1;
-const STRIDE: u64 = 2048;
 const IDENTITY_BYTES: usize = 200;
+const STRIDE: u64 = Label::STRIDE;
 /// Most quarantined ranges that the label can hold.
 pub const QUARANTINE_MAX: usize = 96;
 
@@ -89,6 +91,38 @@ pub struct Label {
 }
 
 impl Label {
+    /// Distance of the two slots.
+    pub const STRIDE: u64 = 2048;
+
+    /// Whether a slot holds a label of ours that is damaged, or cannot be read.
+    pub fn has_damaged_slot(media: &Media) -> bool {
+        (0..2).any(|nth| match media.load::<OnMedia>(nth * STRIDE) {
+            Ok(slot) => slot.magic.get() == MAGIC && !slot.is_sealed(),
+            Err(_) => true,
+        })
+    }
+
+    /// Refuses a medium that a newer udm labelled: what that binds it to, and what it knows to be
+    /// damaged, cannot be read here.
+    pub fn refuse_newer(media: &Media) -> Result<()> {
+        let read = |nth| media.load::<OnMedia>(nth * STRIDE).ok();
+        let is_newer = |slot: &OnMedia| {
+            let is_whole = pcache_crc(&slot.as_bytes()[4..]) == slot.crc.get();
+            slot.magic.get() == MAGIC && slot.version.get() > VERSION && is_whole
+        };
+        let newer = (0..2).filter_map(read).filter(is_newer).map(|slot| slot.version.get()).max();
+        newer.map_or(Ok(()), |version| {
+            Err(Error::new(
+                Kind::Unsupported,
+                format!(
+                    "{}: a newer udm labelled it (label version {version}, this udm knows up to \
+                     {VERSION}): use that udm, or erase its first 64 KiB if its data may be lost",
+                    media.name()
+                ),
+            ))
+        })
+    }
+
     /// Reads the label, if there is a valid one.
     pub fn load(media: &Media) -> Option<(Label, SlotState)> {
         let found = media.load_slots::<OnMedia>(0, STRIDE)?;
@@ -112,7 +146,7 @@ impl Label {
     }
 
     /// Stores the label into the spare slot, durably.
-    pub fn store(&self, media: &Media, slot: &mut SlotState) -> Result<(), Status> {
+    pub fn store(&self, media: &Media, slot: &mut SlotState) -> std::result::Result<(), Status> {
         let next = slot.next();
         media.store_slot(0, STRIDE, next, &self.record(next.seq))?;
         *slot = next;

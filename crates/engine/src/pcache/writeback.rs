@@ -100,6 +100,11 @@ impl Writeback {
         self.is_stuck
     }
 
+    /// The pause after the last failure; 0 when all is well.
+    pub(super) fn pause(&self) -> Nanos {
+        self.pause
+    }
+
     /// When to be called again.
     pub(super) fn deadline(&self) -> Option<Nanos> {
         match self.phase {
@@ -152,6 +157,7 @@ impl Pcache {
         if at == head {
             return Ok(false);
         }
+        writeback.reader.begin();
         let mut overlay = Overlay::default();
         let mut keys = 0;
         let mut bytes = 0;
