@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`proto`] | the wire format |
 //! | [`handshake`] | the haggling before transmission |
+//! | [`known`] | what is known of the device without asking it |
 //! | [`session`], [`replies`] | requests to bios, finished bios to replies |
 //! | [`connection`] | a client from greeting to good-bye, behind one receive buffer |
 //! | [`uri`], [`listener`] | where to listen |
@@ -15,6 +16,7 @@
 
 pub mod connection;
 pub mod handshake;
+pub mod known;
 pub mod listener;
 pub mod proto;
 pub mod replies;
@@ -165,6 +167,7 @@ impl Clients {
             block_bytes: limits.block_bytes,
             has_discard: limits.has_discard,
         });
+        let conversation = conversation.knowing(self.device.clone());
         let name = format!("udm-nbd-{number}");
         Queue::serve(&name, &self.device, connection, conversation, farewell).inspect_err(|_| {
             let mut counts = lock(&self.counts);
