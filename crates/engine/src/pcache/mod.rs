@@ -57,6 +57,7 @@ use crate::units::{Nanos, SECOND, human_bytes};
 pub use args::{ArgError, TableArgs, WritebackOrder};
 pub use attach::LogDamage;
 use datacrc::DataCrcs;
+pub use facts::limits;
 use gc::Gc;
 use index::Index;
 use keylog::KeyLog;

@@ -27,9 +27,11 @@ use std::os::fd::OwnedFd;
 
 use udm::device::Device;
 use udm::error::{Error, Kind, Result};
+use udm::limits::{Limit, limit};
 use udm::queue::Queue;
 use udm::sync::atomic::{AtomicUsize, Ordering};
 use udm::sync::{Arc, Mutex, lock};
+use udm::units::BIO_BYTES_MAX;
 
 use connection::Connection;
 use handshake::Export;
@@ -38,6 +40,27 @@ pub use uri::Uri;
 
 /// Most connections to one server; further ones are closed at once.
 pub const CONNECTIONS_MAX: usize = 64;
+
+/// Every stated maximum.
+pub fn limits() -> [Limit; 7] {
+    [
+        limit("nbd_connections", CONNECTIONS_MAX as u64, "clients of an export"),
+        limit("nbd_requests", session::REQUESTS_MAX as u64, "requests of a client in flight"),
+        limit(
+            "nbd_held_bytes",
+            session::BYTES_MAX as u64 + BIO_BYTES_MAX,
+            "a client's requests and replies, beside free buffers (pool_bytes)",
+        ),
+        limit("nbd_option_bytes", proto::OPTION_BYTES_MAX.into(), "an option of the handshake"),
+        limit("nbd_handshake_seconds", connection::HANDSHAKE_SECONDS_MAX, "a client's handshake"),
+        limit(
+            "nbd_farewell_seconds",
+            connection::FAREWELL_SECONDS_MAX,
+            "how long a client may take its last replies",
+        ),
+        limit("nbd_status_extents", known::EXTENTS_MAX as u64, "extents of a block status"),
+    ]
+}
 
 /// What a server's clients were and are.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
