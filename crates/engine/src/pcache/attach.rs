@@ -83,6 +83,8 @@ pub struct Replayed {
     pub dirty_bytes: u64,
     /// Whether keys at or behind dirty_tail stand behind the last flush mark.
     pub is_unmarked: bool,
+    /// The backing device alone is no state of any flush until write-back has come here.
+    pub torn_until: Option<Position>,
     /// Whether flush marks are known to stand from `marks_from` on.
     pub has_met_marks: bool,
     /// What was wrong and could be lived with.
@@ -236,6 +238,7 @@ pub fn replay(
     let segments = &*found.segments;
     let mut notes = Vec::new();
     let (key_tail, dirty_tail) = believable_tails(media, found, &mut notes)?;
+    let torn_until = found.label.as_ref().and_then(|(label, _)| label.torn_until);
     let mut replay = Replay {
         media,
         segments,
@@ -243,6 +246,7 @@ pub fn replay(
         is_log: Vec::new(),
         targets: vec![None; segments.count() as usize],
         has_hidden: false,
+        was_torn: torn_until.is_some(),
         out: Replayed {
             index,
             crcs: has_data_crc(&found.info.record).then(|| DataCrcs::new(segments.count())),
@@ -254,6 +258,7 @@ pub fn replay(
             hidden_until: None,
             dirty_bytes: 0,
             is_unmarked: false,
+            torn_until: None,
             has_met_marks: false,
             notes,
         },
@@ -268,6 +273,9 @@ pub fn replay(
             replay.out.has_met_marks |= Some(walk.position) == marks_from;
         }
         let position = walk.position;
+        if is_dirty && position != dirty_tail && torn_until == Some(position) {
+            replay.out.torn_until = torn_until;
+        }
         match walk.step(&mut keys)? {
             Step::End => break,
             Step::Last => {}
@@ -286,6 +294,11 @@ pub fn replay(
     replay.out.head = walk.position;
     replay.is_log = std::mem::take(&mut walk.is_log);
     replay.check_end(&walk, log_damage)?;
+    if let Some(until) = replay.out.torn_until {
+        replay.out.notes.push(format!(
+            "the backing device alone is not consistent until write-back has come to {until}"
+        ));
+    }
     replay.finish()
 }
 
@@ -373,6 +386,8 @@ struct Replay<'a> {
     targets: Vec<Option<Position>>,
     /// Whether a CLEAN key of the present set met other keys.
     has_hidden: bool,
+    /// Whether the label says that write-back was merging across flushes.
+    was_torn: bool,
     out: Replayed,
 }
 
@@ -447,6 +462,10 @@ impl Replay<'_> {
         };
         match log_damage {
             LogDamage::Truncate => {
+                // How far write-back had got into what is lost is not known.
+                if self.was_torn && self.out.torn_until.is_none() && end != self.out.dirty_tail {
+                    self.out.torn_until = Some(end);
+                }
                 self.out.notes.push(what);
                 Ok(())
             }

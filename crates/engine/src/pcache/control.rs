@@ -143,7 +143,7 @@ pub(super) fn assemble(
     // A kernel would mis-count keys of reused segments: collection passes them first of all.
     let stale_until = (replayed.stale_keys > 0).then_some(replayed.dirty_tail);
     let gc = Gc::new(stale_until, replayed.hidden_until);
-    let writeback = Writeback::new(marks_from);
+    let writeback = Writeback::new(marks_from, replayed.torn_until);
     Ok(Pcache {
         crcs: replayed.crcs,
         stripes: (0..options.stripes).map(|_| Stripe::default()).collect(),
@@ -197,6 +197,7 @@ fn name_attach(
         marks_from: marks_from.unwrap_or(replayed.dirty_tail),
         info: [0; 24],
         bad: found.label.as_ref().map_or_else(Vec::new, |(label, _)| label.bad.clone()),
+        torn_until: replayed.torn_until,
     };
     label.info.copy_from_slice(found.info.record.as_bytes());
     // Also beside a label that a format left, which counts for nothing else.

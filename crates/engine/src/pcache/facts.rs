@@ -90,7 +90,6 @@ impl Pcache {
         let dirty_bytes = self.dirty_bytes();
         let cached_bytes = self.index.cached_bytes(|place| self.is_live(place));
         let used_bytes = u64::from(self.segments.used()) * segment_bytes;
-        let is_ordered = self.args.writeback_order == WritebackOrder::Ordered;
         vec![
             text("backing_device", &self.backing.limits().name, "the slow device"),
             number("cache_bytes", self.media.pmem.len_bytes(), "size of the cache device"),
@@ -98,11 +97,6 @@ impl Pcache {
             number("free_segments", u64::from(self.segments.free()), "segments free for reuse"),
             number("cached_bytes", cached_bytes, "of the device, readable from the cache"),
             number("dirty_bytes", dirty_bytes, "data that only the cache has"),
-            flag(
-                "origin_is_consistent",
-                dirty_bytes == 0 || is_ordered,
-                "the backing device alone is a state that a power cut could have left",
-            ),
             number("quarantined_bytes", self.bad.bytes(), "damaged dirty data; reads of it fail"),
             number("index_bytes", self.index.memory_bytes(), "memory of the index"),
         ]
@@ -111,7 +105,15 @@ impl Pcache {
     fn progress_facts(&self) -> Vec<Fact> {
         let background = lock(&self.background);
         let writeback = &background.writeback;
+        let since = writeback.inconsistent_since();
+        let torn_for = since.map_or(0, |since| background.now.saturating_sub(since) / SECOND);
         vec![
+            flag(
+                "origin_is_consistent",
+                writeback.is_origin_consistent(),
+                "the backing device alone is a state that a power cut could have left",
+            ),
+            number("origin_inconsistent_s", torn_for, "for how long it is not, in seconds"),
             flag("is_draining", self.is_draining.load(Ordering::Relaxed), "writes back all it can"),
             flag(
                 "writeback_is_failing",

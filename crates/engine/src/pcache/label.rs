@@ -2,8 +2,9 @@
 //!
 //! It binds the cache to its backing device (the kernel's format has no such binding: a cache
 //! attached to the wrong device corrupts it), names this attach (so that shared memory can be
-//! matched to media), remembers from where on the log carries flush marks, and lists ranges whose
-//! cached dirty data was found damaged.
+//! matched to media), remembers from where on the log carries flush marks and how far write-back
+//! must get until the backing device alone is consistent again, and lists ranges whose cached
+//! dirty data was found damaged.
 //!
 //! Two slots of 2048 bytes, chosen like every two-slot record. Little-endian. In every version,
 //! bytes 0..16 of a slot are the CRC over the rest of it, the sequence number, a byte, the version
@@ -23,6 +24,8 @@ const MAGIC: u64 = u64::from_le_bytes(*b"udmlabel");
 const VERSION: u16 = 1;
 const IDENTITY_BYTES: usize = 200;
 const STRIDE: u64 = Label::STRIDE;
+/// `torn_segment` and `torn_offset` mean something.
+const FLAG_TORN: u32 = 1;
 /// Most quarantined ranges that the label can hold.
 pub const QUARANTINE_MAX: usize = 96;
 
@@ -53,9 +56,11 @@ struct OnMedia {
     info: CacheInfo,
     identity: [u8; IDENTITY_BYTES],
     bad_count: U32,
-    reserved2: U32,
+    flags: U32,
     bad: [BadRange; QUARANTINE_MAX],
-    padding: [u8; 240],
+    torn_segment: U32,
+    torn_offset: U32,
+    padding: [u8; 232],
 }
 
 const _: () = assert!(size_of::<OnMedia>() as u64 == STRIDE);
@@ -88,6 +93,9 @@ pub struct Label {
     pub info: [u8; 24],
     /// Ranges of damaged dirty data.
     pub bad: Vec<BadRange>,
+    /// Write-back that merges across flushes has begun on its way to here. As long as dirty_tail
+    /// is before it, the backing device alone may be no state of any flush.
+    pub torn_until: Option<Position>,
 }
 
 impl Label {
@@ -141,6 +149,10 @@ impl Label {
             },
             info,
             bad: label.bad[..bad_count].to_vec(),
+            torn_until: (label.flags.get() & FLAG_TORN != 0).then(|| Position {
+                segment: label.torn_segment.get(),
+                offset: label.torn_offset.get(),
+            }),
         };
         Some((loaded, found.slot))
     }
@@ -165,6 +177,7 @@ impl Label {
         identity[..bytes.len()].copy_from_slice(bytes);
         let mut bad = [BadRange { offset: U64::ZERO, len: U64::ZERO }; QUARANTINE_MAX];
         bad[..self.bad.len()].copy_from_slice(&self.bad);
+        let torn = self.torn_until.unwrap_or_default();
         OnMedia {
             crc: U32::ZERO,
             seq,
@@ -178,9 +191,11 @@ impl Label {
             info: zerocopy::transmute!(self.info),
             identity,
             bad_count: U32::new(self.bad.len() as u32),
-            reserved2: U32::ZERO,
+            flags: U32::new(if self.torn_until.is_some() { FLAG_TORN } else { 0 }),
             bad,
-            padding: [0; 240],
+            torn_segment: U32::new(torn.segment),
+            torn_offset: U32::new(torn.offset),
+            padding: [0; 232],
         }
         .seal()
     }

@@ -245,6 +245,12 @@ impl Pcache {
         control::assemble(args, media, backing, shared, options, found, replayed)
     }
 
+    /// Whether the backing device alone is a state that a power cut could have left. Always so
+    /// with the order `ordered`, once what another order left half done is written back.
+    pub fn is_origin_consistent(&self) -> bool {
+        lock(&self.background).writeback.is_origin_consistent()
+    }
+
     fn stripe_of(&self, offset: u64) -> usize {
         (offset / REGION_BYTES) as usize % self.stripes.len()
     }

@@ -8,7 +8,7 @@
 //!
 //! ```text
 //! 0       magic, stored last       1       version, number of stripes
-//! 2       attach id, as in the label
+//! 2       attach id, as in the label       9       the run of the machine
 //! 3 .. 5  cache_info of the medium         6 .. 8  cache_info that is being stored
 //! 16 + stripe * 648:               0       number of keys
 //!                                  8 ..    keys of 5 words
@@ -38,6 +38,7 @@ const WORD_SHAPE: usize = 1;
 const WORD_ATTACH_ID: usize = 2;
 const WORD_INFO: usize = 3;
 const WORD_INFO_NEXT: usize = 6;
+const WORD_BOOT: usize = 9;
 
 /// The open key sets of a cache, one per stripe. Each is used under its stripe's lock.
 #[derive(Debug)]
@@ -54,6 +55,8 @@ pub struct LeftBehind {
     /// cache_info as that server stored it last, and as it was about to store it.
     info: CacheInfo,
     info_next: CacheInfo,
+    /// Whether the machine has not been started again since.
+    pub is_of_this_boot: bool,
     /// Keys that were not logged.
     pub keys: Vec<Key>,
 }
@@ -91,6 +94,7 @@ impl OpenSets {
         }
         words[WORD_SHAPE].store(VERSION << 32 | stripes as u64, Ordering::Relaxed);
         words[WORD_ATTACH_ID].store(attach_id, Ordering::Relaxed);
+        words[WORD_BOOT].store(shared.boot(), Ordering::Relaxed);
         store_info(words, WORD_INFO, info);
         store_info(words, WORD_INFO_NEXT, info);
         words[WORD_MAGIC].store(MAGIC, Ordering::SeqCst);
@@ -120,6 +124,7 @@ impl OpenSets {
             attach_id: words[WORD_ATTACH_ID].load(Ordering::Relaxed),
             info: load_info(words, WORD_INFO),
             info_next: load_info(words, WORD_INFO_NEXT),
+            is_of_this_boot: words[WORD_BOOT].load(Ordering::Relaxed) == shared.boot(),
             keys,
         })
     }

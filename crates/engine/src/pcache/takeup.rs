@@ -4,8 +4,8 @@
 //! that attach, the keys are taken up and logged. When they are not, the keys must not be
 //! believed; but they are acknowledged writes, so they are never dropped in silence: if damage of
 //! the medium is why they cannot be recognised, the attach is refused until the user says that
-//! they may be lost; if somebody else has used the medium since, they are lost already, and the
-//! attach says so.
+//! they may be lost; if somebody else has used the medium since, or the machine was started again,
+//! they are lost already, and the attach says so.
 
 use crate::error::{Error, Kind, Result};
 use crate::mutants::{self, Mutant};
@@ -39,7 +39,9 @@ pub(super) fn keys_left(
         return Ok(left.keys);
     }
     let Some(lost) = loss(&left, replayed) else { return Ok(Vec::new()) };
-    let damaged = if is_of_attach && left.is_ahead_of(&found.info.record) {
+    let damaged = if !left.is_of_this_boot {
+        None
+    } else if is_of_attach && left.is_ahead_of(&found.info.record) {
         Some("cache_info")
     } else if !is_of_attach && Label::has_damaged_slot(media) {
         Some("the label")
@@ -48,7 +50,8 @@ pub(super) fn keys_left(
     };
     let Some(damaged) = damaged else {
         replayed.notes.push(format!(
-            "{lost}, and they are LOST: the medium is another one, or was used otherwise since"
+            "{lost}, and they are LOST: the medium is another one, or was used otherwise since, or \
+             the machine was started again"
         ));
         return Ok(Vec::new());
     };
