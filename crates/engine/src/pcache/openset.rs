@@ -19,7 +19,8 @@
 
 use crate::mutants::{self, Mutant};
 use crate::shm::SharedWords;
-use crate::sync::atomic::{AtomicU64, Ordering};
+use crate::sync::SharedWord;
+use crate::sync::atomic::Ordering;
 
 use super::layout::{CacheInfo, KEYS_MAX, Key};
 
@@ -115,7 +116,7 @@ impl OpenSets {
         self.stripes
     }
 
-    fn stripe(&self, stripe: usize) -> &[AtomicU64] {
+    fn stripe(&self, stripe: usize) -> &[SharedWord] {
         &self.shared.words()[HEADER_WORDS + stripe * STRIPE_WORDS..][..STRIPE_WORDS]
     }
 
@@ -158,21 +159,21 @@ impl OpenSets {
     }
 }
 
-fn load_key(stripe: &[AtomicU64], nth: usize) -> Key {
+fn load_key(stripe: &[SharedWord], nth: usize) -> Key {
     let words: [u64; KEY_WORDS] = std::array::from_fn(|word| {
         stripe[STRIPE_HEADER_WORDS + nth * KEY_WORDS + word].load(Ordering::Relaxed)
     });
     zerocopy::transmute!(words)
 }
 
-fn store_info(words: &[AtomicU64], at: usize, info: &CacheInfo) {
+fn store_info(words: &[SharedWord], at: usize, info: &CacheInfo) {
     let info: [u64; 3] = zerocopy::transmute!(*info);
     for (word, value) in words[at..].iter().zip(info) {
         word.store(value, Ordering::SeqCst);
     }
 }
 
-fn holds_info(words: &[AtomicU64], at: usize, info: &CacheInfo) -> bool {
+fn holds_info(words: &[SharedWord], at: usize, info: &CacheInfo) -> bool {
     let info: [u64; 3] = zerocopy::transmute!(*info);
     words[at..].iter().zip(info).all(|(word, value)| word.load(Ordering::SeqCst) == value)
 }
