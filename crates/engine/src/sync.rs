@@ -63,7 +63,7 @@ mod chosen {
 #[cfg(all(test, feature = "shuttle"))]
 pub use chosen::others_may_go_on;
 pub use chosen::{Condvar, Mutex, MutexGuard, SharedWord, ThreadId, atomic, current_thread};
-pub use std::sync::{Arc, OnceLock};
+pub use std::sync::{Arc, OnceLock, Weak};
 
 /// For statics, always std's: they live longer than any one schedule.
 pub mod statics {
