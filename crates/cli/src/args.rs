@@ -75,9 +75,8 @@ pub enum Command {
     Recover(RecoverArgs),
     /// List the target types that tables may name
     Targets(JsonArgs),
-    /// Run the benchmarks of `udm-bench`, which is installed beside udm
-    #[command(disable_help_flag = true)]
-    Bench(BenchArgs),
+    /// Measure udm on this machine, beside what it is compared with
+    Bench(udm_bench::args::BenchArgs),
     /// Print a completion script for a shell
     #[command(after_help = "Example:\n  udm completions bash > /etc/bash_completion.d/udm")]
     Completions(CompletionsArgs),
@@ -380,14 +379,6 @@ pub struct RecoverArgs {
     pub rebind: bool,
     #[command(flatten)]
     pub json: JsonArgs,
-}
-
-/// Arguments of `bench`.
-#[derive(Debug, Args)]
-pub struct BenchArgs {
-    /// Handed on as they are
-    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
-    pub words: Vec<std::ffi::OsString>,
 }
 
 /// Arguments of `completions`.
