@@ -174,11 +174,7 @@ impl Bench<'_> {
 
 /// Measures all `contenders` on `pmem`, whose content stays as it is; its plan does not. None if
 /// the medium fails or is too small.
-pub fn measure(
-    pmem: &mut DaxPmem,
-    contenders: &[Contender<'_>],
-    rounds: usize,
-) -> Option<Times> {
+pub fn measure(pmem: &mut DaxPmem, contenders: &[Contender<'_>], rounds: usize) -> Option<Times> {
     let window = WINDOW.min(pmem.len_bytes().saturating_sub(WINDOW_AT));
     if window < 4 << 20 {
         return None;
@@ -238,15 +234,20 @@ pub fn tune(pmem: &mut DaxPmem) {
     if !CAN_FLUSH || pmem.medium().persistence != Persistence::Cpu {
         return;
     }
-    let Some(folder) = state_dir() else { return };
+    if let Some(folder) = state_dir() {
+        tune_from(&folder, pmem);
+    }
+}
+
+fn tune_from(folder: &Path, pmem: &mut DaxPmem) {
     let key = Key::of(pmem);
-    let plan = recall(&folder, &key).or_else(|| {
+    let plan = recall(folder, &key).or_else(|| {
         // Nothing is measured that could not be remembered: every start would take longer.
-        std::fs::create_dir_all(&folder).ok()?;
+        std::fs::create_dir_all(folder).ok()?;
         let before = pmem.plan();
         let plan = measure_at_first_use(pmem);
         pmem.set_plan(before);
-        remember(&folder, &key, &plan?).ok()?;
+        remember(folder, &key, &plan?).ok()?;
         plan
     });
     if let Some(plan) = plan {
@@ -365,7 +366,8 @@ pub fn remember(folder: &Path, key: &Key, plan: &CopyPlan) -> std::io::Result<Pa
         let size = first_size(class);
         (size, plan.choose(size as usize).name().to_owned())
     };
-    entries.push(Entry { key: key.clone(), primitives: (0..COPY_CLASSES).map(primitive).collect() });
+    entries
+        .push(Entry { key: key.clone(), primitives: (0..COPY_CLASSES).map(primitive).collect() });
     // Whole or not at all: another server may be reading.
     let path = folder.join(FILE);
     let draft = folder.join(format!(".{FILE}.{}", std::process::id()));
@@ -432,6 +434,21 @@ mod tests {
         let plan = choose(&primitives, &times);
         assert_ne!(plan.choose(512), usual);
         assert_eq!((plan.choose(4096), plan.choose(1 << 20)), (usual, usual));
+    }
+
+    #[test]
+    fn a_medium_is_tuned_by_what_is_remembered_or_else_measured() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut pmem = pmem(folder.path());
+        let Some(first) = candidates().first().copied() else { return };
+        let state = folder.path().join("state");
+        let key = Key::of(&pmem);
+        remember(&state, &key, &CopyPlan::only(first)).unwrap();
+        tune_from(&state, &mut pmem);
+        assert_eq!(pmem.plan(), CopyPlan::only(first));
+        std::fs::remove_dir_all(&state).unwrap();
+        tune_from(&state, &mut pmem);
+        assert_eq!(recall(&state, &key), Some(pmem.plan()));
     }
 
     #[test]

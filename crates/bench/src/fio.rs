@@ -96,7 +96,8 @@ mod tests {
 
     #[test]
     fn fios_json_is_understood() {
-        let clat = serde_json::json!({ "mean": 5.0, "percentile": { "50.000000": 4, "99.900000": 9 } });
+        let clat =
+            serde_json::json!({ "mean": 5.0, "percentile": { "50.000000": 4, "99.900000": 9 } });
         let job = serde_json::json!({
             "read": { "iops": 10.0 },
             "write": { "iops": 30.5, "runtime": 2000, "clat_ns": clat },

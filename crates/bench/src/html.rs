@@ -192,7 +192,8 @@ mod tests {
 
     fn page(name: &str, title: &str) -> Page {
         let mut study = Study::new(name, title, "about </script> & so on");
-        let mut plot = Plot::lines("plot", Axis::log("x", Unit::Bytes), Axis::log("y", Unit::Nanos));
+        let mut plot =
+            Plot::lines("plot", Axis::log("x", Unit::Bytes), Axis::log("y", Unit::Nanos));
         plot.add("one", vec![(64.0, 10.0), (4096.0, 100.0)]);
         study.plots.push(plot);
         Page { machine: Machine::default(), study }

@@ -10,6 +10,8 @@ use crate::unit::Unit;
 /// What a job does, by fio's names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 #[value(rename_all = "lowercase")]
+// fio's own names.
+#[allow(clippy::enum_variant_names)]
 pub enum Rw {
     /// Sequential reads
     Read,

@@ -102,8 +102,8 @@ pub fn file_system(path: &Path) -> String {
 
 /// Days as people write them.
 fn date(seconds: u64) -> String {
-    let is_leap = |year: u64| year.is_multiple_of(4) && !year.is_multiple_of(100)
-        || year.is_multiple_of(400);
+    let is_leap =
+        |year: u64| year.is_multiple_of(4) && !year.is_multiple_of(100) || year.is_multiple_of(400);
     let mut days = seconds / 86_400;
     let mut year = 1970;
     while days >= if is_leap(year) { 366 } else { 365 } {

@@ -55,7 +55,9 @@ pub fn write(pages: &[Page]) -> String {
         .collect();
     let quiet = match noisy.is_empty() {
         true => "The machine was quiet enough during all of them.".to_owned(),
-        false => format!("The machine was too noisy for absolute numbers in: {}.", noisy.join("; ")),
+        false => {
+            format!("The machine was too noisy for absolute numbers in: {}.", noisy.join("; "))
+        }
     };
     let _ = writeln!(out, "\n{quiet}");
     out

@@ -88,8 +88,7 @@ impl Noise {
     fn new(steal_percent: f64, others_percent: f64, spread_percent: f64) -> Noise {
         let verdict = String::new();
         let is_quiet = false;
-        let mut noise =
-            Noise { steal_percent, others_percent, spread_percent, is_quiet, verdict };
+        let mut noise = Noise { steal_percent, others_percent, spread_percent, is_quiet, verdict };
         let reasons = noise.reasons();
         noise.is_quiet = reasons.is_empty();
         noise.verdict = match noise.is_quiet {

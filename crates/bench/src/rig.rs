@@ -132,7 +132,8 @@ impl Setup {
         if let Some(backing) = self.backing.get() {
             return Ok(backing);
         }
-        let wanted = self.choose(GIB / 2, GIB);
+        let own = self.choose(GIB / 2, GIB);
+        let wanted = self.job.size.map_or(own, |size| size.next_multiple_of(MIB).max(64 * MIB));
         let backing = match &self.path {
             Some(path) if self.is_made(path) => {
                 write_out(path, wanted)?;

@@ -119,7 +119,11 @@ pub fn draw(plot: &Plot) -> String {
         title = escape(&plot.title)
     );
     legend(&mut out, plot);
-    let ys: Vec<f64> = plot.series.iter().flat_map(|one| one.points.iter().map(|p| p.1)).collect();
+    let mut ys: Vec<f64> =
+        plot.series.iter().flat_map(|one| one.points.iter().map(|p| p.1)).collect();
+    if plot.kind == PlotKind::Bars {
+        room_for_bars(&mut ys, plot.y.is_log);
+    }
     let y_scale = Scale::new(&plot.y, &ys, true);
     let frame = Frame { top, y: y_scale };
     frame.grid(&mut out, plot);
@@ -129,6 +133,19 @@ pub fn draw(plot: &Plot) -> String {
     }
     out.push_str("</svg>\n");
     out
+}
+
+/// Bars need room for their labels; and where there is no zero to stand on, a whole decade, or
+/// small differences would look large.
+fn room_for_bars(values: &mut Vec<f64>, is_log: bool) {
+    let low = values.iter().copied().filter(|value| *value > 0.0).fold(f64::INFINITY, f64::min);
+    let high = values.iter().copied().fold(0.0, f64::max);
+    if low.is_finite() {
+        values.push(high * 1.08);
+        if is_log {
+            values.push(10_f64.powf((low / 2.0).log10().floor()));
+        }
+    }
 }
 
 /// Text of this length takes so much room.
@@ -197,11 +214,7 @@ fn marker(out: &mut String, nth: usize, x: f64, y: f64) {
     let fill = colour(nth);
     let shape = match nth % 4 {
         0 => format!("<circle cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"3.2\""),
-        1 => format!(
-            "<rect x=\"{:.1}\" y=\"{:.1}\" width=\"6\" height=\"6\"",
-            x - 3.0,
-            y - 3.0
-        ),
+        1 => format!("<rect x=\"{:.1}\" y=\"{:.1}\" width=\"6\" height=\"6\"", x - 3.0, y - 3.0),
         2 => format!("<path d=\"M{x:.1} {:.1}l4 4l-4 4l-4 -4z\"", y - 4.0),
         _ => format!("<path d=\"M{x:.1} {:.1}l4 7l-8 0z\"", y - 4.0),
     };
@@ -384,9 +397,15 @@ mod tests {
         assert_eq!(scale.ticks, [2.0, 5.0, 10.0, 20.0, 50.0]);
         assert_eq!(Scale::new(&log, &[3.0, 40_000.0], true).ticks.len(), 6);
         let linear = Axis::linear("", Unit::Number);
-        assert_eq!(Scale::new(&linear, &[30.0, 95.0], true).ticks, [0.0, 20.0, 40.0, 60.0, 80.0, 100.0]);
+        assert_eq!(
+            Scale::new(&linear, &[30.0, 95.0], true).ticks,
+            [0.0, 20.0, 40.0, 60.0, 80.0, 100.0]
+        );
         let bytes = Axis::log("", Unit::Bytes);
-        assert_eq!(Scale::new(&bytes, &[512.0, 4096.0], true).ticks, [512.0, 1024.0, 2048.0, 4096.0]);
+        assert_eq!(
+            Scale::new(&bytes, &[512.0, 4096.0], true).ticks,
+            [512.0, 1024.0, 2048.0, 4096.0]
+        );
         // Nothing, zeroes and single values still make an axis.
         for values in [&[][..], &[0.0], &[7.0], &[0.0, 0.0]] {
             for axis in [&log, &linear, &bytes] {

@@ -53,11 +53,11 @@ fn table(table: &Table) -> String {
             cells.max().unwrap_or(0).max(table.columns[column].name.len())
         })
         .collect();
-    let mut text = format!("\n  {:names$}", "");
+    let mut text = format!("\n{}\n  {:names$}", table.title, "");
     for (column, width) in table.columns.iter().zip(&widths) {
         let _ = write!(text, "  {:>width$}", column.name);
     }
-    let _ = write!(text, "\n{}\n", table.title);
+    text.push('\n');
     for row in &table.rows {
         let _ = write!(text, "  {:names$}", row.name);
         for (column, width) in widths.iter().enumerate() {

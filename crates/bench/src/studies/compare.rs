@@ -1,7 +1,7 @@
 //! The dm-pcache study: a load on the backing device alone and through the cache, in process and
 //! with fio over NBD. `randwrite` is its published load; `job` takes any.
 
-use std::path::PathBuf;
+use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::Result;
@@ -52,7 +52,8 @@ impl Measured {
 
     /// Percentiles, each the median over repeats.
     fn curve(&self) -> Vec<(f64, f64)> {
-        let at = |nth: usize| median(&self.percentiles.iter().map(|one| one[nth]).collect::<Vec<_>>());
+        let at =
+            |nth: usize| median(&self.percentiles.iter().map(|one| one[nth]).collect::<Vec<_>>());
         PERCENTS.iter().enumerate().map(|(nth, percent)| (*percent, at(nth))).collect()
     }
 }
@@ -149,12 +150,7 @@ fn in_process(device: &Arc<Device>, job: &Job, measured: &mut Measured) -> Resul
     Ok(())
 }
 
-fn over_nbd(
-    device: &Arc<Device>,
-    socket: &PathBuf,
-    job: &Job,
-    measured: &mut Measured,
-) -> Result<()> {
+fn over_nbd(device: &Arc<Device>, socket: &Path, job: &Job, measured: &mut Measured) -> Result<()> {
     let result = fio::nbd(socket, job, &PERCENTS)?;
     settle(device)?;
     let at = |percent: f64| {

@@ -51,7 +51,8 @@ pub fn run(setup: &Setup) -> Result<Study> {
     contenders.push(Contender::Plan(plan));
     contenders.extend(library.as_ref().map(Contender::Libpmem));
     let times = measure(&mut pmem, &contenders, rounds).context("the medium failed")?;
-    let view = View { primitives: &primitives, plan, times: &times, has_library: library.is_some() };
+    let view =
+        View { primitives: &primitives, plan, times: &times, has_library: library.is_some() };
     view.fill(&mut study);
     let remembered = state_dir().map(|folder| remember(&folder, &Key::of(&pmem), &plan));
     study.fact("rounds", rounds.to_string());

@@ -64,10 +64,10 @@ impl Kind {
 /// The whole study.
 pub fn run(setup: &Setup) -> Result<Study> {
     let repeats = setup.repeats(2, 5);
-    let runtime = setup.asked().runtime.unwrap_or(setup.choose(
-        Duration::from_millis(400),
-        Duration::from_secs(1),
-    ));
+    let runtime = setup
+        .asked()
+        .runtime
+        .unwrap_or(setup.choose(Duration::from_millis(400), Duration::from_secs(1)));
     let mut study = Study::new(
         "latency",
         "how long each kind of request takes",
@@ -77,8 +77,9 @@ pub fn run(setup: &Setup) -> Result<Study> {
     );
     let disk: Arc<dyn Disk> = setup.backing_disk()?;
     let span = setup.backing_bytes()?.min(256 * MIB) / 2;
-    // Reads that miss are not cached, or the second one would hit.
-    let cache = setup.cache("latency", disk, "0 read_fill never")?;
+    // Reads that miss are not cached, or the second one would hit. In the order `ordered` all the
+    // flushes would have to be repeated on the backing device before the study could go on.
+    let cache = setup.cache("latency", disk, "0 read_fill never writeback_order fast")?;
     setup.describe(&mut study, cache.pmem.as_ref())?;
     study.fact("repeats", repeats.to_string());
     let mut inside = vec![Kind::default(); KINDS.len()];

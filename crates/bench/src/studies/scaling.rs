@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, anyhow};
 use udm::bio::Bio;
 use udm::buffer::Buffer;
 use udm::disk::Ring;
@@ -129,7 +129,7 @@ impl Caller {
             false => Bio::write(offset, buffer, false, 0),
         });
         let done = self.local.wait().context("a request got lost")?;
-        ensure!(done.status.is_ok(), "a request failed");
+        done.status.map_err(|status| anyhow!("a request at {offset} failed: {status:?}"))?;
         self.spare = Some(done.buffer);
         Ok(())
     }
@@ -190,14 +190,15 @@ fn fullness(setup: &Setup, repeats: usize, study: &mut Study) -> Result<()> {
     for (nth, level) in LEVELS.into_iter().enumerate() {
         // Full means that every write needs room that collection has to make.
         let wanted = if level == 100 { CACHE_BYTES * 3 / 2 } else { CACHE_BYTES * level / 100 };
+        let wanted = wanted / BLOCK * BLOCK;
         while filled < wanted {
-            let next = wanted.min(filled + 64 * MIB) / BLOCK * BLOCK;
+            let next = wanted.min(filled + 64 * MIB);
             caller.fill(filled..next)?;
-            filled = if next == filled { wanted } else { next };
+            filled = next;
             settle(&cache.device)?;
         }
         // What was written last is surely there.
-        let span = (filled / BLOCK * BLOCK).min(CACHE_BYTES / 4).max(BLOCK * BATCH);
+        let span = filled.clamp(BLOCK * BATCH, CACHE_BYTES / 4);
         for _ in 0..repeats {
             costs[0][nth].push(caller.cost(span, BLOCK, false, 256)?);
             settle(&cache.device)?;

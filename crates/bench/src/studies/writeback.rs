@@ -34,7 +34,7 @@ pub fn run(setup: &Setup) -> Result<Study> {
     need_tools(&[("fio", "fio")])?;
     let rounds = setup.repeats(3, 5);
     let dirty_bytes = setup.choose(64 * MIB, 256 * MIB).min(setup.backing_bytes()? / 2);
-    let flushed_bytes = setup.choose(2 * MIB, 16 * MIB);
+    let flushed_bytes = setup.choose(MIB, 16 * MIB);
     let mut study = Study::new(
         "writeback",
         "write-back beside what the backing device takes",
