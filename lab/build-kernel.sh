@@ -23,8 +23,9 @@ no_source() {
     if [ -n "$newest" ] && [ "$(printf '%s\n' $first_version "$newest" | sort -V | head -1)" = $first_version ]; then
       echo "  * apt-get install linux-source-$newest, then run this again;"
     elif [ -n "$newest" ]; then
-      echo "  * add a Debian release that has linux-source-$first_version or newer to apt's sources (here it"
-      echo "    offers only" $(sed 's/^/linux-source-/' <<< "$offered")"), install that, run this again;"
+      echo "  * add a Debian release that has linux-source-$first_version or newer (trixie-backports, sid)"
+      echo "    to apt's sources, which offer only $(echo $(sed 's/^/linux-source-/' <<< "$offered")) here,"
+      echo "    install that, run this again;"
     fi
     echo "  * or give a source tree or tarball:   lab/build-kernel.sh /path/to/linux-$first_version.tar.xz"
     echo "  * or give a kernel that is built, with everything of lab/kernel.config.fragment in it:"
@@ -33,9 +34,22 @@ no_source() {
   exit 1
 }
 
+version_of() { awk '$2 == "=" && /^(VERSION|PATCHLEVEL|SUBLEVEL) / {v = v "." $3} END {print substr(v, 2)}' "$1"; }
+
 source=${1:-$({ ls -1v /usr/src/linux-source-*.tar.* 2> /dev/null || true; } | tail -1)}
 [ -n "$source" ] || no_source "No kernel source in /usr/src."
 [ -e "$source" ] || no_source "$source is not there."
+
+mkdir -p "$scratch"
+if [ -f "$source" ]; then
+  rm -rf "$scratch/linux"
+  mkdir -p "$scratch/linux"
+  tar -xf "$source" -C "$scratch/linux" --strip-components=1
+  given=$source source=$scratch/linux
+fi
+[ -f "$source/Makefile" ] || no_source "${given:-$source} is no kernel source."
+[ -d "$source/drivers/md/dm-pcache" ] ||
+  no_source "${given:-$source} is Linux $(version_of "$source/Makefile"), which has no dm-pcache."
 
 # program:Debian package, and header:Debian package
 missing=()
@@ -49,15 +63,6 @@ if [ ${#missing[@]} -gt 0 ]; then
   echo "Missing, to build a kernel: apt-get install ${missing[*]}" >&2
   exit 1
 fi
-
-mkdir -p "$scratch"
-if [ -f "$source" ]; then
-  rm -rf "$scratch/linux"
-  mkdir -p "$scratch/linux"
-  tar -xf "$source" -C "$scratch/linux" --strip-components=1
-  given=$source source=$scratch/linux
-fi
-[ -d "$source/drivers/md/dm-pcache" ] || no_source "${given:-$source} has no dm-pcache."
 
 out=$scratch/build
 mkdir -p "$out"

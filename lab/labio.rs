@@ -7,18 +7,24 @@
 //!                                               crash: the last flushed one or a later one
 //!     labio cat TARGET                          prints the whole content
 //!     labio size TARGET                         prints its size in bytes
+//!     labio tear CACHE SEGMENT:OFFSET WORDS     tears the key set of a pcache log that ends there:
+//!                                               only its first WORDS words were stored
 //!
 //! TARGET is a path, or nbd+unix:///PATH. The language of ops files is described in
 //! tests/vectors/README.md. FLAGS of `gen` are letters: `d` discards, `z` writes zeroes,
 //! `f` FUA writes, `s` flushes, `u` leaves the last tenth of the operations unflushed.
 //!
-//! One file without dependencies, so that `rustc` alone builds it, statically, for the guest too.
+//! Without dependencies, so that `rustc` alone builds it, statically, for the guest too.
+
+mod random;
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufRead, BufReader, BufWriter, Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
 use std::os::unix::net::UnixStream;
 use std::process::ExitCode;
+
+use random::Random;
 
 const SECTOR: u64 = 512;
 /// No operation is longer, and `cat` reads this much at a time.
@@ -423,19 +429,6 @@ fn check(device: &mut dyn Device, operations: &[Operation]) -> Outcome<()> {
     if wrong > 0 { Err("content is wrong".into()) } else { Ok(()) }
 }
 
-/// SplitMix64: the same operations for the same seed, everywhere.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, limit: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (mixed ^ (mixed >> 31)) % limit
-    }
-}
-
 fn generate(seed: u64, size: u64, count: u64, len_max: u64, flags: &str) -> Outcome<()> {
     let mut random = Random(seed);
     let mut out = BufWriter::new(io::stdout().lock());
@@ -477,6 +470,41 @@ fn cat(device: &mut dyn Device) -> Outcome<()> {
     Ok(())
 }
 
+/// What the layout of pcache's media says of the log, in bytes.
+mod pcache {
+    pub const SEGMENTS_AT: u64 = 20480;
+    pub const SEGMENT: u64 = 16 << 20;
+    pub const SEGMENT_META: u64 = 12288;
+    pub const MAGIC: u64 = 0x6768_94A6_4E16_4F1A;
+    pub const HEADER: u64 = 24;
+    pub const KEY: u64 = 40;
+    pub const KEYS_MAX: u64 = 128;
+}
+
+/// Only for a log on its first lap: what was there before the key set is zeroes.
+fn tear(path: &str, head: &str, words: u64) -> Outcome<()> {
+    let file = OpenOptions::new().read(true).write(true).open(path)?;
+    let (segment, offset) = head.split_once(':').ok_or("not SEGMENT:OFFSET")?;
+    let (segment, offset): (u64, u64) = (segment.parse()?, offset.parse()?);
+    let data = pcache::SEGMENTS_AT + segment * pcache::SEGMENT + pcache::SEGMENT_META;
+    for keys in 1..=pcache::KEYS_MAX {
+        let len = pcache::HEADER + keys * pcache::KEY;
+        let Some(start) = offset.checked_sub(len) else { break };
+        let mut header = [0; pcache::HEADER as usize];
+        file.read_exact_at(&mut header, data + start)?;
+        let magic = u64::from_le_bytes(header[8..16].try_into()?);
+        let key_num = u64::from(u32::from_le_bytes(header[4..8].try_into()?));
+        if magic == pcache::MAGIC && key_num == keys {
+            // A key's length is its second word; those behind it may be zeroes anyway.
+            let kept = (words * 8).min(len - pcache::KEY + 8);
+            file.write_all_at(&vec![0; (len - kept) as usize], data + start + kept)?;
+            println!("labio: of a key set of {keys} keys, {kept} of {len} bytes are left");
+            return Ok(());
+        }
+    }
+    Err(format!("no key set ends at {head}").into())
+}
+
 fn main() -> ExitCode {
     let words: Vec<String> = std::env::args().skip(1).collect();
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
@@ -488,9 +516,10 @@ fn main() -> ExitCode {
         ["apply", file, ops] => (|| run(&mut Local::open(file)?, &parse(ops)?, true))(),
         ["check", target, ops] => (|| check(&mut *open(target)?, &parse(ops)?))(),
         ["cat", target] => (|| cat(&mut *open(target)?))(),
+        ["tear", cache, head, words] => (|| tear(cache, head, words.parse()?))(),
         ["size", target] => open(target).map(|device| println!("{}", device.size())),
         _ => {
-            Err("usage: labio gen|run|apply|check|cat|size ...; see the head of lab/labio.rs"
+            Err("usage: labio gen|run|apply|check|cat|size|tear ...; see the head of lab/labio.rs"
                 .into())
         }
     };

@@ -1,23 +1,26 @@
 #!/bin/bash
 # Builds the guest's side into LAB_SCRATCH (default lab/scratch): initramfs.cpio.gz (busybox and
-# init) and tools.img (an ext4 root: busybox, dmsetup, labio and the libraries they need, copied
-# from this machine). Do not run it while a virtual machine is up.
+# init) and tools.img (an ext4 root: busybox, dmsetup, udm, file systems' tools, the lab's own
+# programs, and the libraries they need, copied from this machine). Do not run it while a virtual
+# machine is up.
 set -euo pipefail
 export PATH=$PATH:/usr/sbin:/sbin
 here=$(cd "$(dirname "$0")" && pwd)
 scratch=${LAB_SCRATCH:-$here/scratch}
 mkdir -p "$scratch"
 
-rustc --edition 2024 -O -C target-feature=+crt-static -o "$scratch/labio" "$here/labio.rs"
+for program in labio labfs labdisk; do
+  rustc --edition 2024 -O -C target-feature=+crt-static -o "$scratch/$program" "$here/$program.rs"
+done
 
 root=$scratch/tools-root
 rm -rf "$root"
 mkdir -p "$root"/{usr/bin,usr/sbin,usr/lib,usr/lib64,lab,proc,sys,dev,tmp,run,mnt,job,etc}
 for link in bin sbin lib lib64; do ln -s "usr/$link" "$root/$link"; done
-copy() { # a program and the libraries it needs, each at its place on a usr-merged system
+copy() { # a program, by name or path, and the libraries it needs, each at its place on a usr-merged system
   local program library place
   program=$(command -v "$1")
-  cp -L "$program" "$root/usr/bin/$1"
+  cp -L "$program" "$root/usr/bin/${1##*/}"
   { ldd "$program" 2> /dev/null || true; } | awk '/=> \//{print $3} /^\t\//{print $1}' |
     while read -r library; do
       place=$library
@@ -32,9 +35,13 @@ cp "$(command -v busybox)" "$root/usr/bin/busybox"
 for applet in $(busybox --list); do
   [ -e "$root/usr/bin/$applet" ] || ln -s busybox "$root/usr/bin/$applet"
 done
-rm -f "$root/usr/bin/blockdev"
-for program in dmsetup blockdev; do copy $program; done
-cp "$scratch/labio" "$here/guest/stage2" "$root/lab/"
+for program in dmsetup blockdev nbd-client mkfs.ext4 e2fsck mkfs.xfs xfs_repair \
+  "${UDM:-$here/../target/release/udm}"; do
+  rm -f "$root/usr/bin/${program##*/}"
+  copy "$program"
+done
+strip "$root/usr/bin/udm"
+cp "$scratch/labio" "$scratch/labfs" "$here/guest/stage2" "$root/lab/"
 chmod +x "$root"/lab/*
 echo "root:x:0:0:root:/tmp:/bin/sh" > "$root/etc/passwd"
 cp /etc/ld.so.conf "$root/etc/" 2> /dev/null || true

@@ -5,11 +5,13 @@
 #   run-vm.sh [options] payload.sh [words...]
 #     -p FILE        NVDIMM over FILE: /dev/pmem0, pmem1, ... in the order given
 #     -d FILE[:ro]   virtio-blk disk: /dev/vda, vdb, ...
+#     -d nbd:SOCKET  the same over an NBD server, which hears the guest's flushes
 #     -s DIR:TAG     folder of the host, at /mnt/TAG of the guest
 #     -m SIZE        memory (default 1G)      -c N    CPUs (default 2)
 #     -t SEC         timeout (default 1800)
 #     -x             the guest is expected to reset itself: exit 0 when it ends after LAB-CRASH
 #     -k REGEX       kill -9 QEMU when the console shows REGEX: a power cut; exit 0 then
+#     -w SEC         not at once, but this much later
 #     -g             show the kernel's log
 # Exit: the payload's code; 124 timeout; 125 the guest died unexpectedly (an oops is a panic is an exit).
 #
@@ -19,12 +21,12 @@ set -u
 here=$(cd "$(dirname "$0")" && pwd)
 scratch=${LAB_SCRATCH:-$here/scratch}
 kernel=${LAB_KERNEL:-$scratch/bzImage}
-disks=() pmems=() shares=() mem=1G cpus=2 limit=1800 crash=0 kill_at= log="quiet loglevel=4"
-while getopts "p:d:s:m:c:t:xk:g" option; do
+disks=() pmems=() shares=() mem=1G cpus=2 limit=1800 crash=0 kill_at= kill_after=0 log="quiet loglevel=4"
+while getopts "p:d:s:m:c:t:xk:w:g" option; do
   case $option in
     p) pmems+=("$OPTARG") ;; d) disks+=("$OPTARG") ;; s) shares+=("$OPTARG") ;;
     m) mem=$OPTARG ;; c) cpus=$OPTARG ;; t) limit=$OPTARG ;;
-    x) crash=1 ;; k) kill_at=$OPTARG ;; g) log="loglevel=7" ;;
+    x) crash=1 ;; k) kill_at=$OPTARG ;; w) kill_after=$OPTARG ;; g) log="loglevel=7" ;;
     *) exit 2 ;;
   esac
 done
@@ -68,9 +70,12 @@ fi
 qemu+=(-machine "$machine" -m "${memory[@]}")
 number=0
 for disk in "${disks[@]}"; do
-  file=${disk%:ro} readonly=
-  [ "$file" != "$disk" ] && readonly=,readonly=on
-  qemu+=(-drive "if=none,id=d$number,format=raw,file=$file,cache=unsafe,aio=threads$readonly"
+  case "$disk" in
+    nbd:*) drive="file=nbd+unix:///?socket=${disk#nbd:},cache=writeback" ;;
+    *:ro) drive="file=${disk%:ro},cache=unsafe,aio=threads,readonly=on" ;;
+    *) drive="file=$disk,cache=unsafe,aio=threads" ;;
+  esac
+  qemu+=(-drive "if=none,id=d$number,format=raw,$drive"
     -device "virtio-blk-pci,drive=d$number,num-queues=1")
   number=$((number + 1))
 done
@@ -87,7 +92,7 @@ qemu+=(-append "console=ttyS0 $log panic=-1 oops=panic nokaslr tsc=reliable cloc
 mkfifo "$job/console"
 timeout -k 5 "$limit" "${qemu[@]}" < /dev/null > "$job/console" 2>&1 &
 guard=$!
-code=125 is_over=0 crashed=0
+code=125 is_over=0 crashed=0 cutting=
 while IFS= read -r line; do
   line=${line%$'\r'}
   printf '%s\n' "$line"
@@ -95,16 +100,24 @@ while IFS= read -r line; do
     *LAB-EXIT:*) code=${line##*LAB-EXIT:} is_over=1 ;;
     *LAB-CRASH*) crashed=1 ;;
   esac
-  if [ -n "$kill_at" ] && [[ "$line" =~ $kill_at ]]; then
-    kill -9 "$(pgrep -P "$guard" | head -1)" 2> /dev/null
-    code=0 is_over=1
-    echo "LAB: power cut"
-    break
+  if [ -n "$kill_at" ] && [ -z "$cutting" ] && [[ "$line" =~ $kill_at ]]; then
+    machine_pid=$(pgrep -P "$guard" | head -1)
+    (sleep "$kill_after"; kill -9 "$machine_pid") 2> /dev/null &
+    cutting=$!
   fi
-done < "$job/console"
+# That the machine was killed is no news.
+done < "$job/console" 2> /dev/null
 wait "$guard" 2> /dev/null
 guard_code=$?
 guard=
+# 137: it died by that kill, and not by itself.
+if [ -n "$cutting" ]; then
+  kill "$cutting" 2> /dev/null
+  if [ $is_over = 0 ] && [ $guard_code = 137 ]; then
+    code=0 is_over=1
+    echo "LAB: power cut"
+  fi
+fi
 if [ $is_over = 0 ]; then
   if [ $crash = 1 ] && [ $crashed = 1 ]; then code=0
   elif [ $guard_code = 124 ] || [ $guard_code = 137 ]; then code=124

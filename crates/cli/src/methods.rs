@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, anyhow, bail};
 use serde::Deserialize;
 use serde_json::{Value, json};
+use udm::units::human_bytes;
 
 use crate::control::{Answer, Call, INTERFACE};
 use crate::runtime::DeviceName;
@@ -278,6 +279,13 @@ fn remove_device(
     if remove.drain {
         drain(server, progress)?;
         refuse_clients()?;
+    }
+    if !remove.force && server.served.would_lose_data() {
+        bail!(
+            "the cache device was deleted, and {} of dirty data end with this server: \
+             use --drain to write them back first, or --force to lose them",
+            human_bytes(server.served.dirty().bytes)
+        );
     }
     if server.is_stopping.swap(true, Ordering::SeqCst) {
         bail!("the device is being removed already");

@@ -78,6 +78,8 @@ pub struct Left {
     pub dirty_bytes: u64,
     /// The cache device, as the table names it.
     pub cache: Option<String>,
+    /// Whether that was deleted, so that what it holds is lost.
+    pub is_lost: bool,
 }
 
 /// The device with everything around it.
@@ -242,12 +244,21 @@ impl Served {
 
     /// What the user should know of at once: one sentence each.
     pub fn notes(&self) -> Vec<String> {
-        let facts = self.device.facts();
-        let volatile = facts.iter().flat_map(|line| &line.facts).any(|fact| {
-            matches!((fact.name, &fact.value), ("medium_is_volatile", FactValue::Flag(true)))
-        });
         let note = "the cache lies in memory that a power cut empties, and dirty data with it";
-        volatile.then(|| note.to_owned()).into_iter().collect()
+        let volatile = self.has_flag("medium_is_volatile").then(|| note.to_owned());
+        volatile.into_iter().chain(attach_notes(&self.device)).collect()
+    }
+
+    /// Whether the cache device was deleted and holds data that no other device has: it is lost
+    /// when the service ends.
+    pub fn would_lose_data(&self) -> bool {
+        self.dirty().bytes > 0 && self.has_flag("medium_is_deleted")
+    }
+
+    fn has_flag(&self, name: &str) -> bool {
+        let facts = self.device.facts();
+        let mut all = facts.iter().flat_map(|line| &line.facts);
+        all.any(|fact| fact.name == name && fact.value == FactValue::Flag(true))
     }
 
     /// The active table's lines with all that their targets tell.
@@ -277,7 +288,8 @@ impl Served {
         let _change = lock(&self.change);
         let rested = come_to_rest(&self.device);
         let cache = lock(&self.cache).clone();
-        let left = Left { dirty_bytes: self.device.dirty().bytes, cache };
+        let is_lost = self.would_lose_data();
+        let left = Left { dirty_bytes: self.device.dirty().bytes, cache, is_lost };
         let removed = rested.and_then(|()| Ok(self.device.remove()?));
         drop(lock(&self.background).take());
         removed.map(|()| left)
@@ -329,6 +341,18 @@ pub fn load_table(
     device.load(loaded)?;
     let cache = table.lines.iter().find(|line| line.target.text == "pcache");
     Ok(cache.and_then(|line| line.args.first()).map(|word| word.text.clone()))
+}
+
+/// What the attach found: damage that could be lived with, or a loss.
+pub fn attach_notes(device: &Device) -> Vec<String> {
+    let facts = device.facts().into_iter().flat_map(|line| line.facts);
+    let notes = facts.filter(|fact| fact.name == "attach_note");
+    notes
+        .filter_map(|note| match note.value {
+            FactValue::Text(text) => Some(text),
+            FactValue::Number(_) | FactValue::Flag(_) => None,
+        })
+        .collect()
 }
 
 /// Opens a way in. A server that was killed holds its sockets until all its I/O has ended, so an

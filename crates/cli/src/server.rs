@@ -157,6 +157,9 @@ fn start(spec: &Spec) -> Result<Started> {
             let size = human_bytes(server.served.size_bytes());
             let uris = if uris.is_empty() { "no export".into() } else { uris.join(", ") };
             log::line(&format!("{name}: process {} serves {size} at {uris}", std::process::id()));
+            for note in server.served.notes() {
+                log::line(&format!("{name}: note: {note}"));
+            }
             Ok((server, stops, ready))
         }
         Err(error) => {
@@ -303,11 +306,20 @@ impl Server {
         let name = self.name();
         let result = match closed {
             Ok(left) => {
+                let fate = if left.is_lost {
+                    "are lost with the deleted cache device"
+                } else {
+                    "stay in the cache"
+                };
                 log::line(&format!(
-                    "{name}: removed; {} of dirty data stay in the cache",
+                    "{name}: removed; {} of dirty data {fate}",
                     human_bytes(left.dirty_bytes)
                 ));
-                Ok(json!({ "dirty_bytes": left.dirty_bytes, "cache": left.cache }))
+                Ok(json!({
+                    "dirty_bytes": left.dirty_bytes,
+                    "cache": left.cache,
+                    "is_lost": left.is_lost,
+                }))
             }
             Err(error) => {
                 log::line(&format!("{name}: removed with errors: {error:#}"));

@@ -283,5 +283,8 @@ fn a_failing_origin_loses_nothing_and_heals() {
     udm.ok(&["drain", "vol"]);
     assert!(started.elapsed() < PATIENCE);
     assert_eq!(bench.dirty_bytes(), 0);
+    // In the server's own namespace.
+    let origin = format!("/proc/{pid}/root{}", text(&folder.join("origin.img")));
+    assert!(std::fs::read(origin).unwrap()[..data.len()] == data[..], "the origin has it all");
     udm.ok(&["remove", "vol"]);
 }

@@ -80,6 +80,8 @@ mutants! {
     SharedOfAnybody,
     /// Shared memory is cleared before its keys are logged.
     SharedClearedFirst,
+    /// Write-back merges across flushes, and the label does not say so.
+    TornOriginUnlabelled,
     /// The label is not stored.
     LabelUnwritten,
     /// The superblock of a format comes first.

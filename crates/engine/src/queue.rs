@@ -21,6 +21,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use rustix::event::EventfdFlags;
+use rustix::net::Shutdown;
 use rustix::time::ClockId;
 
 pub use clients::{Conversation, Space};
@@ -29,8 +30,8 @@ use device::{Background, DeviceEnd};
 use crate::device::Device;
 use crate::disk::{Event, Ring};
 use crate::error::{Error, Result};
-use crate::sync::Arc;
 use crate::sync::atomic::{AtomicBool, Ordering};
+use crate::sync::{Arc, Weak};
 use crate::target::Wake;
 use crate::units::{Nanos, SECOND};
 
@@ -137,6 +138,8 @@ impl Core {
 pub struct Queue {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
+    /// The client's socket, in which the thread may sleep.
+    client: Option<Weak<OwnedFd>>,
 }
 
 impl Queue {
@@ -150,13 +153,17 @@ impl Queue {
         farewell: impl FnOnce(C) + Send + 'static,
     ) -> Result<Queue> {
         let device = device.clone();
+        let socket = Arc::new(socket);
+        let client = Arc::downgrade(&socket);
         let arrive = move |core: &mut Core| {
             Ok(clients::Client::new(socket, conversation, DeviceEnd::new(&device, core)?))
         };
-        Queue::spawn(name, arrive, |core, mut client| {
+        let mut queue = Queue::spawn(name, arrive, |core, mut client| {
             core.run(&mut client);
             farewell(client.leave(&mut core.ring));
-        })
+        })?;
+        queue.client = Some(client);
+        Ok(queue)
     }
 
     /// Runs the background work of `device`. A device has one such queue at a time.
@@ -215,13 +222,17 @@ impl Queue {
             .spawn(body)
             .map_err(|source| Error::from_io("starting thread", name, source))?;
         arrived.recv().expect("the thread reports before it does anything else")?;
-        Ok(Queue { shared, thread: Some(thread) })
+        Ok(Queue { shared, thread: Some(thread), client: None })
     }
 
     /// Asks the queue to end, without waiting for it.
     pub fn stop(&self) {
         self.shared.is_stopping.store(true, Ordering::SeqCst);
         self.shared.wake();
+        if let Some(socket) = self.client.as_ref().and_then(Weak::upgrade) {
+            // What can fail here is a socket that its peer has left, and then nobody sleeps there.
+            let _ = rustix::net::shutdown(&socket, Shutdown::Read);
+        }
     }
 
     /// Whether its thread has ended.

@@ -32,6 +32,7 @@ const WORD_BYTES: usize = size_of::<AtomicU64>();
 pub struct SharedWords {
     memory: Arc<Memory>,
     is_fresh: bool,
+    boot: u64,
 }
 
 #[derive(Debug)]
@@ -56,7 +57,12 @@ impl SharedWords {
     /// Memory of this process alone, all zero: for tests, and where nothing needs to outlive it.
     pub fn private(words: usize) -> SharedWords {
         let memory = (0..words).map(|_| AtomicU64::new(0)).collect();
-        SharedWords { memory: Arc::new(Memory::Private(memory)), is_fresh: true }
+        SharedWords { memory: Arc::new(Memory::Private(memory)), is_fresh: true, boot: 0 }
+    }
+
+    /// The same memory, seen by a process of another run of the machine.
+    pub fn in_boot(self, boot: u64) -> SharedWords {
+        SharedWords { boot, ..self }
     }
 
     /// The words of the file at `path`, which is created with mode 0600 and all zero if there is
@@ -82,7 +88,13 @@ impl SharedWords {
         }
         let mapped = Mapped::new(&file, words)
             .map_err(|e| Error::from_io("map", path.display(), e.into()))?;
-        Ok(SharedWords { memory: Arc::new(Memory::Mapped(mapped)), is_fresh })
+        Ok(SharedWords { memory: Arc::new(Memory::Mapped(mapped)), is_fresh, boot: boot() })
+    }
+
+    /// Tells this run of the machine from others. What a file says of an earlier one may be
+    /// outdated: a power cut keeps any of its pages, or none.
+    pub fn boot(&self) -> u64 {
+        self.boot
     }
 
     /// The words.
@@ -97,6 +109,13 @@ impl SharedWords {
     pub fn is_fresh(&self) -> bool {
         self.is_fresh
     }
+}
+
+/// The first half of the kernel's random number for this run of the machine; 0 if it has none.
+fn boot() -> u64 {
+    let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    let digits: String = text.chars().filter(char::is_ascii_hexdigit).take(16).collect();
+    u64::from_str_radix(&digits, 16).unwrap_or(0)
 }
 
 impl Mapped {

@@ -2,7 +2,7 @@
 //! scheduler's own.
 
 pub use std::sync::atomic;
-pub use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
+pub use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 
 /// Takes a lock. A panic while one is held leaves state that nobody may go on with, so a poisoned
 /// lock panics here too; servers turn every panic into the end of the process, which a crash-safe

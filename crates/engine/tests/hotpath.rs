@@ -186,6 +186,21 @@ fn tables_of_checksums_grow_rarely() {
     assert!(count < WRITES / 50, "{count} allocations");
 }
 
+/// Checksums are looked at where the data is: in whole blocks, and for reads of a part of what
+/// was written at once, on the medium.
+#[test]
+fn reads_with_checksums_allocate_nothing() {
+    let mut stage = Stage::new("2 data_crc true");
+    let mut local = Local::without_kernel(&stage.device).unwrap();
+    stage.warm_up(&mut local);
+    let mut buffer = Buffer::from_bytes(&[7; BLOCK]);
+    stage.reads(&mut local, &mut buffer, 10);
+    let blocks = allocations(|| stage.reads(&mut local, &mut buffer, WRITES));
+    let mut part = Buffer::zeroed(512);
+    let parts = allocations(|| stage.reads(&mut local, &mut part, WRITES));
+    assert_eq!([blocks, parts], [0; 2]);
+}
+
 #[test]
 fn writes_to_the_engine_allocate_nothing() {
     let mut stage = Stage::new("0");

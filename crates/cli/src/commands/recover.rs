@@ -23,7 +23,7 @@ use crate::args::RecoverArgs;
 use crate::output::print_note;
 use crate::progress::Progress;
 use crate::runtime::RuntimeDir;
-use crate::served::{come_to_rest, load_table};
+use crate::served::{attach_notes, come_to_rest, load_table};
 
 /// Time between two looks at how much is left.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
@@ -79,6 +79,7 @@ fn open(args: &RecoverArgs, has_data_crc: bool) -> Result<Arc<Device>> {
     let device = Device::new("recover")?;
     load_table(&device, &table, &runtime, false, false).map_err(|error| without_place(&error))?;
     device.resume()?;
+    attach_notes(&device).iter().for_each(|note| print_note(note));
     Ok(device)
 }
 

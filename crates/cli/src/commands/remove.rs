@@ -37,7 +37,10 @@ pub fn remove(args: &RemoveArgs) -> Result<()> {
     wait_for_exit(process);
     let dirty_bytes = left["dirty_bytes"].as_u64().unwrap_or(0);
     let mut text = format!("{name}: removed");
-    if dirty_bytes > 0 {
+    if left["is_lost"] == true {
+        let bytes = human_bytes(dirty_bytes);
+        text += &format!("; {bytes} of dirty data are lost with the deleted cache device");
+    } else if dirty_bytes > 0 {
         let cache = left["cache"].as_str().unwrap_or("device");
         text += &format!(
             "; {} of dirty data stay in the cache {cache}: `udm create` goes on with them, \

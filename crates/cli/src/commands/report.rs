@@ -87,6 +87,17 @@ pub fn info(args: &InfoArgs) -> Result<()> {
     asked
 }
 
+/// Facts that every user looks for.
+const PROMOTED: [&str; 7] = [
+    "cached_bytes",
+    "medium",
+    "medium_failure",
+    "medium_is_deleted",
+    "medium_is_volatile",
+    "cache_device",
+    "backing_device",
+];
+
 /// An answer of `Info` as `--json` prints it: facts as an object, and those that every user
 /// looks for beside the name.
 fn shape(mut info: Value) -> Value {
@@ -100,9 +111,7 @@ fn shape(mut info: Value) -> Value {
                 insert(&mut facts, name, fact["value"].clone());
             }
         }
-        for name in
-            ["cached_bytes", "medium", "medium_is_volatile", "cache_device", "backing_device"]
-        {
+        for name in PROMOTED {
             if let Some(value) = facts.get(name) {
                 first.entry(name).or_insert_with(|| value.clone());
             }
@@ -163,11 +172,20 @@ fn describe(info: &Value) -> String {
     if let Some(text) = shaped["medium"].as_str() {
         row("Medium", text.to_owned());
     }
+    if let Some(text) = shaped["medium_failure"].as_str() {
+        row("Failure", text.to_owned());
+    }
+    if shaped["medium_is_deleted"] == true {
+        row(
+            "Deleted",
+            "the cache device has no name any more; its data ends with the server".into(),
+        );
+    }
     row("Dirty data", bytes(&info["dirty_bytes"]));
     if shaped["cached_bytes"].is_u64() {
         row("Cached data", bytes(&shaped["cached_bytes"]));
     }
-    if info["is_writeback_failing"] == true {
+    if info["is_writeback_failing"] == true && !shaped["medium_failure"].is_string() {
         row("Write-back", "the origin fails; tried again with growing pauses".into());
     }
     row("Server", format!("process {}, since {}", info["pid"], word(&info["started"])));

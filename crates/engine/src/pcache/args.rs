@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! pcache <cache device> <backing device> [<#words> [cache_mode writeback] [data_crc true|false]]
-//!        [writeback_order ordered|fast] [read_fill always|never] [log_damage refuse|truncate]
+//!        [writeback_order ordered|fast|adaptive] [read_fill always|never] [log_damage refuse|truncate]
 //!        [rebind false|true]
 //! ```
 //!
@@ -21,8 +21,12 @@ pub enum WritebackOrder {
     /// merged and reordered between two flushes of the clients only.
     #[default]
     Ordered,
-    /// Merges across flushes too. The backing device alone is consistent only when all is clean.
+    /// Merges across flushes too. While a batch that does so is under way, the backing device
+    /// alone is no state of any flush; status says when that is.
     Fast,
+    /// Ordered while little is dirty; as `Fast` when more than a quarter of the cache is dirty or
+    /// space is short, until it is less than an eighth.
+    Adaptive,
 }
 
 /// The parsed words.
@@ -114,6 +118,7 @@ impl TableArgs {
             ("data_crc" | "crc", "false") => self.has_data_crc = false,
             ("writeback_order", "ordered") => self.writeback_order = WritebackOrder::Ordered,
             ("writeback_order", "fast") => self.writeback_order = WritebackOrder::Fast,
+            ("writeback_order", "adaptive") => self.writeback_order = WritebackOrder::Adaptive,
             ("read_fill", "always") => self.fills_reads = true,
             ("read_fill", "never") => self.fills_reads = false,
             ("log_damage", "refuse") => self.log_damage = LogDamage::Refuse,
@@ -131,9 +136,11 @@ impl TableArgs {
     /// The optional words that differ from their defaults and that the kernel does not know.
     pub fn own_words(&self) -> String {
         let mut words = String::new();
-        if self.writeback_order == WritebackOrder::Fast {
-            words.push_str(" writeback_order fast");
-        }
+        words.push_str(match self.writeback_order {
+            WritebackOrder::Ordered => "",
+            WritebackOrder::Fast => " writeback_order fast",
+            WritebackOrder::Adaptive => " writeback_order adaptive",
+        });
         if !self.fills_reads {
             words.push_str(" read_fill never");
         }

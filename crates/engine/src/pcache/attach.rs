@@ -83,6 +83,8 @@ pub struct Replayed {
     pub dirty_bytes: u64,
     /// Whether keys at or behind dirty_tail stand behind the last flush mark.
     pub is_unmarked: bool,
+    /// The backing device alone is no state of any flush until write-back has come here.
+    pub torn_until: Option<Position>,
     /// Whether flush marks are known to stand from `marks_from` on.
     pub has_met_marks: bool,
     /// What was wrong and could be lived with.
@@ -92,6 +94,7 @@ pub struct Replayed {
 /// Reads and checks everything but the log.
 pub fn load_structures(media: &Media) -> Result<Structures> {
     check_size(media)?;
+    Label::refuse_newer(media)?;
     let superblock: Superblock = media.load(SUPERBLOCK_AT)?;
     check_superblock(media, &superblock)?;
     let seg_num = superblock.seg_num.get();
@@ -122,7 +125,8 @@ pub fn check_size(media: &Media) -> Result<()> {
     if media.geometry.segments_on(len) >= u64::from(SEGMENTS_MIN) {
         return Ok(());
     }
-    let message = format!("{}: {len} bytes are too few for a cache", media.name());
+    let cut = cut_short(media);
+    let message = format!("{}: {len} bytes are too few for a cache{cut}", media.name());
     Err(Error::new(Kind::NoSpace, message))
 }
 
@@ -143,11 +147,28 @@ fn check_superblock(media: &Media, superblock: &Superblock) -> Result<()> {
     let seg_num = u64::from(superblock.seg_num.get());
     let room = media.geometry.segments_on(media.pmem.len_bytes());
     if seg_num == 0 || seg_num > room || seg_num > SEGMENTS_MAX {
+        let cut = if seg_num > room && seg_num <= SEGMENTS_MAX { ": it was cut short" } else { "" };
         return Err(media.damaged(format_args!(
-            "superblock says {seg_num} segments, but the device holds {room}"
+            "superblock says {seg_num} segments, but the device holds {room}{cut}"
         )));
     }
     Ok(())
+}
+
+/// Behind an error about a small device: what is missing, if it is a cache cut short.
+pub fn cut_short(media: &Media) -> String {
+    let words = |missing| format!("; it was cut short: {missing} of its segments are gone");
+    missing_segments(media).map_or_else(String::new, words)
+}
+
+fn missing_segments(media: &Media) -> Option<u64> {
+    let len = media.pmem.len_bytes();
+    let has_superblock = len >= SUPERBLOCK_AT + size_of::<Superblock>() as u64;
+    let superblock: Superblock = has_superblock.then(|| media.load(SUPERBLOCK_AT).ok())??;
+    let is_ours = superblock.magic.get() == SUPERBLOCK_MAGIC && superblock.is_sealed();
+    let seg_num = u64::from(superblock.seg_num.get());
+    let missing = seg_num.checked_sub(media.geometry.segments_on(len))?;
+    (is_ours && missing > 0).then_some(missing)
 }
 
 /// cache_info, of a finished format.
@@ -217,6 +238,7 @@ pub fn replay(
     let segments = &*found.segments;
     let mut notes = Vec::new();
     let (key_tail, dirty_tail) = believable_tails(media, found, &mut notes)?;
+    let torn_until = found.label.as_ref().and_then(|(label, _)| label.torn_until);
     let mut replay = Replay {
         media,
         segments,
@@ -224,6 +246,7 @@ pub fn replay(
         is_log: Vec::new(),
         targets: vec![None; segments.count() as usize],
         has_hidden: false,
+        was_torn: torn_until.is_some(),
         out: Replayed {
             index,
             crcs: has_data_crc(&found.info.record).then(|| DataCrcs::new(segments.count())),
@@ -235,6 +258,7 @@ pub fn replay(
             hidden_until: None,
             dirty_bytes: 0,
             is_unmarked: false,
+            torn_until: None,
             has_met_marks: false,
             notes,
         },
@@ -249,6 +273,9 @@ pub fn replay(
             replay.out.has_met_marks |= Some(walk.position) == marks_from;
         }
         let position = walk.position;
+        if is_dirty && position != dirty_tail && torn_until == Some(position) {
+            replay.out.torn_until = torn_until;
+        }
         match walk.step(&mut keys)? {
             Step::End => break,
             Step::Last => {}
@@ -267,6 +294,11 @@ pub fn replay(
     replay.out.head = walk.position;
     replay.is_log = std::mem::take(&mut walk.is_log);
     replay.check_end(&walk, log_damage)?;
+    if let Some(until) = replay.out.torn_until {
+        replay.out.notes.push(format!(
+            "the backing device alone is not consistent until write-back has come to {until}"
+        ));
+    }
     replay.finish()
 }
 
@@ -354,6 +386,8 @@ struct Replay<'a> {
     targets: Vec<Option<Position>>,
     /// Whether a CLEAN key of the present set met other keys.
     has_hidden: bool,
+    /// Whether the label says that write-back was merging across flushes.
+    was_torn: bool,
     out: Replayed,
 }
 
@@ -428,6 +462,10 @@ impl Replay<'_> {
         };
         match log_damage {
             LogDamage::Truncate => {
+                // How far write-back had got into what is lost is not known.
+                if self.was_torn && self.out.torn_until.is_none() && end != self.out.dirty_tail {
+                    self.out.torn_until = Some(end);
+                }
                 self.out.notes.push(what);
                 Ok(())
             }

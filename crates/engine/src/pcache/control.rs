@@ -1,25 +1,26 @@
 //! Opening and steering a cache: from what the attach found to a running target; status, table,
-//! messages, facts.
+//! messages.
 
-use super::attach::{Replayed, Structures, check_key, check_size, has_data_crc};
+use super::attach::{Replayed, Structures, check_size, has_data_crc};
 use super::format::{Content, content, format};
 use super::layout::{
-    CACHE_INFO_AT, GC_PERCENT_MAX, INFO_GC_SHIFT, KEY_CLEAN, PAGE_STRIDE, Position, gc_percent_of,
+    CACHE_INFO_AT, GC_PERCENT_MAX, INFO_GC_SHIFT, PAGE_STRIDE, Position, gc_percent_of,
 };
+use super::takeup::{keys_left, log_taken_up, take_up};
 use super::*;
 use crate::disk::DiskLimits;
 use crate::mutants::{self, Mutant};
-use crate::target::FactValue;
 use zerocopy::IntoBytes;
 
 /// Makes sure that the device holds a pcache: formats it where that can do no harm.
 pub(super) fn prepare_media(media: &Media, args: &TableArgs, options: &OpenOptions) -> Result<()> {
     let len = media.pmem.len_bytes();
     if len < media.geometry.device_bytes_min {
+        let cut = attach::cut_short(media);
         return Err(Error::new(
             Kind::NoSpace,
             format!(
-                "pcache: cache device {} has {}, but at least {} is needed",
+                "pcache: cache device {} has {}, but at least {} is needed{cut}",
                 media.name(),
                 human_bytes(len),
                 human_bytes(media.geometry.device_bytes_min)
@@ -27,6 +28,8 @@ pub(super) fn prepare_media(media: &Media, args: &TableArgs, options: &OpenOptio
         ));
     }
     check_size(media)?;
+    // Before anything is written, by force or not.
+    Label::refuse_newer(media)?;
     match content(media)? {
         Content::Nothing => format(media, args.has_data_crc),
         Content::Unknown if options.force_format => format(media, args.has_data_crc),
@@ -116,6 +119,9 @@ pub(super) fn assemble(
     found: Structures,
     mut replayed: Replayed,
 ) -> Result<Pcache> {
+    let info = found.info.record;
+    // First of all: it may refuse, and a refused medium is not touched.
+    let left = keys_left(&media, &found, &mut replayed, &shared, args.log_damage)?;
     let segments = Arc::clone(&found.segments);
     let (head, key_tail, dirty_tail) = (replayed.head, found.key_tail, found.dirty_tail);
     let log = KeyLog::new(media.clone(), Arc::clone(&segments), head, key_tail, dirty_tail);
@@ -125,12 +131,6 @@ pub(super) fn assemble(
     }
     log.set_dirty_tail(replayed.dirty_tail).map_err(failed)?;
     log.set_key_tail(replayed.key_tail).map_err(failed)?;
-    let info = found.info.record;
-    let left = match &found.label {
-        _ if mutants::is(Mutant::SharedIgnored) => Vec::new(),
-        Some((label, _)) => OpenSets::left_behind(&shared, label.attach_id, &info),
-        None => Vec::new(),
-    };
     let keys = take_up(&media, &found, &mut replayed, backing.limits().size_bytes, &left)?;
     if mutants::is(Mutant::SharedClearedFirst) {
         let _ = OpenSets::fresh(shared.clone(), options.stripes, options.attach_id, &info);
@@ -143,7 +143,7 @@ pub(super) fn assemble(
     // A kernel would mis-count keys of reused segments: collection passes them first of all.
     let stale_until = (replayed.stale_keys > 0).then_some(replayed.dirty_tail);
     let gc = Gc::new(stale_until, replayed.hidden_until);
-    let writeback = Writeback::new(marks_from);
+    let writeback = Writeback::new(marks_from, replayed.torn_until);
     Ok(Pcache {
         crcs: replayed.crcs,
         stripes: (0..options.stripes).map(|_| Stripe::default()).collect(),
@@ -179,21 +179,6 @@ pub(super) fn assemble(
     })
 }
 
-/// Logs the keys that a dead server left, between the marks that ordered write-back needs.
-fn log_taken_up(log: &KeyLog, media: &Media, keys: &[Key], is_mark_owed: bool) -> Result<()> {
-    // Also before the keys of a server that died owing a mark: clients saw what it had found.
-    if is_mark_owed && !mutants::is(Mutant::AttachUnmarked) {
-        log.owe_mark();
-    }
-    log.append(keys, false).map_err(|error| {
-        media.damaged(format_args!("keys of the last server cannot be logged: {error:?}"))
-    })?;
-    if !keys.is_empty() && !mutants::is(Mutant::AttachUnmarked) {
-        log.owe_mark();
-    }
-    Ok(())
-}
-
 /// Stores the label of this attach.
 fn name_attach(
     media: &Media,
@@ -211,6 +196,7 @@ fn name_attach(
         marks_from: marks_from.unwrap_or(replayed.dirty_tail),
         info: [0; 24],
         bad: found.label.as_ref().map_or_else(Vec::new, |(label, _)| label.bad.clone()),
+        torn_until: replayed.torn_until,
     };
     label.info.copy_from_slice(found.info.record.as_bytes());
     // Also beside a label that a format left, which counts for nothing else.
@@ -235,49 +221,6 @@ fn first_mark(found: &Structures, replayed: &Replayed, info: &CacheInfo) -> Opti
         Some((label, _)) if was_ours => Some(label.marks_from),
         _ => Some(replayed.head),
     }
-}
-
-/// Puts keys that were only in memory into index and accounts; the caller logs them.
-fn take_up(
-    media: &Media,
-    found: &Structures,
-    replayed: &mut Replayed,
-    backing_bytes: u64,
-    left: &[Key],
-) -> Result<Vec<Key>> {
-    let segments = &found.segments;
-    let mut keys = Vec::with_capacity(left.len());
-    for key in left {
-        if check_key(media, segments, backing_bytes, key).is_err() {
-            continue;
-        }
-        let generation = segments.generation(key.segment.get());
-        if key.generation.get() > generation {
-            // As with a key in the log: what the client was told is there, but cannot be trusted.
-            return Err(media.damaged(format_args!(
-                "a key of the last server has generation {} of segment {}, which has only \
-                 reached {generation}",
-                key.generation.get(),
-                key.segment.get()
-            )));
-        }
-        if key.generation.get() < generation || segments.is_log(key.segment.get()) {
-            continue;
-        }
-        let (segment, offset, len) = (key.segment.get(), key.segment_off.get(), key.len.get());
-        segments.mark_data(segment);
-        segments.reference(segment);
-        if let Some(crcs) = &replayed.crcs {
-            crcs.insert(segment, offset, len, key.data_crc.get());
-        }
-        let place = index::Place::new(segment, offset, key.generation.get());
-        replayed.index.set(key.off.get(), u64::from(len), Some(place));
-        if key.flags.get() & KEY_CLEAN == 0 {
-            replayed.dirty_bytes += u64::from(len);
-        }
-        keys.push(*key);
-    }
-    Ok(keys)
 }
 
 impl Pcache {
@@ -355,76 +298,5 @@ impl Pcache {
         label.0.info.copy_from_slice(record.as_bytes());
         let (label, slot) = &mut *label;
         label.store(&self.media, slot).map_err(failed)
-    }
-
-    pub(super) fn all_facts(&self) -> Vec<Fact> {
-        let count = |name, counter: &AtomicU64, about| Fact {
-            name,
-            value: FactValue::Number(counter.load(Ordering::Relaxed)),
-            about,
-        };
-        let number = |name, value, about| Fact { name, value: FactValue::Number(value), about };
-        let flag = |name, value, about| Fact { name, value: FactValue::Flag(value), about };
-        let text = |name, value: String, about| Fact { name, value: FactValue::Text(value), about };
-        let counters = &self.counters;
-        let segment_bytes = self.media.geometry.segment_bytes;
-        let dirty_bytes = self.dirty_bytes();
-        let cached_bytes = self.index.cached_bytes(|place| self.is_live(place));
-        let background = lock(&self.background);
-        let is_ordered = self.args.writeback_order == WritebackOrder::Ordered;
-        let medium = self.media.pmem.medium();
-        let mut facts = vec![
-            text("cache_device", medium.name.clone(), "where cached data is"),
-            text("medium", medium.description.clone(), "what makes stores durable there"),
-            flag("medium_is_volatile", medium.is_volatile, "a power cut loses the cache"),
-            text("backing_device", self.backing.limits().name.clone(), "the slow device"),
-            number("cache_bytes", self.media.pmem.len_bytes(), "size of the cache device"),
-            number(
-                "used_bytes",
-                u64::from(self.segments.used()) * segment_bytes,
-                "segments in use",
-            ),
-            number("free_segments", u64::from(self.segments.free()), "segments free for reuse"),
-            number("cached_bytes", cached_bytes, "of the device, readable from the cache"),
-            number("dirty_bytes", dirty_bytes, "data that only the cache has"),
-            flag(
-                "origin_is_consistent",
-                dirty_bytes == 0 || is_ordered,
-                "the backing device alone is a state that a power cut could have left",
-            ),
-            flag("is_draining", self.is_draining.load(Ordering::Relaxed), "writes back all it can"),
-            flag(
-                "writeback_is_failing",
-                background.writeback.failing_since().is_some(),
-                "the backing device refuses writes; they are retried with growing pauses",
-            ),
-            flag("writeback_is_stuck", background.writeback.is_stuck(), "the log is damaged"),
-            flag("collection_is_stuck", background.gc.is_stuck(), "the log is damaged"),
-            flag("medium_has_failed", self.log.has_failed(), "the cache device refused a store"),
-            number("quarantined_bytes", self.bad.bytes(), "damaged dirty data; reads of it fail"),
-            number("index_bytes", self.index.memory_bytes(), "memory of the index"),
-        ];
-        drop(background);
-        facts.extend([
-            count("read_hits_total", &counters.read_hits, "reads served by the cache alone"),
-            count(
-                "read_misses_total",
-                &counters.read_misses,
-                "reads that asked the backing device",
-            ),
-            count("filled_bytes_total", &counters.filled_bytes, "cached after a miss"),
-            count("damaged_reads_total", &counters.damaged_reads, "cached data failed its CRC"),
-            count("damaged_runs_total", &counters.damaged_runs, "dirty data set aside as damaged"),
-            count("parked_total", &counters.parked, "requests that waited for room"),
-            count("writeback_batches_total", &counters.batches, "batches written back"),
-            count("written_back_bytes_total", &counters.written_back_bytes, "written back"),
-            count("writeback_failures_total", &counters.writeback_failures, "batches that failed"),
-            count("collected_keys_total", &counters.collected_keys, "keys passed by collection"),
-            count("recycled_segments_total", &counters.recycled_segments, "segments reused"),
-        ]);
-        facts.extend(self.notes.iter().map(|note| {
-            text("attach_note", note.clone(), "damage found at attach that could be lived with")
-        }));
-        facts
     }
 }

@@ -1,9 +1,10 @@
 //! Checksums of cached data, with `data_crc`: which key covers a place, and what its data's CRC
 //! was. Kept by segment, because a key's extent lies in one segment and lives as long as it.
 
-use crate::crc::pcache_crc;
+use crate::crc::{PCACHE_SEED, crc32c_raw, pcache_crc};
 use crate::error::Status;
 use crate::sync::{Mutex, lock};
+use crate::units::BLOCK;
 
 use super::index::Place;
 use super::segment::Segments;
@@ -53,18 +54,13 @@ impl DataCrcs {
         lock(&self.segments[segment as usize]).clear();
     }
 
-    /// Checks the data of every key that covers `[place, place + len)`.
+    /// Checks the data of every key that covers the place of `data`, which was loaded from there:
+    /// of keys that it has whole, itself; the others are loaded once more. Allocates nothing.
     ///
     /// [`Status::Corrupt`]: some of it is not what was written. The caller must check afterwards
     /// that the segment's generation still is the place's; otherwise the answer means nothing.
-    pub fn verify(
-        &self,
-        segments: &Segments,
-        place: Place,
-        len: u32,
-        scratch: &mut Vec<u8>,
-    ) -> Result<(), Status> {
-        let end = place.offset + len;
+    pub fn verify(&self, segments: &Segments, place: Place, data: &[u8]) -> Result<(), Status> {
+        let end = place.offset + data.len() as u32;
         let mut at = place.offset;
         while at < end {
             let extent = {
@@ -75,13 +71,32 @@ impl DataCrcs {
             let Some(extent) = extent.filter(|extent| extent.offset < end) else {
                 return Ok(());
             };
-            scratch.resize(extent.len as usize, 0);
-            segments.load(place.segment, extent.offset, scratch)?;
-            if pcache_crc(scratch) != extent.crc {
+            let extent_end = extent.offset + extent.len;
+            let crc = match extent.offset.checked_sub(place.offset) {
+                Some(from) if extent_end <= end => {
+                    pcache_crc(&data[from as usize..][..extent.len as usize])
+                }
+                _ => crc_on_media(segments, place.segment, extent)?,
+            };
+            if crc != extent.crc {
                 return Err(Status::Corrupt);
             }
-            at = extent.offset + extent.len;
+            at = extent_end;
         }
         Ok(())
     }
+}
+
+/// The checksum of what the medium holds there.
+fn crc_on_media(segments: &Segments, segment: u32, extent: Extent) -> Result<u32, Status> {
+    let mut register = PCACHE_SEED;
+    let mut chunk = [0; BLOCK as usize];
+    let mut done = 0;
+    while done < extent.len {
+        let chunk = &mut chunk[..(extent.len - done).min(BLOCK as u32) as usize];
+        segments.load(segment, extent.offset + done, chunk)?;
+        register = crc32c_raw(register, chunk);
+        done += chunk.len() as u32;
+    }
+    Ok(register)
 }

@@ -82,6 +82,7 @@ fn formatting_label() -> Label {
         marks_from: Position::default(),
         info: [0; 24],
         bad: Vec::new(),
+        torn_until: None,
     }
 }
 

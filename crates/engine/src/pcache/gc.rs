@@ -107,6 +107,7 @@ impl Pcache {
             return Ok(false);
         }
         gc.together_until = None;
+        gc.reader.begin();
         for passed in 0.. {
             let is_enough = match together {
                 Some(until) => at == until,
@@ -169,6 +170,7 @@ impl Pcache {
     ) -> Result<bool, Status> {
         let head = self.log.head();
         let mut at = from;
+        gc.reader.begin();
         while at != wanted && at != to {
             let record = gc.reader.read(&self.media, &self.segments, at, Some(head))?;
             at = after(at, &record.ok_or(Status::Corrupt)?);

@@ -16,6 +16,7 @@ use crate::slots::SlotState;
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use crate::sync::{Arc, Mutex, lock};
 
+use super::attach::check_key;
 use super::layout::{
     DIRTY_TAIL_AT, KEY_BYTES, KEY_TAIL_AT, KEYS_MAX, KSET_BYTES_MAX, KSET_HEADER_BYTES, Key,
     KsetHeader, Position, Record, SMALL_STRIDE, Tail, kset_bytes, parse_record, seal_kset,
@@ -299,12 +300,17 @@ impl KeyLog {
 }
 
 /// Reads records one after the other, through a window so that small key sets cost little.
+///
+/// The log of a running cache was checked when it was attached, or is our own; but a medium can
+/// change behind our back. What would lead out of the cache, or round in circles, is not valid.
 #[derive(Debug)]
 pub struct LogReader {
     window: Vec<u8>,
     segment: u32,
     start: u32,
     end: u32,
+    /// Ways to another segment met since the walk began.
+    lasts: u32,
 }
 
 /// Bytes read from the medium at once.
@@ -312,13 +318,19 @@ const WINDOW_BYTES: u32 = 64 << 10;
 
 impl Default for LogReader {
     fn default() -> LogReader {
-        LogReader { window: Vec::new(), segment: u32::MAX, start: 0, end: 0 }
+        LogReader { window: Vec::new(), segment: u32::MAX, start: 0, end: 0, lasts: 0 }
     }
 }
 
 impl LogReader {
+    /// A new walk begins.
+    pub fn begin(&mut self) {
+        self.lasts = 0;
+    }
+
     /// The record at `position`; `None` when nothing valid stands there. `limit` is the log's
-    /// head where it is known: nothing is read from beyond it.
+    /// head where it is known: nothing is read from beyond it, and what stands before it is
+    /// checked, as an attach checks it in more words.
     pub fn read(
         &mut self,
         media: &Media,
@@ -330,6 +342,9 @@ impl LogReader {
             Some(head) if head.segment == position.segment => head.offset,
             _ => media.geometry.data_bytes(),
         };
+        if position.offset > end {
+            return Ok(None);
+        }
         let needed = end.min(position.offset.saturating_add(KSET_BYTES_MAX as u32));
         let has_all =
             self.segment == position.segment && self.start <= position.offset && needed <= self.end;
@@ -338,7 +353,14 @@ impl LogReader {
         }
         let from = position.offset.saturating_sub(self.start) as usize;
         let to = (needed.max(position.offset) - self.start) as usize;
-        Ok(parse_record(&self.window[from..to]))
+        let record = parse_record(&self.window[from..to]);
+        if limit.is_none() {
+            return Ok(record);
+        }
+        self.lasts += u32::from(matches!(record, Some(Record::Last(_))));
+        // The log enters no segment twice.
+        let is_circle = self.lasts > segments.count();
+        Ok(record.filter(|record| !is_circle && is_inside(media, segments, record)))
     }
 
     fn fill(
@@ -357,6 +379,16 @@ impl LogReader {
         self.start = position.offset;
         self.end = position.offset + len;
         Ok(())
+    }
+}
+
+/// Whether a record leads to places of this cache only.
+fn is_inside(media: &Media, segments: &Segments, record: &Record<'_>) -> bool {
+    match record {
+        Record::Last(next) => *next < segments.count(),
+        Record::Keys(keys) => {
+            keys.iter().all(|key| check_key(media, segments, u64::MAX, key).is_ok())
+        }
     }
 }
 

@@ -2,16 +2,19 @@
 //!
 //! It binds the cache to its backing device (the kernel's format has no such binding: a cache
 //! attached to the wrong device corrupts it), names this attach (so that shared memory can be
-//! matched to media), remembers from where on the log carries flush marks, and lists ranges whose
-//! cached dirty data was found damaged.
+//! matched to media), remembers from where on the log carries flush marks and how far write-back
+//! must get until the backing device alone is consistent again, and lists ranges whose cached
+//! dirty data was found damaged.
 //!
-//! Two slots of 2048 bytes, chosen like every two-slot record. Little-endian.
+//! Two slots of 2048 bytes, chosen like every two-slot record. Little-endian. In every version,
+//! bytes 0..16 of a slot are the CRC over the rest of it, the sequence number, a byte, the version
+//! and the magic: so that each udm knows a label that only newer ones understand, and lets go.
 
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use crate::crc::pcache_crc;
-use crate::error::Status;
+use crate::error::{Error, Kind, Result, Status};
 use crate::slots::SlotState;
 
 use super::layout::{CacheInfo, Position, Sealed, Slotted};
@@ -19,8 +22,10 @@ use super::media::Media;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"udmlabel");
 const VERSION: u16 = 1;
-const STRIDE: u64 = 2048;
 const IDENTITY_BYTES: usize = 200;
+const STRIDE: u64 = Label::STRIDE;
+/// `torn_segment` and `torn_offset` mean something.
+const FLAG_TORN: u32 = 1;
 /// Most quarantined ranges that the label can hold.
 pub const QUARANTINE_MAX: usize = 96;
 
@@ -51,9 +56,11 @@ struct OnMedia {
     info: CacheInfo,
     identity: [u8; IDENTITY_BYTES],
     bad_count: U32,
-    reserved2: U32,
+    flags: U32,
     bad: [BadRange; QUARANTINE_MAX],
-    padding: [u8; 240],
+    torn_segment: U32,
+    torn_offset: U32,
+    padding: [u8; 232],
 }
 
 const _: () = assert!(size_of::<OnMedia>() as u64 == STRIDE);
@@ -86,9 +93,44 @@ pub struct Label {
     pub info: [u8; 24],
     /// Ranges of damaged dirty data.
     pub bad: Vec<BadRange>,
+    /// Write-back that merges across flushes has begun on its way to here. As long as dirty_tail
+    /// is before it, the backing device alone may be no state of any flush.
+    pub torn_until: Option<Position>,
 }
 
 impl Label {
+    /// Distance of the two slots.
+    pub const STRIDE: u64 = 2048;
+
+    /// Whether a slot holds a label of ours that is damaged, or cannot be read.
+    pub fn has_damaged_slot(media: &Media) -> bool {
+        (0..2).any(|nth| match media.load::<OnMedia>(nth * STRIDE) {
+            Ok(slot) => slot.magic.get() == MAGIC && !slot.is_sealed(),
+            Err(_) => true,
+        })
+    }
+
+    /// Refuses a medium that a newer udm labelled: what that binds it to, and what it knows to be
+    /// damaged, cannot be read here.
+    pub fn refuse_newer(media: &Media) -> Result<()> {
+        let read = |nth| media.load::<OnMedia>(nth * STRIDE).ok();
+        let is_newer = |slot: &OnMedia| {
+            let is_whole = pcache_crc(&slot.as_bytes()[4..]) == slot.crc.get();
+            slot.magic.get() == MAGIC && slot.version.get() > VERSION && is_whole
+        };
+        let newer = (0..2).filter_map(read).filter(is_newer).map(|slot| slot.version.get()).max();
+        newer.map_or(Ok(()), |version| {
+            Err(Error::new(
+                Kind::Unsupported,
+                format!(
+                    "{}: a newer udm labelled it (label version {version}, this udm knows up to \
+                     {VERSION}): use that udm, or erase its first 64 KiB if its data may be lost",
+                    media.name()
+                ),
+            ))
+        })
+    }
+
     /// Reads the label, if there is a valid one.
     pub fn load(media: &Media) -> Option<(Label, SlotState)> {
         let found = media.load_slots::<OnMedia>(0, STRIDE)?;
@@ -107,12 +149,16 @@ impl Label {
             },
             info,
             bad: label.bad[..bad_count].to_vec(),
+            torn_until: (label.flags.get() & FLAG_TORN != 0).then(|| Position {
+                segment: label.torn_segment.get(),
+                offset: label.torn_offset.get(),
+            }),
         };
         Some((loaded, found.slot))
     }
 
     /// Stores the label into the spare slot, durably.
-    pub fn store(&self, media: &Media, slot: &mut SlotState) -> Result<(), Status> {
+    pub fn store(&self, media: &Media, slot: &mut SlotState) -> std::result::Result<(), Status> {
         let next = slot.next();
         media.store_slot(0, STRIDE, next, &self.record(next.seq))?;
         *slot = next;
@@ -131,6 +177,7 @@ impl Label {
         identity[..bytes.len()].copy_from_slice(bytes);
         let mut bad = [BadRange { offset: U64::ZERO, len: U64::ZERO }; QUARANTINE_MAX];
         bad[..self.bad.len()].copy_from_slice(&self.bad);
+        let torn = self.torn_until.unwrap_or_default();
         OnMedia {
             crc: U32::ZERO,
             seq,
@@ -144,9 +191,11 @@ impl Label {
             info: zerocopy::transmute!(self.info),
             identity,
             bad_count: U32::new(self.bad.len() as u32),
-            reserved2: U32::ZERO,
+            flags: U32::new(if self.torn_until.is_some() { FLAG_TORN } else { 0 }),
             bad,
-            padding: [0; 240],
+            torn_segment: U32::new(torn.segment),
+            torn_offset: U32::new(torn.offset),
+            padding: [0; 232],
         }
         .seal()
     }

@@ -7,12 +7,13 @@
 //!
 //! | file | what happens there | kernel |
 //! |---|---|---|
-//! | `args` | the table line's words | `dm_pcache.c` |
+//! | `args`, `facts` | the table line's words; what is told beyond the status | `dm_pcache.c` |
 //! | `layout`, `media` | every on-media byte; typed access to them | `*.h` |
 //! | `format`, `attach`, `walk`, `label` | making a cache, opening one, knowing it | `cache.c` |
 //! | `segment` | allocation, references, generations | `cache_segment.c` |
 //! | `index` | logical block to place | `cache_key.c` |
-//! | `openset`, `keylog` | keys in memory, keys on media | `cache_key.c` |
+//! | `openset`, `takeup` | keys in memory, also those of a dead server | `cache_key.c` |
+//! | `keylog` | keys on media | `cache_key.c` |
 //! | `write`, `read` | the life of a request | `cache_req.c` |
 //! | `writeback`, `gc` | the life of data afterwards | `cache_writeback.c`, `cache_gc.c` |
 //! | `datacrc`, `quarantine` | damage: found, and kept from spreading | |
@@ -24,6 +25,7 @@ mod args;
 mod attach;
 mod control;
 mod datacrc;
+mod facts;
 mod format;
 mod gc;
 pub mod index;
@@ -36,6 +38,7 @@ mod openset;
 mod quarantine;
 mod read;
 mod segment;
+mod takeup;
 mod walk;
 mod write;
 mod writeback;
@@ -238,6 +241,12 @@ impl Pcache {
         let index = Index::new(limits.size_bytes);
         let replayed = attach::replay(&media, &found, limits.size_bytes, index, args.log_damage)?;
         control::assemble(args, media, backing, shared, options, found, replayed)
+    }
+
+    /// Whether the backing device alone is a state that a power cut could have left. Always so
+    /// with the order `ordered`, once what another order left half done is written back.
+    pub fn is_origin_consistent(&self) -> bool {
+        lock(&self.background).writeback.is_origin_consistent()
     }
 
     fn stripe_of(&self, offset: u64) -> usize {

@@ -8,7 +8,7 @@
 //!
 //! ```text
 //! 0       magic, stored last       1       version, number of stripes
-//! 2       attach id, as in the label
+//! 2       attach id, as in the label       9       the run of the machine
 //! 3 .. 5  cache_info of the medium         6 .. 8  cache_info that is being stored
 //! 16 + stripe * 648:               0       number of keys
 //!                                  8 ..    keys of 5 words
@@ -17,11 +17,12 @@
 //! A key's words are stored before the count that covers them, and the kernel keeps every store
 //! of a killed process, so a count never covers half a key.
 
-use crate::mutants::{self, Mutant};
 use crate::shm::SharedWords;
 use crate::sync::atomic::{AtomicU64, Ordering};
 
-use super::layout::{CacheInfo, KEYS_MAX, Key};
+use zerocopy::IntoBytes;
+
+use super::layout::{CacheInfo, KEYS_MAX, Key, Slotted};
 
 const MAGIC: u64 = 0x7564_6D6F_7065_6E31; // "udmopen1"
 const VERSION: u64 = 1;
@@ -37,12 +38,39 @@ const WORD_SHAPE: usize = 1;
 const WORD_ATTACH_ID: usize = 2;
 const WORD_INFO: usize = 3;
 const WORD_INFO_NEXT: usize = 6;
+const WORD_BOOT: usize = 9;
 
 /// The open key sets of a cache, one per stripe. Each is used under its stripe's lock.
 #[derive(Debug)]
 pub struct OpenSets {
     shared: SharedWords,
     stripes: usize,
+}
+
+/// What a dead server left, and to whom it belongs.
+#[derive(Debug)]
+pub struct LeftBehind {
+    /// The attach, as on the label.
+    pub attach_id: u64,
+    /// cache_info as that server stored it last, and as it was about to store it.
+    info: CacheInfo,
+    info_next: CacheInfo,
+    /// Whether the machine has not been started again since.
+    pub is_of_this_boot: bool,
+    /// Keys that were not logged.
+    pub keys: Vec<Key>,
+}
+
+impl LeftBehind {
+    /// Whether `info` on the medium is what that server left there.
+    pub fn knows(&self, info: &CacheInfo) -> bool {
+        [self.info, self.info_next].iter().any(|known| known.as_bytes() == info.as_bytes())
+    }
+
+    /// Whether that server stored a newer record than `info`: then the medium has lost it.
+    pub fn is_ahead_of(&self, info: &CacheInfo) -> bool {
+        (1..=127).contains(&self.info.seq().wrapping_sub(info.seq()))
+    }
 }
 
 /// Words that `stripes` open sets need.
@@ -66,30 +94,25 @@ impl OpenSets {
         }
         words[WORD_SHAPE].store(VERSION << 32 | stripes as u64, Ordering::Relaxed);
         words[WORD_ATTACH_ID].store(attach_id, Ordering::Relaxed);
+        words[WORD_BOOT].store(shared.boot(), Ordering::Relaxed);
         store_info(words, WORD_INFO, info);
         store_info(words, WORD_INFO_NEXT, info);
         words[WORD_MAGIC].store(MAGIC, Ordering::SeqCst);
         OpenSets { shared, stripes }
     }
 
-    /// The keys that a dead server left for this attach of this medium, in an order that keeps
-    /// the order of keys of one region. Empty when `shared` belongs to something else.
-    pub fn left_behind(shared: &SharedWords, attach_id: u64, info: &CacheInfo) -> Vec<Key> {
+    /// What a dead server left in `shared`, in an order that keeps the order of keys of one
+    /// region. `None` when nothing that can be understood is there.
+    pub fn left_behind(shared: &SharedWords) -> Option<LeftBehind> {
         let words = shared.words();
         if words.len() < HEADER_WORDS || words[WORD_MAGIC].load(Ordering::SeqCst) != MAGIC {
-            return Vec::new();
+            return None;
         }
         let shape = words[WORD_SHAPE].load(Ordering::Relaxed);
         let stripes = (shape & 0xFFFF_FFFF) as usize;
-        let is_ours = shape >> 32 == VERSION
-            && stripes <= STRIPES_MAX
-            && words.len() >= words_needed(stripes)
-            && (mutants::is(Mutant::SharedOfAnybody)
-                || words[WORD_ATTACH_ID].load(Ordering::Relaxed) == attach_id
-                    && (holds_info(words, WORD_INFO, info)
-                        || holds_info(words, WORD_INFO_NEXT, info)));
-        if !is_ours {
-            return Vec::new();
+        let is_known = shape >> 32 == VERSION && stripes <= STRIPES_MAX;
+        if !is_known || words.len() < words_needed(stripes) {
+            return None;
         }
         let mut keys = Vec::new();
         for stripe in 0..stripes {
@@ -97,7 +120,13 @@ impl OpenSets {
             let count = words[0].load(Ordering::Acquire).min(KEYS_MAX as u64) as usize;
             keys.extend((0..count).map(|nth| load_key(words, nth)));
         }
-        keys
+        Some(LeftBehind {
+            attach_id: words[WORD_ATTACH_ID].load(Ordering::Relaxed),
+            info: load_info(words, WORD_INFO),
+            info_next: load_info(words, WORD_INFO_NEXT),
+            is_of_this_boot: words[WORD_BOOT].load(Ordering::Relaxed) == shared.boot(),
+            keys,
+        })
     }
 
     /// cache_info is about to be stored: both the old and the new one mean "still this medium".
@@ -172,9 +201,9 @@ fn store_info(words: &[AtomicU64], at: usize, info: &CacheInfo) {
     }
 }
 
-fn holds_info(words: &[AtomicU64], at: usize, info: &CacheInfo) -> bool {
-    let info: [u64; 3] = zerocopy::transmute!(*info);
-    words[at..].iter().zip(info).all(|(word, value)| word.load(Ordering::SeqCst) == value)
+fn load_info(words: &[AtomicU64], at: usize) -> CacheInfo {
+    let info: [u64; 3] = std::array::from_fn(|word| words[at + word].load(Ordering::SeqCst));
+    zerocopy::transmute!(info)
 }
 
 #[cfg(test)]
@@ -190,19 +219,23 @@ mod tests {
     fn the_next_server_finds_what_was_open() {
         let shared = SharedWords::private(words_needed(4));
         let info = CacheInfo::new(1, 0, 31, 0x1182);
-        assert!(OpenSets::left_behind(&shared, 0, &info).is_empty());
+        assert!(OpenSets::left_behind(&shared).is_none());
         let sets = OpenSets::fresh(shared.clone(), 4, 77, &info);
         assert_eq!(sets.push(2, &key(1)), 1);
         assert_eq!(sets.push(2, &key(2)), 2);
         assert_eq!(sets.push(0, &key(3)), 1);
-        let found = OpenSets::left_behind(&shared, 77, &info);
-        assert_eq!(found.iter().map(|key| key.off.get()).collect::<Vec<_>>(), [3, 1, 2]);
+        let found = OpenSets::left_behind(&shared).unwrap();
+        assert_eq!(found.keys.iter().map(|key| key.off.get()).collect::<Vec<_>>(), [3, 1, 2]);
+        assert!(found.attach_id == 77 && found.knows(&info));
         sets.clear(2);
-        assert_eq!(OpenSets::left_behind(&shared, 77, &info).len(), 1);
-        assert!(OpenSets::left_behind(&shared, 78, &info).is_empty(), "another attach");
+        let found = OpenSets::left_behind(&shared).unwrap();
+        assert_eq!(found.keys.len(), 1);
         let other = CacheInfo::new(2, 0, 31, 0x1182);
-        assert!(OpenSets::left_behind(&shared, 77, &other).is_empty(), "the kernel attached");
+        assert!(!found.knows(&other) && !found.is_ahead_of(&other), "the kernel attached");
+        let before = CacheInfo::new(0, 0, 31, 0x1182);
+        assert!(!found.knows(&before) && found.is_ahead_of(&before), "the medium lost it");
         sets.announce_info(&other);
-        assert_eq!(OpenSets::left_behind(&shared, 77, &other).len(), 1);
+        let found = OpenSets::left_behind(&shared).unwrap();
+        assert!(found.knows(&info) && found.knows(&other));
     }
 }

@@ -18,7 +18,7 @@ use super::index::{Piece, Place};
 use super::keylog::{LogReader, after};
 use super::layout::{KEY_CLEAN, KEYS_MAX, Key, REGION_BYTES, Record};
 use super::write::Close;
-use super::{Pcache, TOKEN_MISS};
+use super::{Background, Pcache, TOKEN_MISS};
 
 /// A read that waits for the backing device.
 #[derive(Debug)]
@@ -86,9 +86,7 @@ impl Pcache {
     fn read_hit(&self, piece: &Piece, place: Place, into: &mut [u8]) -> Result<bool, Status> {
         let result = self.segments.load(place.segment, place.offset, into);
         let verified = match (&self.crcs, result) {
-            (Some(crcs), Ok(())) => {
-                crcs.verify(&self.segments, place, into.len() as u32, &mut Vec::new())
-            }
+            (Some(crcs), Ok(())) => crcs.verify(&self.segments, place, into),
             (_, result) => result,
         };
         // The copy happens before the generation is looked at again.
@@ -106,13 +104,15 @@ impl Pcache {
     /// cached copy. Says whether that was so.
     fn drop_if_clean(&self, piece: &Piece, place: Place) -> bool {
         self.counters.damaged_reads.fetch_add(1, Ordering::Relaxed);
+        // While it is held, dirty_tail stays where it is and no segment of the log is reused.
+        let background = lock(&self.background);
         let stripe = self.stripe_of(piece.offset);
         let _guard = lock(&self.stripes[stripe].state);
         let now = self.index.lookup(piece.offset, piece.offset + piece.len, |p| self.is_live(p));
         if now.place != Some(place) {
             return true;
         }
-        if self.is_dirty(stripe, piece.offset, now.len) {
+        if self.is_dirty(&background, stripe, piece.offset, now.len) {
             return false;
         }
         self.index.set(piece.offset, now.len, None);
@@ -121,8 +121,8 @@ impl Pcache {
 
     /// Whether a key at or behind dirty_tail, or in the open set of the (locked) stripe, covers
     /// any of the range and is not CLEAN. A walk along the log: for damaged data only. In doubt,
-    /// yes.
-    fn is_dirty(&self, stripe: usize, at: u64, len: u64) -> bool {
+    /// yes. Whoever holds the background keeps the log from being reused under the walk.
+    fn is_dirty(&self, _: &Background, stripe: usize, at: u64, len: u64) -> bool {
         let is_hit = |key: &Key| {
             let (off, key_len) = (key.off.get(), u64::from(key.len.get()));
             key.flags.get() & KEY_CLEAN == 0 && off < at + len && at < off + key_len

@@ -7,6 +7,9 @@
 //! are merged. In a log that a kernel wrote there are no marks: there every key set may end at a
 //! flush, and is a batch of its own.
 //!
+//! A batch that does reach beyond a mark makes the backing device alone inconsistent from its
+//! first write until dirty_tail has come to its end. The label says so before the first write.
+//!
 //! dirty_tail moves only when every write *and* the flush have succeeded; otherwise the whole
 //! batch is written again after a pause, which grows.
 
@@ -17,8 +20,8 @@ use crate::buffer::Buffer;
 use crate::disk::DiskIo;
 use crate::error::Status;
 use crate::mutants::{self, Mutant};
-use crate::sync::Arc;
 use crate::sync::atomic::Ordering;
+use crate::sync::{Arc, lock};
 use crate::target::Port;
 use crate::units::{KIB, MIB, Nanos, SECOND};
 
@@ -29,18 +32,21 @@ use super::layout::{KEY_CLEAN, Key, Position, Record};
 use super::{Background, Pcache, TOKEN_FLUSH, TOKEN_WRITEBACK};
 
 /// Most bytes of keys in a batch, unless a single key set has more.
-const BATCH_BYTES_MAX: u64 = 32 * MIB;
+pub(super) const BATCH_BYTES_MAX: u64 = 32 * MIB;
 /// Most keys in a batch.
-const BATCH_KEYS_MAX: usize = 16 * 1024;
+pub(super) const BATCH_KEYS_MAX: usize = 16 * 1024;
 /// Longest write made of neighbouring pieces.
-const WRITE_BYTES_MAX: u64 = 512 * KIB;
+pub(super) const WRITE_BYTES_MAX: u64 = 512 * KIB;
 /// Writes in flight.
-const DEPTH_MAX: usize = 64;
+pub(super) const DEPTH_MAX: usize = 64;
 /// Pieces at least so long are looked at: zeroes are written as such.
 const ZEROES_BYTES_MIN: u64 = 64 * KIB;
+/// With the order `adaptive`, merging across flushes begins when so large a part of the cache's
+/// room for data is dirty (1 / n), and ends below half of that.
+const MERGE_SHARE: u64 = 4;
 /// First and longest pause after a failure.
 const PAUSE_MIN: Nanos = SECOND / 10;
-const PAUSE_MAX: Nanos = 10 * SECOND;
+pub(super) const PAUSE_MAX: Nanos = 10 * SECOND;
 
 /// A run that the batch writes, with its place in the cache.
 #[derive(Clone, Copy, Debug)]
@@ -77,12 +83,29 @@ pub(super) struct Writeback {
     failing_since: Option<Nanos>,
     /// The log is known to carry flush marks from here on; `None`: from dirty_tail on.
     marks_from: Option<Position>,
+    /// Whether the order `adaptive` merges across flushes now.
+    is_merging: bool,
+    /// The backing device alone is inconsistent until dirty_tail comes here.
+    torn_until: Option<Position>,
+    torn_since: Option<Nanos>,
+    /// With the present batch, it does.
+    mends: bool,
     is_stuck: bool,
 }
 
 impl Writeback {
-    pub(super) fn new(marks_from: Option<Position>) -> Writeback {
-        Writeback { marks_from, ..Writeback::default() }
+    pub(super) fn new(marks_from: Option<Position>, torn_until: Option<Position>) -> Writeback {
+        Writeback { marks_from, torn_until, ..Writeback::default() }
+    }
+
+    /// Whether the backing device alone is a state that a power cut could have left.
+    pub(super) fn is_origin_consistent(&self) -> bool {
+        self.torn_until.is_none()
+    }
+
+    /// Since when it is not; `None` also when that began before the attach.
+    pub(super) fn inconsistent_since(&self) -> Option<Nanos> {
+        self.torn_since
     }
 
     /// Whether no I/O is in flight.
@@ -98,6 +121,11 @@ impl Writeback {
     /// Damage in the log stops write-back.
     pub(super) fn is_stuck(&self) -> bool {
         self.is_stuck
+    }
+
+    /// The pause after the last failure; 0 when all is well.
+    pub(super) fn pause(&self) -> Nanos {
+        self.pause
     }
 
     /// When to be called again.
@@ -124,7 +152,7 @@ impl Pcache {
             if self.is_suspended() || writeback.is_stuck {
                 return;
             }
-            match self.collect_batch(writeback) {
+            match self.collect_batch(writeback, now) {
                 Ok(true) if writeback.runs.is_empty() => {
                     // Nothing but CLEAN keys and marks: no flush is owed.
                     if !self.finish_batch(writeback) {
@@ -146,12 +174,16 @@ impl Pcache {
     }
 
     /// Gathers key sets from dirty_tail on. `false`: the log ends there.
-    fn collect_batch(&self, writeback: &mut Writeback) -> Result<bool, Status> {
+    fn collect_batch(&self, writeback: &mut Writeback, now: Nanos) -> Result<bool, Status> {
         let head = self.log.head();
         let mut at = self.log.dirty_tail();
         if at == head {
             return Ok(false);
         }
+        let merges = self.merges(writeback)?;
+        let (mut has_border, mut crosses) = (false, false);
+        writeback.mends = false;
+        writeback.reader.begin();
         let mut overlay = Overlay::default();
         let mut keys = 0;
         let mut bytes = 0;
@@ -164,19 +196,23 @@ impl Pcache {
             let next = after(at, &record);
             if let Record::Keys(set) = record {
                 for key in set.iter().filter(|key| self.is_to_be_written(key)) {
+                    crosses |= has_border;
                     overlay.put(key);
                     bytes += u64::from(key.len.get());
                 }
                 keys += set.len();
                 let is_border = (set.is_empty() || writeback.marks_from.is_some())
                     && !mutants::is(Mutant::BatchCrossesMark);
-                let is_ordered = self.args.writeback_order == WritebackOrder::Ordered;
-                if is_ordered && is_border && bytes > 0 {
-                    at = next;
-                    break;
-                }
+                has_border |= is_border && bytes > 0;
             }
             at = next;
+            writeback.mends |= writeback.torn_until == Some(at);
+            if has_border && !merges {
+                break;
+            }
+        }
+        if crosses {
+            self.tear(writeback, at, now)?;
         }
         writeback.end = at;
         writeback.batch_dirty_bytes = bytes;
@@ -186,6 +222,47 @@ impl Pcache {
         writeback.damaged.clear();
         writeback.failure = None;
         Ok(true)
+    }
+
+    /// Whether batches may reach beyond flush marks now.
+    fn merges(&self, writeback: &mut Writeback) -> Result<bool, Status> {
+        match self.args.writeback_order {
+            WritebackOrder::Ordered => return Ok(false),
+            WritebackOrder::Fast => return Ok(true),
+            WritebackOrder::Adaptive => {}
+        }
+        let data_bytes = u64::from(self.media.geometry.data_bytes());
+        let share = u64::from(self.segments.count()) * data_bytes / MERGE_SHARE;
+        let mark = if writeback.is_merging { share / 2 } else { share };
+        let was_merging = writeback.is_merging;
+        writeback.is_merging = self.dirty_bytes() > mark || self.is_space_short();
+        if was_merging && !writeback.is_merging {
+            // Else a far later place in the log might be taken for the one that is named there.
+            self.store_torn(writeback.torn_until)?;
+        }
+        Ok(writeback.is_merging)
+    }
+
+    /// The batch up to `end` reaches beyond a mark: a crash during it must not go unnoticed.
+    fn tear(&self, writeback: &mut Writeback, end: Position, now: Nanos) -> Result<(), Status> {
+        if writeback.torn_until.is_some() && !writeback.mends {
+            // An earlier batch, which is being repeated in parts, reached further.
+            return Ok(());
+        }
+        self.store_torn(Some(end))?;
+        writeback.torn_until = Some(end);
+        writeback.torn_since.get_or_insert(now);
+        writeback.mends = true;
+        Ok(())
+    }
+
+    fn store_torn(&self, until: Option<Position>) -> Result<(), Status> {
+        let (label, slot) = &mut *lock(&self.label);
+        label.torn_until = until;
+        if mutants::is(Mutant::TornOriginUnlabelled) {
+            return Ok(());
+        }
+        label.store(&self.media, slot)
     }
 
     /// Not CLEAN; and not stale, which no key here should be: a stale one's space has foreign data.
@@ -248,12 +325,11 @@ impl Pcache {
     /// Copies runs out of the cache, checking their data where it has CRCs.
     fn load_runs(&self, runs: &[Run], buffer: &mut Buffer) -> Result<(), Status> {
         let mut at = 0;
-        let mut scratch = Vec::new();
         for run in runs {
             let into = &mut buffer.as_mut_slice()[at..at + run.len as usize];
             self.segments.load(run.place.segment, run.place.offset, into)?;
             if let Some(crcs) = &self.crcs {
-                crcs.verify(&self.segments, run.place, run.len as u32, &mut scratch)?;
+                crcs.verify(&self.segments, run.place, into)?;
             }
             at += run.len as usize;
         }
@@ -341,6 +417,10 @@ impl Pcache {
             return false;
         }
         self.cleaned_bytes.fetch_add(writeback.batch_dirty_bytes, Ordering::SeqCst);
+        if writeback.mends {
+            writeback.torn_until = None;
+            writeback.torn_since = None;
+        }
         true
     }
 

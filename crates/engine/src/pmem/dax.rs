@@ -45,7 +45,7 @@ pub struct DaxOptions {
 pub struct DaxPmem {
     // Unmapped before the file is closed and its lock is gone: fields drop in this order.
     mapping: Mapping,
-    _file: File,
+    file: File,
     medium: Medium,
     access: Access,
     /// Whether pages can be mapped ahead of their use without I/O.
@@ -97,15 +97,7 @@ impl DaxPmem {
             kernel_name: opened.kernel_name,
         };
         let has_sync_failed = Mutex::new(false);
-        Ok(DaxPmem {
-            mapping,
-            _file: opened.file,
-            medium,
-            access,
-            is_memory,
-            plan,
-            has_sync_failed,
-        })
+        Ok(DaxPmem { mapping, file: opened.file, medium, access, is_memory, plan, has_sync_failed })
     }
 
     /// Maps the pages of a range ahead of their use, if that takes no I/O: a page fault within a
@@ -128,20 +120,6 @@ impl DaxPmem {
         let needs_flush = CAN_FLUSH && self.medium.persistence == Persistence::Cpu;
         assert!(!needs_flush || plan.is_durable(), "plain stores are not durable here");
         self.plan = plan;
-    }
-
-    /// Why the medium is not trusted any more, as a sentence, if it is not.
-    pub fn failure(&self) -> Option<String> {
-        let name = &self.medium.name;
-        let damages = self.mapping.watch.damages();
-        if damages > 0 {
-            return Some(format!(
-                "cache device {name} failed: {damages} of its pages could not be reached (cut \
-                 off or unreadable)"
-            ));
-        }
-        let has_sync_failed = *lock(&self.has_sync_failed);
-        has_sync_failed.then(|| format!("cache device {name} failed: msync reported an error"))
     }
 
     /// The medium's answer to a call that needs it whole.
@@ -209,6 +187,31 @@ impl Pmem for DaxPmem {
         let mut has_failed = lock(&self.has_sync_failed);
         *has_failed = *has_failed || self.mapping.sync().is_err();
         if *has_failed { Err(Status::Io) } else { self.check_whole() }
+    }
+
+    fn failure(&self) -> Option<String> {
+        let name = &self.medium.name;
+        let left = self.file.metadata().ok().filter(std::fs::Metadata::is_file);
+        let left = left.map_or(self.mapping.len_bytes, |metadata| metadata.len());
+        if left < self.mapping.len_bytes {
+            return Some(format!(
+                "cache device {name} failed: it was cut short, from {} to {left} bytes",
+                self.mapping.len_bytes
+            ));
+        }
+        let damages = self.mapping.watch.damages();
+        if damages > 0 {
+            return Some(format!(
+                "cache device {name} failed: {damages} of its pages could not be reached (cut \
+                 off or unreadable)"
+            ));
+        }
+        let has_sync_failed = *lock(&self.has_sync_failed);
+        has_sync_failed.then(|| format!("cache device {name} failed: msync reported an error"))
+    }
+
+    fn is_deleted(&self) -> bool {
+        self.file.metadata().is_ok_and(|metadata| metadata.is_file() && metadata.nlink() == 0)
     }
 }
 

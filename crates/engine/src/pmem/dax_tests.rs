@@ -133,13 +133,27 @@ fn a_medium_cut_short_fails_and_the_process_lives() {
         // Nothing can be promised any more.
         pmem.store(0, &[1; 100]);
         assert_eq!([pmem.drain(), pmem.sync(), pmem.sync()], [Err(Status::Io); 3]);
-        assert!(pmem.failure().unwrap().contains("could not be reached"));
+        assert!(pmem.failure().unwrap().contains("cut short"));
         // Neither by growing the file again.
         File::options().write(true).open(&path).unwrap().set_len(LEN).unwrap();
         assert_eq!(pmem.drain(), Err(Status::Io));
+        assert!(pmem.failure().unwrap().contains("could not be reached"));
         drop(pmem);
         assert!(open(&path).drain().is_ok(), "a new user finds what there is");
     }
+}
+
+#[test]
+fn a_deleted_medium_is_whole_but_known_to_be_deleted() {
+    let folder = folder_on_disk();
+    let path = file(&folder, LEN);
+    let pmem = open(&path);
+    assert!(!pmem.is_deleted());
+    std::fs::remove_file(&path).unwrap();
+    assert!(pmem.is_deleted());
+    pmem.store(100, &[7; 100]);
+    assert_eq!([pmem.drain(), pmem.sync()], [Ok(()), Ok(())]);
+    assert_eq!(pmem.failure(), None);
 }
 
 #[test]

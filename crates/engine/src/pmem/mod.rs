@@ -73,4 +73,14 @@ pub trait Pmem: Send + Sync + std::fmt::Debug {
 
     /// All drained stores are durable. After a failure the medium must not be trusted again.
     fn sync(&self) -> Result<(), Status>;
+
+    /// Why the medium is not trusted any more, as a sentence, if it is not.
+    fn failure(&self) -> Option<String> {
+        None
+    }
+
+    /// Whether its name is gone: what it holds is lost when its last user lets go of it.
+    fn is_deleted(&self) -> bool {
+        false
+    }
 }

@@ -1,15 +1,24 @@
 //! The roles of a queue that face clients: one conversation over a stream socket, and the door.
 //!
-//! Sending the answers of a turn, asking for the next bytes, starting the I/O of disks and waiting
-//! for whatever comes first is one entry into the kernel. A client that waits for each answer is
-//! served best that way: its wake-up is the last thing that happens before this thread sleeps, so
-//! it takes over the core at once. Sending at once and looking out for the next request before
-//! going to sleep was measured to be slower, and it burns a core.
+//! While nothing of a client is in flight, only the client can bring news. Then its thread sends and
+//! receives with plain calls and sleeps in the socket: whoever wakes a sleeper there tells the
+//! scheduler that it will sleep itself next, so that a client which waits for each answer and its
+//! server take turns on one core. The ring cannot say so, and an idle core takes longer to wake
+//! than a request takes to serve.
+//!
+//! As soon as a request waits for a disk, or for room, everything goes through the ring: sending
+//! the answers of a turn, asking for the next bytes, starting the I/O of disks and waiting for
+//! whatever comes first are one entry into the kernel.
+//!
+//! A thread that sleeps in the socket is not woken through its queue. It need not be: it has no
+//! bios that wait for anything, and [`Queue::stop`](super::Queue::stop) ends its sleep by shutting
+//! the socket's receiving side.
 
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
 
-use rustix::net::Shutdown;
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, SendFlags, Shutdown};
 
 use super::device::DeviceEnd;
 use super::{Core, Role, STOP_SECONDS_MAX, Turn, now};
@@ -17,6 +26,7 @@ use crate::bio::Bio;
 use crate::buffer::{Buffer, BufferPool};
 use crate::disk::{Event, Ring};
 use crate::sync::Arc;
+use crate::sync::atomic::Ordering;
 use crate::units::{Nanos, SECOND};
 
 const TAG_RECEIVE: u64 = 1;
@@ -94,15 +104,8 @@ pub(super) struct Client<C> {
 }
 
 impl<C: Conversation> Client<C> {
-    pub(super) fn new(socket: OwnedFd, conversation: C, end: DeviceEnd) -> Client<C> {
-        Client {
-            socket: Arc::new(socket),
-            conversation,
-            end,
-            receiving: None,
-            sending: None,
-            stopping_since: None,
-        }
+    pub(super) fn new(socket: Arc<OwnedFd>, conversation: C, end: DeviceEnd) -> Client<C> {
+        Client { socket, conversation, end, receiving: None, sending: None, stopping_since: None }
     }
 
     /// Closes the socket and lets go of the device.
@@ -113,6 +116,52 @@ impl<C: Conversation> Client<C> {
         self.conversation
     }
 
+    /// Whether only the client can bring news.
+    fn is_alone(&self) -> bool {
+        self.end.is_quiet() && self.sending.is_none() && self.receiving.is_none()
+    }
+
+    /// Sleeps in the socket until bytes come, and takes them. False if none are wanted.
+    fn receive_alone(&mut self, core: &Core) -> bool {
+        let Some(mut space) = self.conversation.incoming() else { return false };
+        let memory = &mut space.buffer.as_mut_slice()[space.at..space.end];
+        let sleep = || rustix::net::recv(&self.socket, &mut *memory, RecvFlags::empty());
+        let result = rustix::io::retry_on_intr(sleep);
+        let result = result.map(|(count, _)| count).map_err(std::io::Error::from);
+        self.has_received(space, result, core);
+        true
+    }
+
+    fn has_received(&mut self, space: Space, result: std::io::Result<usize>, core: &Core) {
+        let is_stopping = core.shared.is_stopping.load(Ordering::SeqCst);
+        let DeviceEnd { bios, port, .. } = &mut self.end;
+        match result {
+            // Cancelled, or the end of a stream that we have shut.
+            Ok(0) | Err(_) if is_stopping => {}
+            Ok(count) => self.conversation.received(space, count, bios, &mut port.pool),
+            Err(_) => self.conversation.broken(),
+        }
+    }
+
+    /// Sends what waits, as far as the socket takes it at once; the ring sends the rest.
+    fn send_alone(&mut self, ring: &mut Ring) {
+        while let Some(buffer) = self.conversation.outgoing() {
+            let len = buffer.len();
+            let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+            let count = match rustix::net::send(&self.socket, buffer.as_slice(), flags) {
+                Ok(count) => count,
+                Err(Errno::AGAIN | Errno::INTR) => 0,
+                Err(_) => return self.conversation.broken(),
+            };
+            if count < len {
+                self.sending = Some(len - count);
+                return ring.send(&self.socket, buffer, count, len - count, TAG_SEND);
+            }
+            let DeviceEnd { bios, port, .. } = &mut self.end;
+            self.conversation.sent(buffer, bios, &mut port.pool);
+        }
+    }
+
     /// Asks the ring for the next bytes.
     fn receive(&mut self, ring: &mut Ring) {
         if self.receiving.is_none()
@@ -120,20 +169,6 @@ impl<C: Conversation> Client<C> {
         {
             self.receiving = Some((at, end));
             ring.recv(&self.socket, buffer, at, end - at, TAG_RECEIVE);
-        }
-    }
-
-    fn has_received(&mut self, event: Event) {
-        let (at, end) = self.receiving.take().expect("one receive is under way");
-        match event.result {
-            Ok(count) => {
-                let space = Space { buffer: event.buffer, at, end };
-                let DeviceEnd { bios, port, .. } = &mut self.end;
-                self.conversation.received(space, count as usize, bios, &mut port.pool);
-            }
-            // Cancelled, because we stop.
-            Err(_) if self.stopping_since.is_some() => {}
-            Err(_) => self.conversation.broken(),
         }
     }
 
@@ -188,9 +223,13 @@ impl<C: Conversation> Client<C> {
 }
 
 impl<C: Conversation> Role for Client<C> {
-    fn event(&mut self, event: Event, _core: &mut Core) {
+    fn event(&mut self, event: Event, core: &mut Core) {
         match event.tag {
-            TAG_RECEIVE => self.has_received(event),
+            TAG_RECEIVE => {
+                let (at, end) = self.receiving.take().expect("one receive is under way");
+                let space = Space { buffer: event.buffer, at, end };
+                self.has_received(space, event.result.map(|count| count as usize), core);
+            }
             TAG_SEND => self.has_sent(event),
             tag => unreachable!("a client's queue asks for nothing with tag {tag}"),
         }
@@ -202,17 +241,26 @@ impl<C: Conversation> Role for Client<C> {
         }
         let conversation = &mut self.conversation;
         self.end.pump(&mut core.ring, |bio, bios, pool| conversation.finished(bio, bios, pool));
-        self.send(&mut core.ring);
+        if self.is_alone() {
+            self.send_alone(&mut core.ring);
+        } else {
+            self.send(&mut core.ring);
+        }
         if self.conversation.is_over() {
             return Turn::Over;
         }
-        self.receive(&mut core.ring);
         let now = now();
         let deadlines = [self.conversation.tick(now), self.stop_deadline()];
         if deadlines[1].is_some_and(|deadline| now >= deadline) {
             return Turn::Over;
         }
-        Turn::Idle(deadlines.into_iter().flatten().min())
+        let deadline = deadlines.into_iter().flatten().min();
+        let has_received = self.is_alone() && deadline.is_none() && self.receive_alone(core);
+        if has_received || !self.end.bios.is_empty() {
+            return Turn::Again;
+        }
+        self.receive(&mut core.ring);
+        Turn::Idle(deadline)
     }
 }
 

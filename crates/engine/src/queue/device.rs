@@ -87,6 +87,11 @@ impl DeviceEnd {
         self.in_flight <= self.port.parked.len()
     }
 
+    /// Whether nothing is submitted, or waits to be.
+    pub(super) fn is_quiet(&self) -> bool {
+        self.in_flight == 0 && self.bios.is_empty()
+    }
+
     /// Waits for what is in flight and gives the port up. Parked bios are dropped: their client
     /// is gone, or has waited long enough.
     pub(super) fn leave(mut self, ring: &mut Ring) {

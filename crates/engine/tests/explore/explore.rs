@@ -102,6 +102,8 @@ struct Walk {
     has_changed: bool,
     no_lines: Arc<[PendingLine]>,
     touches_reuse: bool,
+    /// Whether the origin alone is consistent.
+    is_origin_fine: bool,
 }
 
 impl Explorer {
@@ -136,6 +138,7 @@ impl Explorer {
             has_changed: true,
             no_lines: Arc::new([]),
             touches_reuse: true,
+            is_origin_fine: scene.model.origin_alone().is_ok(),
         };
         let last = trace.len();
         for (nth, event) in trace.into_iter().enumerate() {
@@ -149,7 +152,8 @@ impl Explorer {
                 self.power_cuts(&mut walk, depth).map_err(at)?;
             }
             self.apply(&mut walk, event);
-            walk.model.origin_alone().map_err(at)?;
+            walk.model.claim_holds().map_err(at)?;
+            walk.is_origin_fine = walk.model.origin_alone().is_ok();
             self.death(&mut walk, depth).map_err(at)?;
         }
         self.power_cuts(&mut walk, depth).map_err(|what| format!("at the end: {what}"))
@@ -175,6 +179,7 @@ impl Explorer {
             Event::Submit(id, ask) => walk.model.submit(id, ask),
             Event::Ack(id) => walk.model.ack(id),
             Event::Attached => walk.model.attached(),
+            Event::Claim(is_consistent) => walk.model.claims_consistent = is_consistent,
             Event::Unbound => walk.model.unbound(),
             Event::OriginWrite(id, slots) => walk.model.origin_write(id, &slots),
             Event::OriginDone(id, is_good) => walk.model.origin_done(id, is_good),
@@ -218,6 +223,7 @@ impl Explorer {
             }
             let scope = Scope {
                 is_power_cut: true,
+                is_origin_fine: walk.is_origin_fine,
                 inspects: walk.touches_reuse || walk.in_flight.touches(is_of_reuse),
             };
             let decisions = self.leaf(walk, &lines, &path, beyond, scope, depth, &mut judged)?;
@@ -269,7 +275,8 @@ impl Explorer {
     /// The process dies here; machine and shared memory live on.
     fn death(&mut self, walk: &mut Walk, depth: u32) -> Found {
         set_words(&walk.judge, &walk.shared);
-        let scope = Scope { is_power_cut: false, inspects: false };
+        let is_origin_fine = walk.is_origin_fine;
+        let scope = Scope { is_power_cut: false, is_origin_fine, inspects: false };
         let numbers = walk.in_flight.line_numbers();
         let hash = |twin: &Twin| numbers.iter().fold(0, |hash, line| hash ^ twin.hash_line(*line));
         let before = hash(&walk.twin);

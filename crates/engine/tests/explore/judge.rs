@@ -29,6 +29,8 @@ pub enum Shown {
 pub struct Scope {
     /// The machine crashed; else only the process died.
     pub is_power_cut: bool,
+    /// The origin alone is consistent.
+    pub is_origin_fine: bool,
     /// Look for keys of reused segments in the log.
     pub inspects: bool,
 }
@@ -63,11 +65,14 @@ impl Judge {
         twin: &Arc<Twin>,
         origin: &Arc<Origin>,
         attaches: u64,
+        is_power_cut: bool,
     ) -> Result<Pcache, String> {
         let args = self.args.clone();
         let options = options(attaches, false);
         let (cache, origin) = (twin.clone(), origin.clone());
-        Pcache::open(args, ORIGIN_BYTES, cache, origin, self.shared.clone(), &options)
+        // After a power cut, what is found there is of an earlier run of the machine.
+        let shared = self.shared.clone().in_boot(u64::from(is_power_cut));
+        Pcache::open(args, ORIGIN_BYTES, cache, origin, shared, &options)
             .map_err(|error| error.to_string())
     }
 
@@ -83,8 +88,11 @@ impl Judge {
             self.has_no_stale_keys(twin, model)?;
         }
         let pcache = self
-            .open(twin, &self.origin, attaches)
+            .open(twin, &self.origin, attaches, scope.is_power_cut)
             .map_err(|error| format!("attach is refused: {error}"))?;
+        if pcache.is_origin_consistent() && !scope.is_origin_fine {
+            return Err("the recovered cache takes the origin alone for consistent".into());
+        }
         let shown = self.read(&pcache)?;
         for (slot, shown) in shown.iter().enumerate() {
             check(model, slot, *shown, scope.is_power_cut)?;
@@ -102,7 +110,7 @@ impl Judge {
         model: &Model,
         attaches: u64,
     ) -> Result<(), String> {
-        let opened = self.open(twin, &self.other.clone(), attaches);
+        let opened = self.open(twin, &self.other.clone(), attaches, true);
         let Ok(pcache) = opened else { return Ok(()) };
         if model.is_labelled || self.read(&pcache)? != [Shown::Origin; SLOTS] {
             return Err("attached to an origin that it does not belong to".into());

@@ -82,9 +82,7 @@ pub struct Scene {
 impl Scene {
     pub fn blank(setup: &Setup, salt: u64) -> Scene {
         let image = vec![0; setup.device_bytes()];
-        let mut model = Model::new(salt);
-        model.is_ordered = !setup.table.contains("fast");
-        Scene { image, model, shared: Vec::new(), attaches: 0 }
+        Scene { image, model: Model::new(salt), shared: Vec::new(), attaches: 0 }
     }
 }
 
@@ -178,6 +176,11 @@ impl Machine {
     fn note(&self, event: Event) {
         self.twin.note_shared();
         self.trace.lock().unwrap().push(event);
+    }
+
+    /// Notes what the server says of the origin.
+    fn claim(&self) {
+        self.note(Event::Claim(self.target().is_origin_consistent()));
     }
 
     fn id(&mut self) -> u32 {
@@ -299,6 +302,7 @@ impl Machine {
         );
         self.pcache = Some(pcache.map_err(|error| format!("attach: {error}"))?);
         self.note(Event::Attached);
+        self.claim();
         Ok(())
     }
 
@@ -407,6 +411,7 @@ impl Machine {
         match io.op {
             Op::Read => self.reads.push(io),
             Op::Write => {
+                self.claim();
                 let id = self.id();
                 self.note(Event::OriginWrite(id, contents(&io)));
                 self.writes.push((id, io));
@@ -452,6 +457,7 @@ impl Machine {
         }
         self.note(Event::OriginDone(id, !fails));
         self.pcache.as_ref().unwrap().complete(io, &mut self.port);
+        self.claim();
         true
     }
 

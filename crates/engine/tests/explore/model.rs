@@ -129,8 +129,8 @@ pub struct Model {
     is_formatting: bool,
     /// No kernel has written to the medium.
     pub is_pure: bool,
-    /// Whether the origin alone must be consistent.
-    pub is_ordered: bool,
+    /// Whether the server says that the origin alone is consistent.
+    pub claims_consistent: bool,
 }
 
 impl Model {
@@ -155,7 +155,7 @@ impl Model {
             is_labelled: false,
             is_formatting: false,
             is_pure: true,
-            is_ordered: true,
+            claims_consistent: true,
         }
     }
 
@@ -320,12 +320,14 @@ impl Model {
         self.flushes.contains_key(&id)
     }
 
+    /// Whether what the server says of the origin is true.
+    pub fn claim_holds(&self) -> Result<(), String> {
+        if self.claims_consistent { self.origin_alone() } else { Ok(()) }
+    }
+
     /// Whether everything that the origin may hold is a state that a power cut could have left
     /// of a device without cache: one interval must explain all slots.
     pub fn origin_alone(&self) -> Result<(), String> {
-        if !self.is_ordered {
-            return Ok(());
-        }
         let explains = |interval: &Interval, slot: usize| {
             let versions = &self.versions[slot];
             let newest = interval.newest.as_ref().map_or(versions.len() - 1, |newest| newest[slot]);

@@ -18,7 +18,9 @@ use crate::machine::{Scene, Setup};
 use crate::program::{Step, WRITTEN, random, written};
 
 /// Histories of the normal run. Mutants must be killed within them.
-const HISTORIES: u64 = 480;
+const HISTORIES: u64 = 480 + ADAPTIVE;
+/// So many of them, the last ones, with the order `adaptive`.
+const ADAPTIVE: u64 = 40;
 /// Long histories that once found a defect; part of the normal run.
 const REGRESSIONS: [u64; 1] = [
     // A server died owing the mark behind what it had found; the next one logged its keys first.
@@ -27,6 +29,7 @@ const REGRESSIONS: [u64; 1] = [
 /// From here on, seeds mean long histories, tried harder.
 const LONG_FROM: u64 = 1_000_000;
 const TABLES: [&str; 3] = ["C B 0", "C B 2 data_crc true", "C B 2 writeback_order fast"];
+const ADAPTIVE_TABLE: &str = "C B 2 writeback_order adaptive";
 
 /// What a seed stands for. The first ones are the written programs, without and with data CRCs.
 fn story(seed: u64) -> (Setup, Vec<Step>) {
@@ -41,6 +44,13 @@ fn story(seed: u64) -> (Setup, Vec<Step>) {
     setup.segments = 8 + prng.below(5);
     setup.persistence = if prng.one_in(4) { Persistence::Msync } else { Persistence::Cpu };
     setup.table = TABLES[[0, 0, 0, 1, 1, 2][prng.below(6) as usize]];
+    let is_adaptive = match seed < LONG_FROM {
+        true => (HISTORIES - ADAPTIVE..HISTORIES).contains(&seed),
+        false => seed % 8 == 3,
+    };
+    if is_adaptive {
+        setup.table = ADAPTIVE_TABLE;
+    }
     let longest = if seed < LONG_FROM { 40 } else { 120 };
     let len = 6 + prng.below(longest) as usize;
     let has_kernel = prng.one_in(3);

@@ -31,6 +31,8 @@ pub enum Event {
     Ack(u32),
     /// The attach succeeded: from here on the medium is bound to its origin.
     Attached,
+    /// From here on the server says whether the origin alone is consistent.
+    Claim(bool),
     /// A format by force begins: the binding may go.
     Unbound,
     /// A write to the origin started: slot and content.

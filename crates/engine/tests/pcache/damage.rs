@@ -267,6 +267,52 @@ fn a_failing_cache_device_fails_requests_and_never_serves_outdated_data() {
     }
 }
 
+/// What may come to stand in the log behind the back of a running cache.
+fn hostile_records() -> Vec<(&'static str, Vec<u8>)> {
+    let good = crate::builder::Key { len: 512, segment: 1, ..Default::default() };
+    let set = |change: &dyn Fn(&mut crate::builder::Key)| {
+        let mut key = good;
+        change(&mut key);
+        crate::builder::kset(&[key])
+    };
+    vec![
+        ("a LAST to nowhere", crate::builder::last(u32::MAX)),
+        ("a LAST behind the last segment", crate::builder::last(24)),
+        ("a LAST to where it stands", crate::builder::last(0)),
+        ("a key of no segment", set(&|key| key.segment = 24)),
+        ("a key beyond its segment", set(&|key| key.at = u32::MAX - 511)),
+        ("a key beyond all numbers", set(&|key| key.off = u64::MAX - 511)),
+        ("a key of nothing", set(&|key| key.len = 0)),
+        ("a key set beyond the head", crate::builder::kset(&[good; 128])),
+        ("nothing", vec![0; 64]),
+    ]
+}
+
+#[test]
+fn a_log_that_changes_under_a_running_cache_is_no_guide() {
+    for (what, record) in hostile_records() {
+        for is_written_back in [false, true] {
+            let mut world = World::new(Setup::small().table(CRC));
+            world.disk.load_image(&vec![0xEE; 12 << 20]);
+            world.open();
+            world.write(0, &[1; 4096], true);
+            world.write(8192, &[2; 4096], true);
+            // The log begins at the front of segment 0.
+            world.pmem.poke(20480 + 12288, &record);
+            corrupt(&world, 1);
+            if is_written_back {
+                for _ in 0..5 {
+                    world.tick(SECOND);
+                }
+                assert_eq!(world.disk.image()[..4096], [0xEE; 4096], "{what}");
+            }
+            let read = world.try_read(0, 4096);
+            assert_eq!(read, Err(Status::Corrupt), "{what}: in doubt, it is dirty");
+            assert_eq!(world.read(8192, 4096), [2; 4096], "{what}");
+        }
+    }
+}
+
 #[test]
 fn clean_keys_of_unreadable_data_are_read_again() {
     let mut built = Builder::new(24);

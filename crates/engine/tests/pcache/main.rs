@@ -13,6 +13,7 @@ mod cuts;
 mod damage;
 mod defects;
 mod hostile;
+mod left;
 mod model;
 mod origin;
 mod refusals;

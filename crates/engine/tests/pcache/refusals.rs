@@ -213,6 +213,47 @@ fn the_backing_device_must_be_long_enough_and_the_one_on_the_label() {
     assert_eq!(error.kind(), Kind::Refused, "but not shrink: {error}");
 }
 
+/// Gives the label in `slot` another version; `is_whole`: with the CRC that belongs to it.
+fn relabel(image: &mut [u8], slot: usize, version: u16, is_whole: bool) {
+    let slot = &mut image[slot * 2048..][..2048];
+    assert_eq!(&slot[8..16], b"udmlabel");
+    slot[6..8].copy_from_slice(&version.to_le_bytes());
+    let sum = crate::builder::crc(&slot[4..]);
+    slot[..4].copy_from_slice(&(sum ^ u32::from(!is_whole)).to_le_bytes());
+}
+
+#[test]
+fn what_a_newer_udm_labelled_is_refused_and_left_alone() {
+    let mut world = World::new(Setup::small());
+    for _ in 0..2 {
+        world.open();
+        world.write(0, &[1; 4096], true);
+        world.remove();
+    }
+    let labelled = world.pmem.image();
+    for slot in [0, 1] {
+        let mut image = labelled.clone();
+        relabel(&mut image, slot, 2, true);
+        refused(&image, "C B 0", Kind::Unsupported, &["newer udm", "version 2", "64 KiB"]);
+        let world = World::of_image(&image, "C B 0");
+        let report = udm::pcache::inspect::inspect(world.pmem.clone(), world.setup.geometry);
+        assert_eq!(report.unwrap_err().kind(), Kind::Unsupported);
+        // Neither by force, nor when the rest is no pcache any more.
+        for is_pcache in [true, false] {
+            if !is_pcache {
+                put(&mut image, 4096, &[0; 24]);
+            }
+            let mut world = World::of_image(&image, "C B 0");
+            assert_eq!(world.try_open(true).unwrap_err().kind(), Kind::Unsupported);
+            assert!(world.pmem.image() == image);
+        }
+    }
+    // A rotten label is not a newer one; the other slot counts.
+    let mut image = labelled;
+    relabel(&mut image, 0, 2, false);
+    World::of_image(&image, "C B 0").open();
+}
+
 #[test]
 fn a_device_that_may_hold_something_is_formatted_only_by_force() {
     let setup = Setup::small();

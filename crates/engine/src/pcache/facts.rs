@@ -1,0 +1,124 @@
+//! What a cache tells of itself beyond the kernel's status line.
+
+use crate::target::FactValue;
+
+use super::*;
+
+fn number(name: &'static str, value: u64, about: &'static str) -> Fact {
+    Fact { name, value: FactValue::Number(value), about }
+}
+
+fn flag(name: &'static str, value: bool, about: &'static str) -> Fact {
+    Fact { name, value: FactValue::Flag(value), about }
+}
+
+fn text(name: &'static str, value: &str, about: &'static str) -> Fact {
+    Fact { name, value: FactValue::Text(value.to_owned()), about }
+}
+
+fn count(name: &'static str, counter: &AtomicU64, about: &'static str) -> Fact {
+    number(name, counter.load(Ordering::Relaxed), about)
+}
+
+impl Pcache {
+    pub(super) fn all_facts(&self) -> Vec<Fact> {
+        let mut facts = self.medium_facts();
+        facts.extend(self.data_facts());
+        facts.extend(self.progress_facts());
+        facts.extend(self.totals());
+        facts.extend(self.notes.iter().map(|note| {
+            text("attach_note", note, "found at attach: damage that could be lived with, or a loss")
+        }));
+        facts
+    }
+
+    fn medium_facts(&self) -> Vec<Fact> {
+        let medium = self.media.pmem.medium();
+        let failure = self.media.pmem.failure();
+        let mut facts = vec![
+            text("cache_device", &medium.name, "where cached data is"),
+            text("medium", &medium.description, "what makes stores durable there"),
+            flag("medium_is_volatile", medium.is_volatile, "a power cut loses the cache"),
+            flag(
+                "medium_is_deleted",
+                self.media.pmem.is_deleted(),
+                "the cache device has no name any more: its data ends with this server",
+            ),
+            flag(
+                "medium_has_failed",
+                self.log.has_failed() || failure.is_some(),
+                "the cache device refused a store, or lost a part",
+            ),
+        ];
+        let failure = failure.as_deref();
+        facts.extend(failure.map(|failure| text("medium_failure", failure, "what is wrong there")));
+        facts
+    }
+
+    fn data_facts(&self) -> Vec<Fact> {
+        let segment_bytes = self.media.geometry.segment_bytes;
+        let dirty_bytes = self.dirty_bytes();
+        let cached_bytes = self.index.cached_bytes(|place| self.is_live(place));
+        let used_bytes = u64::from(self.segments.used()) * segment_bytes;
+        vec![
+            text("backing_device", &self.backing.limits().name, "the slow device"),
+            number("cache_bytes", self.media.pmem.len_bytes(), "size of the cache device"),
+            number("used_bytes", used_bytes, "segments in use"),
+            number("free_segments", u64::from(self.segments.free()), "segments free for reuse"),
+            number("cached_bytes", cached_bytes, "of the device, readable from the cache"),
+            number("dirty_bytes", dirty_bytes, "data that only the cache has"),
+            number("quarantined_bytes", self.bad.bytes(), "damaged dirty data; reads of it fail"),
+            number("index_bytes", self.index.memory_bytes(), "memory of the index"),
+        ]
+    }
+
+    fn progress_facts(&self) -> Vec<Fact> {
+        let background = lock(&self.background);
+        let writeback = &background.writeback;
+        let since = writeback.inconsistent_since();
+        let torn_for = since.map_or(0, |since| background.now.saturating_sub(since) / SECOND);
+        vec![
+            flag(
+                "origin_is_consistent",
+                writeback.is_origin_consistent(),
+                "the backing device alone is a state that a power cut could have left",
+            ),
+            number("origin_inconsistent_s", torn_for, "for how long it is not, in seconds"),
+            flag("is_draining", self.is_draining.load(Ordering::Relaxed), "writes back all it can"),
+            flag(
+                "writeback_is_failing",
+                writeback.failing_since().is_some(),
+                "the backing device refuses writes; they are retried with growing pauses",
+            ),
+            number(
+                "writeback_pause_ms",
+                writeback.pause() / (SECOND / 1000),
+                "the pause after the last failure; 0 when all is well",
+            ),
+            flag("writeback_is_stuck", writeback.is_stuck(), "the log is damaged"),
+            flag("collection_is_stuck", background.gc.is_stuck(), "the log is damaged"),
+        ]
+    }
+
+    fn totals(&self) -> [Fact; 11] {
+        let counters = &self.counters;
+        let batches_failed = &counters.writeback_failures;
+        [
+            count("read_hits_total", &counters.read_hits, "reads served by the cache alone"),
+            count(
+                "read_misses_total",
+                &counters.read_misses,
+                "reads that asked the backing device",
+            ),
+            count("filled_bytes_total", &counters.filled_bytes, "cached after a miss"),
+            count("damaged_reads_total", &counters.damaged_reads, "cached data failed its CRC"),
+            count("damaged_runs_total", &counters.damaged_runs, "dirty data set aside as damaged"),
+            count("parked_total", &counters.parked, "requests that waited for room"),
+            count("writeback_batches_total", &counters.batches, "batches written back"),
+            count("written_back_bytes_total", &counters.written_back_bytes, "written back"),
+            count("writeback_failures_total", batches_failed, "batches that failed"),
+            count("collected_keys_total", &counters.collected_keys, "keys passed by collection"),
+            count("recycled_segments_total", &counters.recycled_segments, "segments reused"),
+        ]
+    }
+}

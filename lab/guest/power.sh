@@ -1,0 +1,91 @@
+# Payload: udm inside the machine, its device used through the kernel's NBD client, with a file
+# system on it. /dev/vda is the backing device; the cache is a DAX device made of /dev/pmem0, or
+# the disk /dev/vdb.
+#
+#   power.sh MEDIUM FS CRC SEED STEP...
+#
+# MEDIUM: dax, disk, or disk?OPTIONS (device options for udm). FS: ext4 or xfs. Steps, in order;
+# those of the first group say where the file system is from then on:
+#   attach     create the device from the media: the file system is on it
+#   recover    write the cache back without a device: it is on the backing device alone
+#   alone      it is on the backing device alone, which nobody brought up to date
+#   format     make the file system, and what the work overwrites later
+#   work:N     round N of the work; it goes on until the power is cut
+#   check:WHAT mount (which replays the journal), judge the files (labfs), unmount, fsck: no fault
+#   drain      remove the device, everything written back
+# Before what a power cut may interrupt it says "LAB: attaching", "recovering" or "working".
+medium=$1 fs=$2 crc=$3 seed=$4
+shift 4
+
+die() {
+  echo "FAIL: $*"
+  tail -5 /run/udm/lab.log 2> /dev/null
+  dmesg | tail -15
+  exit 1
+}
+
+# A DAX device over the whole of /dev/pmem0. Once made, its label makes it one at every boot.
+dax_device() {
+  [ -e /dev/dax0.0 ] && return
+  bus=/sys/bus/nd
+  region=$bus/devices/region0
+  seed_device=$(cat $region/dax_seed)
+  echo namespace0.0 > $bus/drivers/nd_pmem/unbind &&
+    echo pmem > $bus/devices/$seed_device/mode &&
+    cat /proc/sys/kernel/random/uuid > $bus/devices/$seed_device/uuid &&
+    echo namespace0.0 > $bus/devices/$seed_device/namespace &&
+    echo $seed_device > $bus/drivers/dax_pmem/bind || die "no DAX device"
+  [ -e /dev/dax0.0 ] || die "no /dev/dax0.0"
+}
+
+case "$medium" in
+  dax) dax_device; cache=/dev/dax0.0 ;;
+  disk) cache=/dev/vdb ;;
+  disk\?*) cache="/dev/vdb?${medium#*\?}" ;;
+esac
+device=/dev/nbd0
+mkdir -p /run/udm /tmp/fs
+
+attach() {
+  udm create lab --export nbd+unix:///run/lab.sock --table \
+    "0 $(blockdev --getsz /dev/vda) pcache $cache /dev/vda 4 cache_mode writeback data_crc $crc" ||
+    die "udm create"
+  udm info lab --json | grep '"description"\|"durability"'
+  nbd-client -unix /run/lab.sock /dev/nbd0 || die nbd-client
+}
+
+fsck() {
+  case $fs in
+    ext4) e2fsck -fn $device ;;
+    xfs) xfs_repair -n $device ;;
+  esac > /tmp/fsck 2>&1 || { cat /tmp/fsck; die "the file system on $device has faults"; }
+}
+
+for step in "$@"; do
+  case "$step" in
+    attach) echo "LAB: attaching"; attach; device=/dev/nbd0 ;;
+    recover)
+      echo "LAB: recovering"
+      udm recover "$cache" /dev/vda || die "udm recover"
+      device=/dev/vda ;;
+    alone) device=/dev/vda ;;
+    format)
+      mkfs.$fs -q $device && mount -t $fs $device /tmp/fs && labfs setup /tmp/fs &&
+        umount /tmp/fs || die format ;;
+    work:*)
+      mount -t $fs $device /tmp/fs || die mount
+      echo "LAB: working"
+      labfs work /tmp/fs /mnt/host/acks "$seed" "${step#*:}"
+      die "the work ended" ;;
+    check:*)
+      mount -t $fs $device /tmp/fs || die "$device does not mount"
+      labfs check /tmp/fs /mnt/host/acks "$seed" "${step#*:}" || die "$step on $device"
+      umount /tmp/fs || die umount
+      fsck ;;
+    drain)
+      nbd-client -d /dev/nbd0 > /dev/null || die "nbd-client -d"
+      udm remove lab --drain || die "udm remove" ;;
+    *) die "unknown step $step" ;;
+  esac
+done
+exit 0

@@ -1,0 +1,106 @@
+# Sourced by the tests power_*: power cuts of the machine while udm runs inside it, its device
+# mounted through the kernel's NBD client, a file system at work on it.
+#
+# The backing device is a disk with a volatile write cache (labdisk): what was not flushed survives
+# or does not, at random. So is the cache device, if it is a disk. What the work was told to be
+# durable is written down outside the machine, in $work/acks, before it goes on.
+
+rounds=${LAB_ROUNDS:-5}
+seed=${LAB_SEED:-$(date +%s)}
+
+# power_begin MEDIUM FS CRC: see guest/power.sh.
+power_begin() {
+  medium=$1 fs=$2
+  begin $((544 * MiB)) $((384 * MiB)) "$3"
+  mkdir "$work/acks"
+  cuts=0
+  echo "LAB_SEED=$seed LAB_ROUNDS=$rounds; $*"
+}
+
+# disk NAME FILE: serves FILE at $work/NAME.sock until the machine goes away.
+disk() {
+  rm -f "$work/$1.sock"
+  cuts=$((cuts + 1))
+  "$scratch/labdisk" "$2" "$work/$1.sock" $((seed * 1000 + cuts)) >> "$work/lost" &
+  disks+=($!)
+  until [ -S "$work/$1.sock" ]; do
+    kill -0 $! || die "labdisk $1"
+    sleep 0.05
+  done
+}
+
+# boot [-k REGEX -w SEC] CACHE ORIGIN STEP...: the machine over these media. Sets $is_cut.
+boot() {
+  local options=() code disks=()
+  while [ "${1#-}" != "$1" ]; do options+=("$1" "$2"); shift 2; done
+  console=$work/console
+  disk vda "$2"
+  options+=(-d "nbd:$work/vda.sock")
+  case $medium in
+    dax) options+=(-p "$1") ;;
+    disk*) disk vdb "$1"; options+=(-d "nbd:$work/vdb.sock") ;;
+  esac
+  shift 2
+  echo "--- udm in the machine: $*"
+  "$here/run-vm.sh" "${options[@]}" -t 900 -s "$work:host" \
+    "$here/guest/power.sh" "$medium" "$fs" "$crc" "$seed" "$@" > "$console" 2>&1
+  code=$?
+  wait "${disks[@]}"
+  sed 's/^/    /' "$console"
+  is_cut=$(grep -c 'LAB: power cut' "$console")
+  return $code
+}
+must_boot() { boot "$@" || die "the virtual machine's payload ended with code $?"; }
+
+# Seconds between 0 and $1, from the seed.
+moment() { printf '%d.%02d' $((RANDOM % $1)) $((RANDOM % 100)); }
+
+# The media as the cut left them, for those who change them.
+copy_media() {
+  cp --sparse=always "$cache" "$work/cache.copy"
+  cp --sparse=always "$origin" "$work/origin.copy"
+}
+
+# power_round N
+power_round() {
+  RANDOM=$(((seed + $1) % 32768))
+  must_boot -k 'LAB: working' -w "$(moment 8)" "$cache" "$origin" attach check:all "work:$1"
+  [ "$is_cut" = 1 ] || die "the machine was through before the cut"
+  echo "round $1: $(cat "$work/acks/$1".* | wc -l) operations acknowledged before the cut"
+
+  # The cache is gone: the backing device alone is what it was at some flush.
+  copy_media
+  must_boot "$work/cache.copy" "$work/origin.copy" alone check:order
+
+  # The cache is written back without a device, which a second cut may interrupt.
+  copy_media
+  must_boot -k 'LAB: recovering' -w "$(moment 2)" "$work/cache.copy" "$work/origin.copy" recover
+  must_boot "$work/cache.copy" "$work/origin.copy" recover check:all
+  must_boot "$work/cache.copy" "$work/origin.copy" alone check:all
+
+  # The real media go into the next round; half of the times their attach, or the replay of the
+  # journal on it, is cut first.
+  if [ $((RANDOM % 2)) = 0 ]; then
+    must_boot -k 'LAB: attaching' -w "$(moment 4)" "$cache" "$origin" attach check:all
+  fi
+}
+
+power_test() {
+  power_begin "$@"
+  must_boot "$cache" "$origin" attach format drain
+  for round in $(seq "$rounds"); do power_round "$round"; done
+  must_boot "$cache" "$origin" attach check:all drain
+  must_boot "$cache" "$origin" alone check:all
+  power_summary
+}
+
+# What was tried, and that it was something: operations, sectors that a cut took.
+power_summary() {
+  local acknowledged lost
+  acknowledged=$(cat "$work/acks"/* | wc -l)
+  lost=$(sed -n 's/.* \([0-9]*\) lost$/\1/p' "$work/lost" | awk '{sum += $1} END {print sum + 0}')
+  echo "$rounds rounds: $acknowledged operations acknowledged and found," \
+    "$lost unflushed sectors lost, LAB_SEED=$seed"
+  [ "$acknowledged" -ge $((20 * rounds)) ] || die "too little work"
+  [ "$lost" -gt 0 ] || die "no cut took anything"
+}
