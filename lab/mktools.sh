@@ -8,6 +8,8 @@ export PATH=$PATH:/usr/sbin:/sbin
 here=$(cd "$(dirname "$0")" && pwd)
 scratch=${LAB_SCRATCH:-$here/scratch}
 mkdir -p "$scratch"
+udm=${UDM:-$here/../target/release/udm}
+[ -x "$udm" ] || { echo "No $udm: make build, or say UDM=/path/to/udm" >&2; exit 1; }
 
 for program in labio labfs labdisk; do
   rustc --edition 2024 -O -C target-feature=+crt-static -o "$scratch/$program" "$here/$program.rs"
@@ -17,10 +19,11 @@ root=$scratch/tools-root
 rm -rf "$root"
 mkdir -p "$root"/{usr/bin,usr/sbin,usr/lib,usr/lib64,lab,proc,sys,dev,tmp,run,mnt,job,etc}
 for link in bin sbin lib lib64; do ln -s "usr/$link" "$root/$link"; done
-copy() { # a program, by name or path, and the libraries it needs, each at its place on a usr-merged system
+copy() { # a program, perhaps by another name, and the libraries it needs, each at its place on a usr-merged system
   local program library place
   program=$(command -v "$1")
-  cp -L "$program" "$root/usr/bin/${1##*/}"
+  rm -f "$root/usr/bin/${2:-$1}"
+  cp -L "$program" "$root/usr/bin/${2:-$1}"
   { ldd "$program" 2> /dev/null || true; } | awk '/=> \//{print $3} /^\t\//{print $1}' |
     while read -r library; do
       place=$library
@@ -35,11 +38,10 @@ cp "$(command -v busybox)" "$root/usr/bin/busybox"
 for applet in $(busybox --list); do
   [ -e "$root/usr/bin/$applet" ] || ln -s busybox "$root/usr/bin/$applet"
 done
-for program in dmsetup blockdev nbd-client mkfs.ext4 e2fsck mkfs.xfs xfs_repair \
-  "${UDM:-$here/../target/release/udm}"; do
-  rm -f "$root/usr/bin/${program##*/}"
-  copy "$program"
+for program in dmsetup blockdev nbd-client mkfs.ext4 e2fsck mkfs.xfs xfs_repair; do
+  copy $program
 done
+copy "$udm" udm
 strip "$root/usr/bin/udm"
 cp "$scratch/labio" "$scratch/labfs" "$here/guest/stage2" "$root/lab/"
 chmod +x "$root"/lab/*

@@ -2,13 +2,13 @@
 //!
 //! ```text
 //! pcache <cache device> <backing device> [<#words> [cache_mode writeback] [data_crc true|false]]
-//!        [writeback_order ordered|fast|adaptive] [read_fill always|never] [log_damage refuse|truncate]
-//!        [rebind false|true]
+//!        [writeback_order ordered|fast|adaptive] [read_fill always|never]
+//!        [log_damage refuse|truncate] [rebind false|true]
 //! ```
 //!
 //! The first line is the kernel's; its own table also prints `crc`, which it does not take back,
-//! but we do. The second line is ours and stands behind the counted words, where the kernel
-//! ignores it, so that one line serves both; inside the counted words it is welcome too.
+//! but we do. The other lines are ours and stand behind the counted words, where the kernel
+//! ignores them, so that one table serves both; inside the counted words they are welcome too.
 
 use crate::error::{Error, Kind};
 
