@@ -45,6 +45,8 @@ boot() {
   "$here/run-vm.sh" "${options[@]}" -t 900 -s "$work:host" \
     "$here/guest/power.sh" "$medium" "$fs" "$crc" "$seed" "$@" > "$console" 2>&1
   code=$?
+  # A machine that did not start never came to its disks.
+  grep -q 'LAB: start' "$console" || kill "${disks[@]}" 2> /dev/null
   wait "${disks[@]}"
   sed 's/^/    /' "$console"
   is_cut=$(grep -c 'LAB: power cut' "$console")
