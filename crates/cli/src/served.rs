@@ -334,7 +334,8 @@ pub fn load_table(
     let pointed = |error: udm::error::Error| Pointed::from(text, &error);
     let table = Table::parse(text).map_err(pointed)?;
     device.check_load(&table).map_err(pointed)?;
-    let opener = SystemOpener { runtime_dir: Some(runtime.path().to_owned()) };
+    let runtime_dir = Some(runtime.path().to_owned());
+    let opener = SystemOpener { runtime_dir, tune: Some(udm_bench::calibrate::tune) };
     let options = BuildOptions { force_format, attach_id: random()?, geometry: None };
     let build = || world::build(&table, &opener, &options);
     let mut built = build();

@@ -35,8 +35,12 @@ mod label;
 pub mod layout;
 mod media;
 mod openset;
+#[cfg(all(test, feature = "loom"))]
+pub(crate) mod orderings;
 mod quarantine;
 mod read;
+#[cfg(all(test, feature = "shuttle"))]
+pub(crate) mod schedules;
 mod segment;
 mod takeup;
 mod walk;
@@ -46,6 +50,7 @@ mod writeback;
 use crate::bio::{Bio, Op};
 use crate::disk::{Disk, DiskIo};
 use crate::error::{Error, Kind, Result, Status};
+use crate::mutants::{self, Mutant};
 use crate::pmem::Pmem;
 use crate::shm::SharedWords;
 use crate::slots::SlotState;
@@ -341,6 +346,10 @@ impl Pcache {
             let retry = background.writeback.deadline().unwrap_or(Nanos::MAX);
             return Some(retry.clamp(now, now + CLOSE_AFTER));
         }
+        if mutants::is(Mutant::AsleepAtOnce) {
+            self.is_armed.store(false, Ordering::SeqCst);
+            return None;
+        }
         self.is_armed.swap(false, Ordering::SeqCst).then_some(now + CLOSE_AFTER)
     }
 }
@@ -372,10 +381,11 @@ impl Target for Pcache {
     }
 
     fn tick(&self, now: Nanos, port: &mut Port) -> Option<Nanos> {
+        let was_suspended = mutants::is(Mutant::SuspendSeenEarly).then(|| self.is_suspended());
         let mut background = lock(&self.background);
         let background = &mut *background;
         background.now = now;
-        if self.is_suspended() {
+        if was_suspended.unwrap_or_else(|| self.is_suspended()) {
             return None;
         }
         let is_urgent = self.is_urgent();

@@ -79,6 +79,13 @@ pub(super) struct ZeroExtent {
     keys: u32,
 }
 
+#[cfg(all(test, feature = "shuttle"))]
+impl ZeroExtent {
+    pub(super) fn segment(&self) -> u32 {
+        self.space.segment
+    }
+}
+
 impl Pcache {
     /// Stores the bio's data in the cache.
     pub(super) fn write(&self, mut bio: Bio, port: &mut Port) {
@@ -157,6 +164,9 @@ impl Pcache {
         close: Close,
     ) -> Result<(), AppendError> {
         let stripe = self.stripe_of(at);
+        if mutants::is(Mutant::IndexBeforeLock) {
+            self.point(at, space, data_crc);
+        }
         let mut state = lock(&self.stripes[stripe].state);
         if let Err(error) = self.make_set_room(stripe) {
             self.segments.release(space.segment);
@@ -164,7 +174,12 @@ impl Pcache {
         }
         let len = u64::from(space.len);
         state.cancel_fills(at, len);
+        if !mutants::is(Mutant::IndexBeforeLock) {
+            self.point(at, space, data_crc);
+        }
+        let state = (!mutants::is(Mutant::KeyAfterUnlock)).then_some(state);
         self.push_key(stripe, at, space, data_crc, 0);
+        let state = state.filter(|_| !mutants::is(Mutant::DirtyCountedLate));
         self.stripes[stripe].add_dirty(len);
         self.close_after_push(stripe, close)?;
         drop(state);
@@ -181,13 +196,17 @@ impl Pcache {
         }
     }
 
-    /// The set has room, its stripe is locked.
-    pub(super) fn push_key(&self, stripe: usize, at: u64, space: Space, data_crc: u32, flags: u32) {
+    /// Points the index to `space`. The stripe is locked.
+    fn point(&self, at: u64, space: Space, data_crc: u32) {
         if let Some(crcs) = &self.crcs {
             crcs.insert(space.segment, space.offset, space.len, data_crc);
         }
         let place = Place::new(space.segment, space.offset, space.generation);
         self.index.set(at, u64::from(space.len), Some(place));
+    }
+
+    /// The set has room, its stripe is locked.
+    fn push_key(&self, stripe: usize, at: u64, space: Space, data_crc: u32, flags: u32) {
         let mut key = Key::new_zeroed();
         key.off.set(at);
         key.len.set(space.len);
@@ -239,6 +258,7 @@ impl Pcache {
         if keys.is_empty() && !mark {
             return Ok(());
         }
+        let guards = (!mutants::is(Mutant::SetClearedUnlocked)).then_some(guards);
         self.log.append(&keys, mark)?;
         for stripe in 0..self.open.stripes() - skipped {
             self.open.clear(stripe);
@@ -285,7 +305,8 @@ impl Pcache {
         }
         let at = bio.offset + bio.progress;
         let wanted = (bio.len - bio.progress).min(REGION_BYTES - at % REGION_BYTES);
-        let mut extent = lock(&self.zero_extent);
+        let mut extent_lock = lock(&self.zero_extent);
+        let extent = &mut *extent_lock;
         let is_worn = |extent: &ZeroExtent| {
             extent.keys >= ZERO_EXTENT_KEYS_MAX || u64::from(extent.space.len) < wanted.min(4096)
         };
@@ -311,9 +332,12 @@ impl Pcache {
         }
         let Some(extent) = extent.as_mut() else { return Ok(None) };
         extent.keys += 1;
-        self.segments.reference(extent.space.segment);
-        let len = wanted.min(u64::from(extent.space.len)) as u32;
-        Ok(Some(Space { len, ..extent.space }))
+        let named = extent.space;
+        let extent_lock = (!mutants::is(Mutant::ZeroReferenceLate)).then_some(extent_lock);
+        self.segments.reference(named.segment);
+        drop(extent_lock);
+        let len = wanted.min(u64::from(named.len)) as u32;
+        Ok(Some(Space { len, ..named }))
     }
 
     /// Whether the range starts with zeroes that this server named, and how long that goes on.
@@ -363,12 +387,17 @@ impl Pcache {
         }
         self.counters.parked.fetch_add(1, Ordering::Relaxed);
         port.parked.push_back(bio);
+        if mutants::is(Mutant::WantsRoomLate) {
+            self.events.work();
+            return self.wants_room.store(true, Ordering::SeqCst);
+        }
         self.wants_room.store(true, Ordering::SeqCst);
         self.events.work();
     }
 
     /// A CLEAN key for data read from the backing device.
     pub(super) fn push_clean(&self, stripe: usize, at: u64, space: Space, data_crc: u32) {
+        self.point(at, space, data_crc);
         self.push_key(stripe, at, space, data_crc, KEY_CLEAN);
     }
 }
