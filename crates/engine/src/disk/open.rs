@@ -47,7 +47,8 @@ impl IoMode {
             "buffered" => Ok(IoMode::Buffered),
             "dontcache" => Ok(IoMode::DontCache),
             "lazy" => {
-                let message = "io=lazy does not exist yet; dontcache and direct keep few pages dirty";
+                let message =
+                    "io=lazy does not exist yet; dontcache and direct keep few pages dirty";
                 Err(Error::new(Kind::Unsupported, message))
             }
             _ => Err(Error::new(
