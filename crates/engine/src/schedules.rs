@@ -16,9 +16,9 @@ use shuttle::scheduler::{Schedule, Scheduler, Task, TaskId};
 use shuttle::{Config, FailurePersistence, MaxSteps, Runner};
 
 use crate::mutants::{self, Mutant};
-use crate::pcache::schedules::{STORIES, Story};
 use crate::prng::Prng;
 use crate::sync::Arc;
+use crate::{pcache, queue};
 
 /// Schedules of each story in the normal run. Mutants must be killed within them.
 const SCHEDULES: u64 = 512;
@@ -28,6 +28,17 @@ const TURN: u64 = 16;
 const REGRESSIONS: [(&str, u64); 0] = [];
 /// A schedule that is not over after so many steps runs for ever.
 const STEPS_MAX: usize = 60_000;
+
+/// A story: what threads do, once. Panics when a promise is broken.
+#[derive(Debug)]
+pub(crate) struct Story {
+    /// Its name.
+    pub(crate) name: &'static str,
+    /// Plays it with choices of its own.
+    pub(crate) play: fn(Prng),
+    /// How many times as often it is played as others: it is short, or what it looks for is rare.
+    pub(crate) times: u64,
+}
 
 /// What was gone through.
 #[derive(Debug, Default)]
@@ -251,7 +262,8 @@ fn number(name: &str) -> Option<u64> {
 
 fn wanted_stories() -> Vec<&'static Story> {
     let name = variable("SCHEDULES_STORY");
-    STORIES.iter().filter(|story| name.as_ref().is_none_or(|name| name == story.name)).collect()
+    let all = pcache::schedules::STORIES.iter().chain(queue::schedules::STORIES);
+    all.filter(|story| name.as_ref().is_none_or(|name| name == story.name)).collect()
 }
 
 /// What this thread took of its processor.

@@ -2,10 +2,11 @@
 
 use shuttle::thread;
 
-use super::world::{Client, Frozen, Plan, World, content};
+use super::world::{Client, Frozen, Origin, Plan, World, content};
 use crate::disk::{Disk, Ring};
 use crate::error::Status;
 use crate::local::ManualClock;
+use crate::pcache::Pcache;
 use crate::prng::Prng;
 use crate::target::{Port, Target};
 use crate::units::SECOND;
@@ -220,6 +221,19 @@ pub fn suspend(mut prng: Prng) {
     world.judge();
 }
 
+/// Ticks, each with all the I/O that it wants.
+fn tick(cache: &Pcache, origin: &Origin, times: std::ops::Range<u64>) {
+    let (mut port, mut ring) = (Port::new(9), Ring::without_kernel());
+    for time in times {
+        cache.tick(time * SECOND, &mut port);
+        while let Some(io) = port.ios.pop_front() {
+            origin.start(io, &mut ring);
+            let io = ring.pop_completed().expect("the origin ends what it starts");
+            cache.complete(io, &mut port);
+        }
+    }
+}
+
 /// A cache is suspended while its background is at work: then that has an end.
 pub fn rest(mut prng: Prng) {
     let world = World::new(Plan { segments: 9, table: "C B 0", areas: TWO_BLOCKS });
@@ -229,18 +243,13 @@ pub fn rest(mut prng: Prng) {
         client.write(prng.below(8), 1 + prng.below(4), prng.one_in(2));
     }
     drop(client);
+    if prng.one_in(2) {
+        // Nothing is dirty any more, but the log is to be collected.
+        tick(&world.cache, &world.origin, 1..4);
+        world.cache.message(&["gc_percent".to_string(), "0".to_string()]).unwrap();
+    }
     let (cache, origin) = (world.cache.clone(), world.origin.clone());
-    let ticking = thread::spawn(move || {
-        let (mut port, mut ring) = (Port::new(9), Ring::without_kernel());
-        for now in 1..4 {
-            cache.tick(now * SECOND, &mut port);
-            while let Some(io) = port.ios.pop_front() {
-                origin.start(io, &mut ring);
-                let io = ring.pop_completed().expect("the origin ends what it starts");
-                cache.complete(io, &mut port);
-            }
-        }
-    });
+    let ticking = thread::spawn(move || tick(&cache, &origin, 4..7));
     world.cache.suspend().unwrap();
     while !world.cache.is_idle() {
         thread::yield_now();
