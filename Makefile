@@ -20,14 +20,15 @@ $(CARGO) clippy -p udm --features mutants,shuttle --lib --profile test --locked 
 $(CARGO) clippy -p udm --features mutants,loom --lib --profile test --locked -- -D warnings
 endef
 
-.PHONY: help build demo test lint fmt bench install lab fuzz explore schedules soak clean
+.PHONY: help build demo test lint fmt bench check-report install lab fuzz explore schedules soak clean
 
 help:
 	@echo "make demo      a slow file becomes a fast, crash-safe block device (two minutes)"
 	@echo "make test      everything that must hold: format, clippy, all tests with real clients"
 	@echo "make lint      clippy, and the licences and sources of dependencies"
 	@echo "make fmt       formats the code"
-	@echo "make bench     measures udm beside the bare copy, nbdkit and fio"
+	@echo "make bench     measures udm on this machine, beside what it is compared with; leaves report/"
+	@echo "make check-report  opens that report in headless Chromium: every plot must be seen"
 	@echo "make install   puts udm into PREFIX ($(PREFIX))"
 	@echo "make lab       the kernel's dm-pcache opens what udm wrote, and the other way round (QEMU)"
 	@echo "make explore   crash states and deliberate bugs; EXPLORE_SEED=n replays one history"
@@ -45,7 +46,7 @@ demo: build
 test:
 	@scripts/install-tools.sh
 	$(CARGO) fmt --all --check
-	rustfmt --check --edition 2024 lab/labio.rs fuzz/fuzz_targets/*.rs
+	rustfmt --check --edition 2024 lab/*.rs fuzz/fuzz_targets/*.rs
 	$(CLIPPY)
 	$(CARGO) test --workspace --locked
 	$(EXPLORE)
@@ -54,7 +55,7 @@ test:
 
 lint:
 	$(CARGO) fmt --all --check
-	rustfmt --check --edition 2024 lab/labio.rs fuzz/fuzz_targets/*.rs
+	rustfmt --check --edition 2024 lab/*.rs fuzz/fuzz_targets/*.rs
 	$(CLIPPY)
 	@if $(CARGO) deny --version > /dev/null 2>&1; then \
 	  $(CARGO) deny --offline check licenses bans sources; \
@@ -65,11 +66,20 @@ lint:
 
 fmt:
 	$(CARGO) fmt --all
-	rustfmt --edition 2024 lab/labio.rs fuzz/fuzz_targets/*.rs
+	rustfmt --edition 2024 lab/*.rs fuzz/fuzz_targets/*.rs
 
-bench:
+# Each study in small, under five minutes; `udm bench all` takes its time.
+bench: build
 	@scripts/install-tools.sh
-	$(CARGO) run --release --locked -p udm-bench -- all
+	@rm -rf report && mkdir report
+	target/release/udm bench all --small --report report/index.html --json=report/bench.json \
+	  --markdown report/summary.md
+	@if command -v chromium > /dev/null; then scripts/check-report.sh report/index.html; fi
+
+check-report:
+	@scripts/install-tools.sh report
+	@[ -f report/index.html ] || $(MAKE) --no-print-directory bench
+	@scripts/check-report.sh report/index.html
 
 install: build
 	install -D -m 755 target/release/udm $(DESTDIR)$(PREFIX)/bin/udm

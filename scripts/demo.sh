@@ -40,7 +40,7 @@ memory=/dev/shm
   die "$memory has no $cache_mib MiB free for the cache"
 fast=$(mktemp -d "$memory/udm-demo.XXXXXX")
 run=$(mktemp -d "/tmp/udm-demo.XXXXXX")
-export UDM_RUNTIME_DIR=$run
+export UDM_RUNTIME_DIR=$run UDM_STATE_DIR=$run/state
 started=$SECONDS
 
 pid_of() { "$udm" info "$1" --json | tr -d ' "' | tr ',{}' '\n' | sed -n 's/^pid://p' | head -1; }

@@ -1,11 +1,12 @@
 #!/bin/bash
 # Makes sure that the programs which the tests and the demo drive are here.
 #
-#   scripts/install-tools.sh [lab]
+#   scripts/install-tools.sh [lab|report]
 #
 # Installs what is missing when run as root on a machine with apt-get; otherwise says exactly what
 # to install and fails. Instant when everything is there. With the word "lab", also what `make lab`
-# needs: QEMU and what goes into the virtual machine.
+# needs: QEMU and what goes into the virtual machine. With the word "report", also the browser that
+# `make check-report` opens the benchmarks' report in.
 set -euo pipefail
 export PATH=$PATH:/usr/sbin:/sbin
 
@@ -13,8 +14,9 @@ export PATH=$PATH:/usr/sbin:/sbin
 tools="fio:fio nbdinfo:libnbd-bin nbdcopy:libnbd-bin nbdkit:nbdkit qemu-io:qemu-utils qemu-img:qemu-utils
        mke2fs:e2fsprogs e2fsck:e2fsprogs debugfs:e2fsprogs zstd:zstd strace:strace"
 lab_tools="qemu-system-x86_64:qemu-system-x86 busybox:busybox-static cpio:cpio dmsetup:dmsetup gcc:gcc pgrep:procps
-           mkfs.ext4:e2fsprogs ldd:libc-bin"
+           mkfs.ext4:e2fsprogs ldd:libc-bin nbd-client:nbd-client mkfs.xfs:xfsprogs"
 if [ "${1:-}" = lab ]; then tools="$tools $lab_tools"; fi
+if [ "${1:-}" = report ]; then tools="$tools chromium:chromium"; fi
 
 missing=() packages=()
 for pair in $tools; do

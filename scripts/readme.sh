@@ -9,7 +9,7 @@ udm=$(realpath "${UDM:-$root/target/release/udm}")
 # The folders that the README names become ours, so that nothing of the user's is touched.
 work=$(mktemp -d "/tmp/udm-readme.XXXXXX")
 memory=$(mktemp -d "/dev/shm/udm-readme.XXXXXX")
-export UDM_RUNTIME_DIR=$work/run
+export UDM_RUNTIME_DIR=$work/run UDM_STATE_DIR=$work/state
 mkdir "$UDM_RUNTIME_DIR"
 cleanup() {
   local code=$? pid

@@ -1,25 +1,56 @@
 //! fio, run as a user would, and what its JSON says.
 
+use std::path::Path;
 use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
 
+use crate::job::Job;
+
 /// What a job reached.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct JobResult {
     /// Requests per second.
     pub iops: f64,
     /// Seconds from its first request to the end of its last.
     pub seconds: f64,
-    /// Half of the requests took no longer, in microseconds.
-    pub p50_micros: f64,
+    /// Their mean time, in nanoseconds.
+    pub mean_nanos: f64,
+    /// Their times, in nanoseconds, at the percentiles asked for.
+    pub percentiles: Vec<f64>,
+    /// Times of flushes at the same percentiles, if there were any.
+    pub sync_percentiles: Vec<f64>,
+}
+
+/// Runs `job` on the NBD server at a Unix socket.
+pub fn nbd(socket: &Path, job: &Job, percents: &[f64]) -> Result<JobResult> {
+    let mut arguments = vec![
+        "--ioengine=nbd".to_owned(),
+        format!("--uri=nbd+unix:///?socket={}", socket.display()),
+    ];
+    arguments.extend(job.fio_arguments());
+    let reads = job.rw.read_percent(job.rwmixread);
+    // Of a mixed load, the writes' times.
+    run(if reads == 100 { "read" } else { "write" }, reads, &arguments, percents)
+}
+
+/// Runs one job of writes with `arguments`.
+pub fn write(arguments: &[String]) -> Result<JobResult> {
+    run("write", 0, arguments, &[50.0])
 }
 
 /// Runs one job; `direction` is "read" or "write", whichever its JSON is to be looked up for.
-pub fn run(direction: &str, arguments: &[String]) -> Result<JobResult> {
+fn run(
+    direction: &str,
+    read_percent: u32,
+    arguments: &[String],
+    percents: &[f64],
+) -> Result<JobResult> {
+    let list: Vec<String> = percents.iter().map(f64::to_string).collect();
     let output = Command::new("fio")
-        .args(["--name=job", "--output-format=json"])
+        .args(["--name=job", "--output-format=json", "--allow_file_create=0"])
+        .arg(format!("--percentile_list={}", list.join(":")))
         .args(arguments)
         .output()
         .context("cannot start fio")?;
@@ -31,14 +62,51 @@ pub fn run(direction: &str, arguments: &[String]) -> Result<JobResult> {
     // fio may say something before its JSON.
     let start = text.find('{').with_context(|| format!("fio printed no JSON: {text}"))?;
     let json: Value = serde_json::from_str(&text[start..]).context("fio's JSON")?;
-    let side = &json["jobs"][0][direction];
-    let find = |pointer: &str| {
-        let value = side.pointer(pointer).and_then(Value::as_f64);
+    parse(&json["jobs"][0], direction, read_percent, percents)
+}
+
+fn parse(job: &Value, direction: &str, read_percent: u32, percents: &[f64]) -> Result<JobResult> {
+    let find = |direction: &str, pointer: &str| {
+        let value = job[direction].pointer(pointer).and_then(Value::as_f64);
         value.with_context(|| format!("fio's JSON has no {direction}{pointer}"))
     };
+    let mut iops = find(direction, "/iops")?;
+    if read_percent > 0 && read_percent < 100 {
+        iops += find("read", "/iops")?;
+    }
+    let percentiles = |place: &str| -> Result<Vec<f64>> {
+        let at = |percent: &f64| find(direction, &format!("/{place}/percentile/{percent:.6}"));
+        percents.iter().map(at).collect()
+    };
+    let sync = |percent: &f64| {
+        job["sync"].pointer(&format!("/lat_ns/percentile/{percent:.6}")).and_then(Value::as_f64)
+    };
     Ok(JobResult {
-        iops: find("/iops")?,
-        seconds: find("/runtime")? / 1000.0,
-        p50_micros: find("/clat_ns/percentile/50.000000")? / 1000.0,
+        iops,
+        seconds: find(direction, "/runtime")? / 1000.0,
+        mean_nanos: find(direction, "/clat_ns/mean")?,
+        percentiles: percentiles("clat_ns")?,
+        sync_percentiles: percents.iter().filter_map(sync).collect(),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fios_json_is_understood() {
+        let clat =
+            serde_json::json!({ "mean": 5.0, "percentile": { "50.000000": 4, "99.900000": 9 } });
+        let job = serde_json::json!({
+            "read": { "iops": 10.0 },
+            "write": { "iops": 30.5, "runtime": 2000, "clat_ns": clat },
+            "sync": { "lat_ns": { "percentile": { "50.000000": 7, "99.900000": 8 } } },
+        });
+        let result = parse(&job, "write", 25, &[50.0, 99.9]).unwrap();
+        assert_eq!((result.iops, result.seconds, result.mean_nanos), (40.5, 2.0, 5.0));
+        assert_eq!(result.percentiles, [4.0, 9.0]);
+        assert_eq!(result.sync_percentiles, [7.0, 8.0]);
+        assert!(parse(&job, "read", 100, &[50.0]).is_err());
+    }
 }

@@ -1,22 +1,271 @@
-//! What the studies measure: caches in memory, the disks behind them, and who keeps them going.
+//! What the studies measure: caches, the disks behind them, and who keeps them going.
 
+use std::cell::OnceCell;
 use std::fs::File;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{JoinHandle, Thread};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use udm::device::{Device, LoadedTable, PortSeat};
-use udm::disk::{Disk, Ring};
+use udm::disk::{Disk, FileDisk, FileOptions, RamDisk, Ring};
 use udm::pcache::{OpenOptions, Pcache, TableArgs, shared_words};
+use udm::pmem::Pmem;
 use udm::pmem::dax::{DaxOptions, DaxPmem};
+use udm::prng::Prng;
+use udm::queue::Queue;
 use udm::shm::SharedWords;
+use udm::simple::{Linear, LinearArgs};
+use udm::table::Table as DmTable;
 use udm::target::{Port, Wake};
+use udm::units::{GIB, MIB, human_bytes};
+use udm_export::nbd::{Server, Uri};
 
-/// Bytes of every cache: the smallest that the kernel's format allows.
+use crate::args::{BenchArgs, JobArgs};
+use crate::calibrate;
+use crate::job::Job;
+use crate::machine::file_system;
+use crate::results::Study;
+
+/// Bytes of every cache that is made: the smallest that the kernel's format allows.
 pub const CACHE_BYTES: u64 = 512 << 20;
+
+/// What one run measures with.
+#[derive(Debug)]
+pub struct Setup {
+    /// Where files are made.
+    pub places: Places,
+    /// Less of everything.
+    pub is_small: bool,
+    job: JobArgs,
+    may_overwrite: bool,
+    repeats: Option<usize>,
+    path: Option<PathBuf>,
+    cache: Option<PathBuf>,
+    backing: OnceCell<Backing>,
+    /// Files made where the user said; removed in the end.
+    made: Vec<MadeFile>,
+}
+
+/// A file of ours at a place of the user's choice.
+#[derive(Debug)]
+struct MadeFile(PathBuf);
+
+impl Drop for MadeFile {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
+/// A slow device to be measured with and without a cache.
+#[derive(Debug)]
+struct Backing {
+    path: PathBuf,
+    bytes: u64,
+}
+
+impl Setup {
+    /// Looks at what was asked for, and makes what is not there.
+    pub fn new(args: &BenchArgs) -> Result<Setup> {
+        let folder = args.path.clone().filter(|path| path.is_dir());
+        let path = args.path.clone().filter(|path| !path.is_dir());
+        let mut made = Vec::new();
+        for (path, bytes) in [(&path, 0), (&args.cache, CACHE_BYTES)] {
+            let Some(path) = path else { continue };
+            if !path.exists() {
+                let file = File::create(path)
+                    .with_context(|| format!("cannot create {}", path.display()))?;
+                made.push(MadeFile(path.clone()));
+                file.set_len(bytes).with_context(|| path.display().to_string())?;
+            }
+        }
+        let scratch = folder.unwrap_or_else(std::env::temp_dir);
+        Ok(Setup {
+            places: Places::new(&scratch)?,
+            is_small: args.small,
+            job: args.job.clone(),
+            may_overwrite: args.overwrite,
+            repeats: args.repeats,
+            path,
+            cache: args.cache.clone(),
+            backing: OnceCell::new(),
+            made,
+        })
+    }
+
+    /// How often to measure: what was asked for, or the study's own choice.
+    pub fn repeats(&self, small: usize, usual: usize) -> usize {
+        let own = if self.is_small { small } else { usual };
+        self.repeats.unwrap_or(own).max(1)
+    }
+
+    /// One of two choices.
+    pub fn choose<T>(&self, small: T, usual: T) -> T {
+        if self.is_small { small } else { usual }
+    }
+
+    /// The study's own load, changed as was asked for.
+    pub fn job(&self, job: Job) -> Job {
+        self.job.apply(job)
+    }
+
+    /// What was asked of the load.
+    pub fn asked(&self) -> &JobArgs {
+        &self.job
+    }
+
+    /// The backing device's path, with all its blocks written.
+    pub fn backing_path(&self) -> Result<&Path> {
+        Ok(&self.backing()?.path)
+    }
+
+    /// The backing device.
+    pub fn backing_disk(&self) -> Result<Arc<FileDisk>> {
+        let Backing { path, .. } = self.backing()?;
+        Ok(Arc::new(FileDisk::open(path, &FileOptions::default())?))
+    }
+
+    fn backing(&self) -> Result<&Backing> {
+        if let Some(backing) = self.backing.get() {
+            return Ok(backing);
+        }
+        let own = self.choose(GIB / 2, GIB);
+        let wanted = self.job.size.map_or(own, |size| size.next_multiple_of(MIB).max(64 * MIB));
+        let backing = match &self.path {
+            Some(path) if self.is_made(path) => {
+                write_out(path, wanted)?;
+                Backing { path: path.clone(), bytes: wanted }
+            }
+            Some(path) => {
+                self.check_overwrite(path)?;
+                let bytes = FileDisk::open(path, &FileOptions::default())?.limits().size_bytes;
+                ensure!(bytes >= 64 * MIB, "{} is smaller than 64 MiB", path.display());
+                Backing { path: path.clone(), bytes: bytes / MIB * MIB }
+            }
+            None => {
+                let path = self.places.disk.file("backing", wanted)?;
+                write_out(&path, wanted)?;
+                Backing { path, bytes: wanted }
+            }
+        };
+        Ok(self.backing.get_or_init(|| backing))
+    }
+
+    /// What was there before is overwritten only if the user says so.
+    fn check_overwrite(&self, path: &Path) -> Result<()> {
+        if self.may_overwrite || self.is_made(path) {
+            return Ok(());
+        }
+        bail!(
+            "{} exists, and measuring would overwrite it: name a file that does not exist yet, or \
+             say --overwrite if nothing in it is needed",
+            path.display()
+        )
+    }
+
+    fn is_made(&self, path: &Path) -> bool {
+        self.made.iter().any(|made| made.0 == path)
+    }
+
+    /// Bytes of the backing device.
+    pub fn backing_bytes(&self) -> Result<u64> {
+        Ok(self.backing()?.bytes)
+    }
+
+    /// Says in `study` which devices were measured.
+    pub fn describe(&self, study: &mut Study, cache: &dyn Pmem) -> Result<()> {
+        let Backing { path, bytes } = self.backing()?;
+        let is_direct = FileDisk::open(path, &FileOptions::default()).map(|disk| disk.is_direct());
+        let how = match is_direct {
+            Ok(false) => "through the page cache",
+            // In use by the study itself: it was opened in the same way.
+            _ => "direct I/O",
+        };
+        let bytes = human_bytes(*bytes);
+        let name = path.display();
+        study.fact("backing", format!("{name}, {bytes}, {how}, {}", file_system(path)));
+        let medium = cache.medium();
+        let bytes = human_bytes(cache.len_bytes());
+        study.fact("cache", format!("{}, {bytes}, {}", medium.name, medium.description));
+        Ok(())
+    }
+
+    /// The path of a cache device of at least [`CACHE_BYTES`], without a cache on it if it is of
+    /// ours.
+    fn cache_path(&self, name: &str) -> Result<PathBuf> {
+        match &self.cache {
+            Some(path) => {
+                self.check_overwrite(path)?;
+                Ok(path.clone())
+            }
+            None => self.places.memory.file(name, CACHE_BYTES),
+        }
+    }
+
+    /// The cache device that the user named, to measure copies to; its content stays.
+    pub fn named_cache(&self) -> Option<&Path> {
+        self.cache.as_deref()
+    }
+
+    /// A fresh cache in front of `backing`; `words` are those of the table behind the devices.
+    pub fn cache(&self, name: &str, backing: Arc<dyn Disk>, words: &str) -> Result<Cache> {
+        let pmem = open_pmem(&self.cache_path(name)?)?;
+        let shared = self.places.memory.path(&format!("{name}.open-keys"));
+        let _ = std::fs::remove_file(&shared);
+        let shared = SharedWords::open(&shared, shared_words(OpenOptions::new(1).stripes))?;
+        Cache::open(name, Arc::new(pmem), backing, words, shared, true)
+    }
+}
+
+/// A cache device, with copies as `udm create` would make them.
+pub fn open_pmem(path: &Path) -> Result<DaxPmem> {
+    let mut pmem = DaxPmem::open(path, DaxOptions::default())?;
+    calibrate::tune(&mut pmem);
+    Ok(pmem)
+}
+
+/// Gives a file all its blocks, so that nobody pays for their allocation later.
+fn write_out(path: &Path, len_bytes: u64) -> Result<()> {
+    let file = File::options().write(true).open(path).context("cannot open the backing file")?;
+    let mut bytes = vec![0; 4 << 20];
+    Prng::new(3).fill(&mut bytes);
+    for at in (0..len_bytes).step_by(bytes.len()) {
+        let part = bytes.len().min((len_bytes - at) as usize);
+        file.write_all_at(&bytes[..part], at)
+            .with_context(|| format!("cannot fill {}: is the disk full?", path.display()))?;
+    }
+    file.sync_all().with_context(|| format!("cannot sync {}", path.display()))
+}
+
+/// A disk as a device, without a cache.
+pub fn linear_device(disk: Arc<dyn Disk>) -> Result<Arc<Device>> {
+    let bytes = disk.limits().size_bytes;
+    let table = DmTable::parse(&format!("0 {} linear disk 0", bytes / 512))?;
+    let args = LinearArgs::parse(&table.lines[0].args)?;
+    let target = Arc::new(Linear::new(&args, bytes, disk)?);
+    Ok(Device::with_table("linear", LoadedTable::single(target, bytes))?)
+}
+
+/// A disk in memory.
+pub fn ram_disk(bytes: u64) -> Arc<dyn Disk> {
+    Arc::new(RamDisk::new(bytes, 512))
+}
+
+/// Waits until nothing of `device` is dirty, so that no measure pays for the one before. Somebody
+/// else does its background work.
+pub fn settle(device: &Device) -> Result<()> {
+    device.set_draining(true);
+    let start = Instant::now();
+    while device.dirty().bytes > 0 {
+        ensure!(start.elapsed() < Duration::from_secs(120), "dirty data does not get written back");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    device.set_draining(false);
+    Ok(())
+}
 
 /// A folder that vanishes with its content.
 #[derive(Debug)]
@@ -94,31 +343,67 @@ pub struct Cache {
     pub pcache: Arc<Pcache>,
     /// The mapped device.
     pub device: Arc<Device>,
+    /// The cache device.
+    pub pmem: Arc<dyn Pmem>,
 }
 
 impl Cache {
-    /// A fresh cache named `name` in memory, in front of `backing`.
-    pub fn new(places: &Places, name: &str, backing: Arc<dyn Disk>, words: &str) -> Result<Cache> {
-        let file = places.memory.file(name, CACHE_BYTES)?;
-        let pmem = DaxPmem::open(&file, DaxOptions::default())?;
-        let text = format!("{} {} {words}", file.display(), backing.limits().name);
+    /// Opens `pmem` as the cache of `backing`, formatting it first if `is_fresh`.
+    pub fn open(
+        name: &str,
+        pmem: Arc<dyn Pmem>,
+        backing: Arc<dyn Disk>,
+        words: &str,
+        shared: SharedWords,
+        is_fresh: bool,
+    ) -> Result<Cache> {
+        if is_fresh {
+            // Dirty data of an earlier measure must not keep the cache from being formatted.
+            pmem.zero(0, 64 << 10);
+            pmem.drain().and_then(|()| pmem.sync()).ok().context("the cache device failed")?;
+        }
+        // The names in a table are for people: a path with blanks would be two words.
+        let text = format!("cache backing {words}");
         let words: Vec<&str> = text.split_whitespace().collect();
         let args = TableArgs::parse(&words).map_err(|error| error.error)?;
-        let options = OpenOptions::new(1);
-        let shared_file = places.memory.path(&format!("{name}.open-keys"));
-        let shared = SharedWords::open(&shared_file, shared_words(options.stripes))?;
+        let mut options = OpenOptions::new(1);
+        options.force_format = is_fresh;
         let bytes = backing.limits().size_bytes;
-        let pcache = Pcache::open(args, bytes, Arc::new(pmem), backing, shared, &options)?;
+        let pcache = Pcache::open(args, bytes, pmem.clone(), backing, shared, &options)?;
         let pcache = Arc::new(pcache);
         let device = Device::with_table(name, LoadedTable::single(pcache.clone(), bytes))?;
-        Ok(Cache { pcache, device })
+        Ok(Cache { pcache, device, pmem })
     }
 }
 
 /// Memory like a cache's, without a cache.
-pub fn bare_memory(places: &Places, name: &str) -> Result<DaxPmem> {
-    let file = places.memory.file(name, CACHE_BYTES)?;
-    Ok(DaxPmem::open(&file, DaxOptions::default())?)
+pub fn bare_memory(setup: &Setup, name: &str) -> Result<DaxPmem> {
+    open_pmem(&setup.places.memory.file(name, CACHE_BYTES)?)
+}
+
+/// A device served over NBD from this process, with its background work done.
+#[derive(Debug)]
+pub struct Export {
+    // Ended before the background, which moves what it waits for.
+    _server: Server,
+    _background: Queue,
+}
+
+impl Export {
+    /// Serves `device` at a Unix socket.
+    pub fn new(device: &Arc<Device>, socket: &Path) -> Result<Export> {
+        let background = Queue::background("udm-background", device)?;
+        let server = Server::start(device, &Uri::Unix(socket.to_path_buf()))?;
+        Ok(Export { _server: server, _background: background })
+    }
+}
+
+/// Whether fio is here, and knows NBD.
+pub fn has_fio_nbd() -> bool {
+    let output = std::process::Command::new("fio").arg("--enghelp").output();
+    output.is_ok_and(|output| {
+        String::from_utf8_lossy(&output.stdout).split_whitespace().any(|word| word == "nbd")
+    })
 }
 
 /// Does a device's background work on the thread that calls it.

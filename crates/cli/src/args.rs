@@ -25,7 +25,9 @@ Example:
   udm remove vol --drain
 
 Files: the runtime directory is $UDM_RUNTIME_DIR, else /run/udm for root, else
-$XDG_RUNTIME_DIR/udm. It holds each device's control socket, log and shared memory.")]
+$XDG_RUNTIME_DIR/udm. It holds each device's control socket, log and shared memory. The state
+directory is $UDM_STATE_DIR, else /var/lib/udm for root, else $XDG_STATE_HOME/udm or
+~/.local/state/udm. It holds what was found out about this machine.")]
 pub struct Cli {
     /// What to do.
     #[command(subcommand)]
@@ -75,9 +77,8 @@ pub enum Command {
     Recover(RecoverArgs),
     /// List the target types that tables may name
     Targets(JsonArgs),
-    /// Run the benchmarks of `udm-bench`, which is installed beside udm
-    #[command(disable_help_flag = true)]
-    Bench(BenchArgs),
+    /// Measure udm on this machine, beside what it is compared with
+    Bench(udm_bench::args::BenchArgs),
     /// Print a completion script for a shell
     #[command(after_help = "Example:\n  udm completions bash > /etc/bash_completion.d/udm")]
     Completions(CompletionsArgs),
@@ -227,10 +228,17 @@ pub struct TableArgs {
 
 /// Arguments of `info`.
 #[derive(Debug, Args)]
-#[command(after_help = "Examples:\n  udm info vol\n  udm info --json vol | jq .dirty_bytes")]
+#[command(after_help = "\
+Examples:
+  udm info vol
+  udm info --json vol | jq .dirty_bytes
+  udm info vol --limits")]
 pub struct InfoArgs {
     /// The devices' names; all devices when none is given
     pub names: Vec<DeviceName>,
+    /// Print every maximum that the server states instead
+    #[arg(long)]
+    pub limits: bool,
     #[command(flatten)]
     pub json: JsonArgs,
 }
@@ -380,14 +388,6 @@ pub struct RecoverArgs {
     pub rebind: bool,
     #[command(flatten)]
     pub json: JsonArgs,
-}
-
-/// Arguments of `bench`.
-#[derive(Debug, Args)]
-pub struct BenchArgs {
-    /// Handed on as they are
-    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
-    pub words: Vec<std::ffi::OsString>,
 }
 
 /// Arguments of `completions`.

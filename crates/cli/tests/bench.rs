@@ -1,35 +1,194 @@
-//! `udm bench` runs `udm-bench`. Alone in its program: a file that is being written while another
-//! thread forks cannot be run.
+//! `udm bench`: every study runs, its JSON has its fields, and the report is well-formed, complete
+//! and self-contained. What a browser makes of it is checked by `make bench`.
 
 #![allow(clippy::unwrap_used)]
 
 mod common;
 
+use std::fs;
+
 use common::Udm;
+use roxmltree::{Document, Node, ParsingOptions};
+use serde_json::Value;
+
+/// The studies that `all` stands for.
+const STUDIES: [&str; 9] = [
+    "copy",
+    "randwrite",
+    "latency",
+    "scaling",
+    "write",
+    "nbd",
+    "writeback",
+    "recovery",
+    "footprint",
+];
+
+/// As little of each measure as there can be.
+const TINY: [&str; 9] =
+    ["--small", "--repeats", "1", "--size", "64m", "--io-size", "1m", "--runtime", "0.03"];
+
+fn check_table(study: &str, table: &Value) {
+    let columns = table["columns"].as_array().unwrap();
+    assert!(!columns.is_empty(), "{study}: {table}");
+    assert!(columns.iter().all(|column| column["name"].is_string() && column["unit"].is_string()));
+    let rows = table["rows"].as_array().unwrap();
+    assert!(!rows.is_empty(), "{study}: a table without rows");
+    for row in rows {
+        let values = row["values"].as_array().unwrap();
+        assert_eq!(values.len(), columns.len(), "{study}: {row}");
+        assert!(values.iter().any(Value::is_f64), "{study}: nothing in {row}");
+        assert!(values.iter().filter_map(Value::as_f64).all(|value| value >= 0.0), "{row}");
+    }
+}
+
+fn check_study(page: &Value) {
+    let machine = &page["machine"];
+    assert!(machine["cpu"].is_string() && machine["processors"].as_u64().unwrap() > 0);
+    assert!(machine["date"].as_str().unwrap().starts_with("20"), "{machine}");
+    let study = &page["study"];
+    let name = study["name"].as_str().unwrap();
+    assert!(!study["title"].as_str().unwrap().is_empty(), "{name}");
+    assert!(!study["about"].as_str().unwrap().is_empty(), "{name}");
+    assert!(study["facts"].as_array().unwrap().iter().any(|fact| fact[0] == "took"), "{name}");
+    let noise = &study["noise"];
+    assert!(noise["is_quiet"].is_boolean() && noise["steal_percent"].is_f64(), "{name}: {noise}");
+    let tables = study["tables"].as_array().unwrap();
+    assert!(!tables.is_empty(), "{name}: no tables");
+    tables.iter().for_each(|table| check_table(name, table));
+    for claim in study["claims"].as_array().unwrap() {
+        assert!(claim["median"].as_f64().unwrap() > 0.0, "{name}: {claim}");
+        assert!(claim["low"].as_f64() <= claim["high"].as_f64(), "{name}: {claim}");
+    }
+    let plots = study["plots"].as_array().unwrap();
+    assert!(!plots.is_empty(), "{name}: no plots");
+    for plot in plots {
+        for series in plot["series"].as_array().unwrap() {
+            let points = series["points"].as_array().unwrap();
+            assert!(!points.is_empty(), "{name}: {}: {}", plot["title"], series["name"]);
+        }
+    }
+}
+
+fn with_class<'a>(node: Node<'a, 'a>, class: &'a str) -> impl Iterator<Item = Node<'a, 'a>> {
+    node.descendants().filter(move |node| node.attribute("class") == Some(class))
+}
+
+/// Each plot of the data is drawn, and nothing is loaded from anywhere.
+fn check_report(text: &str, pages: &[Value]) {
+    let options = ParsingOptions { allow_dtd: true, ..ParsingOptions::default() };
+    let document = Document::parse_with_options(text, options).unwrap();
+    for page in pages {
+        let study = &page["study"];
+        let name = study["name"].as_str().unwrap();
+        let section = document
+            .descendants()
+            .find(|node| {
+                node.has_tag_name(("http://www.w3.org/1999/xhtml", "section"))
+                    && node.attribute("id") == Some(name)
+            })
+            .unwrap_or_else(|| panic!("no page for {name}"));
+        let plots = study["plots"].as_array().unwrap();
+        let drawn: Vec<Node<'_, '_>> = with_class(section, "plot").collect();
+        assert_eq!(drawn.len(), plots.len(), "{name}");
+        for (plot, svg) in plots.iter().zip(drawn) {
+            assert_eq!(svg.attribute("aria-label"), plot["title"].as_str());
+            let series = plot["series"].as_array().unwrap();
+            let points = |one: &Value| one["points"].as_array().unwrap().len();
+            let expected = match plot["kind"].as_str().unwrap() {
+                "bars" => series.iter().map(points).sum(),
+                _ => series.len(),
+            };
+            assert_eq!(with_class(svg, "series").count(), expected, "{name}: {}", plot["title"]);
+        }
+    }
+    for node in document.descendants() {
+        for attribute in node.attributes().filter(|one| ["src", "href"].contains(&one.name())) {
+            let value = attribute.value();
+            assert!(value.starts_with('#') || value.starts_with("data:"), "loads {value}");
+        }
+    }
+    assert!(!text.contains("@import") && !text.contains("url("));
+}
 
 #[test]
-fn bench_is_run_as_git_runs_its_commands() {
-    use std::os::unix::fs::PermissionsExt;
+fn every_study_runs_and_leaves_its_results() {
     let udm = Udm::new();
-    let program = udm.path("udm-bench");
-    std::fs::write(&program, "#!/bin/sh\necho bench \"$@\"\nexit 7\n").unwrap();
-    std::fs::set_permissions(&program, PermissionsExt::from_mode(0o755)).unwrap();
-    // udm itself is linked into an empty folder, so that no udm-bench is beside it.
-    let alone = udm.path("bin");
-    std::fs::create_dir(&alone).unwrap();
-    std::fs::copy(env!("CARGO_BIN_EXE_udm"), alone.join("udm")).unwrap();
-    let path = format!("{}:/usr/bin:/bin", udm.path("").display());
-    let run = |path: &str| {
-        std::process::Command::new(alone.join("udm"))
-            .args(["bench", "study", "--flag", "--help"])
-            .env("PATH", path)
-            .output()
-            .unwrap()
-    };
-    let found = run(&path);
-    assert_eq!(found.stdout, b"bench study --flag --help\n");
-    assert_eq!(found.status.code(), Some(7));
-    let missing = run("/nonexistent");
-    assert_eq!(missing.status.code(), Some(1));
-    assert!(String::from_utf8_lossy(&missing.stderr).starts_with("udm: bench: udm-bench is"));
+    let scratch = udm.path("scratch");
+    fs::create_dir(&scratch).unwrap();
+    let words = ["bench", "all", "--path", "scratch", "--report", "out/report.html"];
+    let files = ["--json=results.json", "--markdown", "summary.md"];
+    let text = udm.ok(&[&words[..], &files, &TINY].concat());
+    let json = fs::read_to_string(udm.path("results.json")).unwrap();
+    let pages: Vec<Value> = serde_json::from_str(&json).unwrap();
+    let names: Vec<&str> =
+        pages.iter().map(|page| page["study"]["name"].as_str().unwrap()).collect();
+    assert_eq!(names, STUDIES);
+    for page in &pages {
+        check_study(page);
+        let name = page["study"]["name"].as_str().unwrap();
+        assert!(text.contains(&format!("== {name}: ")), "{name} was not printed");
+    }
+    assert!(text.contains("published for the kernel's dm-pcache"));
+    assert_eq!(text.matches("The machine was ").count(), STUDIES.len());
+    check_report(&fs::read_to_string(udm.path("out/report.html")).unwrap(), &pages);
+    let summary = fs::read_to_string(udm.path("summary.md")).unwrap();
+    assert!(summary.contains("| study | what | measured | promised |"), "{summary}");
+    assert_eq!(fs::read_dir(&scratch).unwrap().count(), 0, "something was left behind");
+    // The study of copies was remembered.
+    assert!(fs::read_to_string(udm.path("state/copies.json")).unwrap().contains("primitives"));
+}
+
+#[test]
+fn what_exists_is_not_overwritten_unasked() {
+    let udm = Udm::new();
+    let precious = udm.path("precious");
+    fs::write(&precious, vec![7; 1 << 20]).unwrap();
+    for option in ["--path", "--cache"] {
+        let words = [&["bench", "randwrite", option, "precious"][..], &TINY].concat();
+        let outcome = udm.run(&words);
+        assert_eq!(outcome.code, 1);
+        assert!(outcome.err.contains("precious exists"), "{outcome:?}");
+        assert!(outcome.err.contains("--overwrite"), "{outcome:?}");
+    }
+    assert_eq!(fs::read(&precious).unwrap(), vec![7; 1 << 20]);
+    // A letter is no report, and stays.
+    fs::write(udm.path("letter"), "dear").unwrap();
+    let outcome = udm.run(&[&["bench", "recovery", "--report", "letter"][..], &TINY].concat());
+    assert_eq!(outcome.code, 1, "{outcome:?}");
+    assert_eq!(fs::read_to_string(udm.path("letter")).unwrap(), "dear");
+}
+
+#[test]
+fn a_load_in_fios_terms_is_taken() {
+    let udm = Udm::new();
+    let load = ["--rw", "randrw", "--bs", "8k", "--iodepth", "4", "--numjobs", "2"];
+    let tail = ["--path", "made.img", "--rwmixread", "70", "--randseed", "9", "--json"];
+    let out = udm.ok(&[&["bench", "job"][..], &load, &tail, &TINY].concat());
+    let pages: Value = serde_json::from_str(&out).unwrap();
+    let facts = pages[0]["study"]["facts"].to_string();
+    let expected = "rw=randrw bs=8KiB iodepth=4 numjobs=2 size=64MiB io_size=1MiB";
+    assert!(facts.contains(expected), "{facts}");
+    assert!(facts.contains("randseed=9 rwmixread=70"), "{facts}");
+    assert!(!udm.path("made.img").exists(), "what was made is removed");
+}
+
+#[test]
+fn a_first_server_calibrates_copies_for_the_next() {
+    let udm = Udm::new();
+    udm.file("slow", 64 << 20);
+    let memory = tempfile::tempdir_in("/dev/shm").unwrap();
+    let fast = memory.path().join("fast");
+    fs::File::create(&fast).unwrap().set_len(512 << 20).unwrap();
+    let table = format!("0 131072 pcache {} slow", fast.display());
+    udm.ok(&["create", "vol", "--table", &table]);
+    udm.ok(&["remove", "vol"]);
+    let remembered = fs::read_to_string(udm.path("state/copies.json"));
+    if cfg!(target_arch = "x86_64") {
+        let entries: Value = serde_json::from_str(&remembered.unwrap()).unwrap();
+        assert_eq!(entries[0]["medium"], "tmpfs");
+        assert!(entries[0]["primitives"]["4096"].is_string());
+    }
+    // The scratch file beside the cache device is gone.
+    assert_eq!(fs::read_dir(memory.path()).unwrap().count(), 1);
 }

@@ -246,6 +246,7 @@ fn create_with_failing_origin(bench: &Bench) -> Option<PathBuf> {
     let created = Command::new("unshare")
         .args(["-rm", "sh", "-c", &script])
         .env("UDM_RUNTIME_DIR", bench.udm.runtime())
+        .env("UDM_STATE_DIR", bench.udm.path("state"))
         .output()
         .unwrap();
     assert!(created.status.success(), "{created:?}");

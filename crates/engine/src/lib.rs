@@ -18,6 +18,7 @@ pub mod crc;
 pub mod device;
 pub mod disk;
 pub mod error;
+pub mod limits;
 pub mod local;
 pub mod mutants;
 #[cfg(all(test, feature = "loom"))]

@@ -220,6 +220,9 @@ pub struct SystemOpener {
     /// Where memory that survives this process has its files; without one it is private, and an
     /// unflushed write does not survive the death of the process.
     pub runtime_dir: Option<PathBuf>,
+    /// Is shown every cache device that was opened, to choose its [plan](DaxPmem::set_plan) of
+    /// copies.
+    pub tune: Option<fn(&mut DaxPmem)>,
 }
 
 impl Opener for SystemOpener {
@@ -231,7 +234,11 @@ impl Opener for SystemOpener {
 
     fn pmem(&self, word: &DeviceWord) -> Result<Arc<dyn Pmem>> {
         let options = DaxOptions { persistence: word.options.persist };
-        Ok(Arc::new(DaxPmem::open(Path::new(&word.path), options)?))
+        let mut pmem = DaxPmem::open(Path::new(&word.path), options)?;
+        if let Some(tune) = self.tune {
+            tune(&mut pmem);
+        }
+        Ok(Arc::new(pmem))
     }
 
     fn shared_words(&self, name: &str, words: usize) -> Result<SharedWords> {

@@ -1,15 +1,11 @@
 //! Commands about udm itself: `targets`, `completions`, `man`, `bench`.
 
-use std::ffi::OsString;
-use std::os::unix::process::CommandExt;
-use std::path::PathBuf;
-use std::process::Command;
-
 use anyhow::{Context, Result, anyhow, bail};
 use clap::CommandFactory;
 use serde_json::json;
+use udm_bench::args::BenchArgs;
 
-use crate::args::{BenchArgs, Cli, CompletionsArgs, JsonArgs, ManArgs};
+use crate::args::{Cli, CompletionsArgs, JsonArgs, ManArgs};
 use crate::output::{print, print_json};
 use crate::served;
 
@@ -62,20 +58,10 @@ pub fn man(args: &ManArgs) -> Result<()> {
     print(&String::from_utf8(text)?)
 }
 
-/// `udm bench`: becomes `udm-bench`, if there is one.
+/// `udm bench`.
 pub fn bench(args: &BenchArgs) -> Result<()> {
-    let name = "udm-bench";
-    let beside = std::env::current_exe().ok().map(|exe| exe.with_file_name(name));
-    let program = beside.filter(|path| path.is_file()).or_else(|| on_path(name));
-    let Some(program) = program else {
-        bail!("{name} is neither beside udm nor on PATH; install it, or run it from the sources");
-    };
-    let words: Vec<OsString> = args.words.clone();
-    let error = Command::new(&program).arg0("udm bench").args(words).exec();
-    Err(error).with_context(|| program.display().to_string())
-}
-
-fn on_path(name: &str) -> Option<PathBuf> {
-    let path = std::env::var_os("PATH")?;
-    std::env::split_paths(&path).map(|folder| folder.join(name)).find(|file| file.is_file())
+    if !udm_bench::run(args)? {
+        bail!("a promise is broken");
+    }
+    Ok(())
 }

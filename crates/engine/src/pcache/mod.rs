@@ -56,12 +56,13 @@ use crate::shm::SharedWords;
 use crate::slots::SlotState;
 use crate::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use crate::sync::{Arc, Mutex, lock};
-use crate::target::{Dirty, Events, Fact, Port, Target, TargetLimits};
+use crate::target::{Dirty, Events, Extent, Fact, Port, Target, TargetLimits};
 use crate::units::{Nanos, SECOND, human_bytes};
 
 pub use args::{ArgError, TableArgs, WritebackOrder};
 pub use attach::LogDamage;
 use datacrc::DataCrcs;
+pub use facts::limits;
 use gc::Gc;
 use index::Index;
 use keylog::KeyLog;
@@ -72,7 +73,7 @@ use openset::OpenSets;
 use quarantine::Quarantine;
 use read::{Fill, Misses};
 use segment::Segments;
-use write::ZeroExtent;
+use write::{KnownZeroes, ZeroExtent};
 use writeback::Writeback;
 
 /// The kind of an I/O, in the high byte of its token.
@@ -181,6 +182,7 @@ pub struct Pcache {
     open: OpenSets,
     close_scratch: Mutex<Vec<Key>>,
     zero_extent: Mutex<Option<ZeroExtent>>,
+    known_zeroes: Mutex<KnownZeroes>,
     zero_crc: Mutex<(u32, u32)>,
     misses: Mutex<Misses>,
     background: Mutex<Background>,
@@ -400,6 +402,14 @@ impl Target for Pcache {
 
     fn limits(&self) -> TargetLimits {
         TargetLimits { block_bytes: self.backing.limits().block_bytes.max(512), has_discard: true }
+    }
+
+    fn extent(&self, offset: u64, len: u64) -> (u64, Extent) {
+        self.extent_at(offset, len)
+    }
+
+    fn has_fast_zeroes(&self) -> bool {
+        true
     }
 
     fn status(&self) -> String {

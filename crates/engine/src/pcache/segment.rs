@@ -32,7 +32,7 @@ pub const SEGMENTS_MIN: u32 = LOG_RESERVE + 2;
 /// overflow.
 const GENERATION_MAX: u64 = 1 << 62;
 /// At most so many data heads; each pins a segment until it is full.
-const HEADS_MAX: usize = 8;
+pub const HEADS_MAX: usize = 8;
 
 /// What is known of one segment.
 #[derive(Debug)]

@@ -4,6 +4,8 @@
 //! has left the CPU, then under the stripe's lock the index and the open key set change together.
 //! Log space is made sure of before the index is touched, so a write never fails halfway.
 
+use std::collections::VecDeque;
+
 use zerocopy::FromZeros;
 
 use crate::bio::{Bio, Op};
@@ -12,7 +14,7 @@ use crate::error::Status;
 use crate::mutants::{self, Mutant};
 use crate::sync::atomic::Ordering;
 use crate::sync::lock;
-use crate::target::Port;
+use crate::target::{Extent, Port};
 use crate::units::MIB;
 
 use super::index::Place;
@@ -28,6 +30,36 @@ const CRC_EXTENT_BYTES: u64 = 16 << 10;
 const ZERO_EXTENT_BYTES: u64 = MIB;
 /// A zero extent is replaced after so many keys, so that it does not pin an old segment.
 const ZERO_EXTENT_KEYS_MAX: u32 = 4096;
+
+/// The zero extents of this server that were made last: what their places name reads as zeroes,
+/// until their segments are reused.
+#[derive(Debug, Default)]
+pub(super) struct KnownZeroes {
+    spaces: VecDeque<Space>,
+}
+
+/// So many zero extents are remembered; each has served up to [`ZERO_EXTENT_KEYS_MAX`] keys.
+pub(super) const KNOWN_ZEROES_MAX: usize = 64;
+
+impl KnownZeroes {
+    fn remember(&mut self, space: Space) {
+        if self.spaces.len() == KNOWN_ZEROES_MAX {
+            self.spaces.pop_front();
+        }
+        self.spaces.push_back(space);
+    }
+
+    /// Whether `len` bytes at a live place are surely zeroes.
+    fn hold(&self, place: Place, len: u64) -> bool {
+        self.spaces.iter().any(|space| {
+            let end = u64::from(space.offset) + u64::from(space.len);
+            place.segment == space.segment
+                && place.is_of(space.generation)
+                && place.offset >= space.offset
+                && u64::from(place.offset) + len <= end
+        })
+    }
+}
 
 /// How an append to an open key set ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -295,6 +327,7 @@ impl Pcache {
                 self.segments.release(space.segment);
                 return Err(status);
             }
+            lock(&self.known_zeroes).remember(space);
             *extent = Some(ZeroExtent { space, keys: 0 });
         }
         let Some(extent) = extent.as_mut() else { return Ok(None) };
@@ -305,6 +338,28 @@ impl Pcache {
         drop(extent_lock);
         let len = wanted.min(u64::from(named.len)) as u32;
         Ok(Some(Space { len, ..named }))
+    }
+
+    /// Whether the range starts with zeroes that this server named, and how long that goes on.
+    pub(super) fn extent_at(&self, offset: u64, len: u64) -> (u64, Extent) {
+        let known = lock(&self.known_zeroes);
+        let end = offset + len;
+        let kind_at = |at: u64| {
+            let piece = self.index.lookup(at, end, |place| self.is_live(place));
+            match piece.place {
+                Some(place) if known.hold(place, piece.len) => (piece.len, Extent::Zeroes),
+                _ => (piece.len, Extent::Data),
+            }
+        };
+        let (mut done, first) = kind_at(offset);
+        while done < len {
+            let (more, kind) = kind_at(offset + done);
+            if kind != first {
+                break;
+            }
+            done += more;
+        }
+        (done, first)
     }
 
     fn zero_crc(&self, len: u32) -> u32 {

@@ -34,7 +34,7 @@ use crate::sync::statics::Mutex;
 use crate::sync::statics::atomic::{AtomicUsize, Ordering};
 
 /// At most this many mappings are watched in a process.
-const WATCHED_MAX: usize = 64;
+pub(super) const WATCHED_MAX: usize = 64;
 
 /// At most this many damaged pages are told apart in a mapping; beyond that all of it counts.
 const DAMAGED_MAX: usize = 64;

@@ -18,8 +18,10 @@ use udm::pmem::dax::DaxPmem;
 use udm::prng::Prng;
 use udm::target::{Port, Target};
 
-use crate::report::{Claim, Promise, Row, Study, Table, mean, median, percentile, ratios, sorted};
-use crate::rig::{BackgroundThread, CACHE_BYTES, Cache, Keeper, Places, bare_memory};
+use crate::results::{Axis, Claim, Plot, Promise, Study, Table};
+use crate::rig::{BackgroundThread, CACHE_BYTES, Cache, Keeper, Setup, bare_memory};
+use crate::stats::{mean, median, percentile, ratios, sorted};
+use crate::unit::Unit;
 
 const BLOCK: usize = 4096;
 const SEGMENT: u64 = 16 << 20;
@@ -65,10 +67,10 @@ impl Times {
         self.round_batch.push(median(&batches));
     }
 
-    fn row(&self, name: &str) -> Row {
+    fn row(&self) -> [f64; COLUMNS.len()] {
         let single = sorted(&self.single);
         let batch = sorted(&self.round_batch);
-        let values = vec![
+        [
             percentile(&single, 50.0),
             percentile(&batch, 50.0),
             batch.first().copied().unwrap_or_default(),
@@ -76,12 +78,19 @@ impl Times {
             mean(&single),
             percentile(&single, 99.0),
             percentile(&single, 99.9),
-        ];
-        Row { name: name.into(), values }
+        ]
     }
 }
 
-const COLUMNS: [&str; 7] = ["p50", "p50/batch", "low round", "high round", "mean", "p99", "p99.9"];
+const COLUMNS: [(&str, Unit); 7] = [
+    ("p50", Unit::Nanos),
+    ("p50/batch", Unit::Nanos),
+    ("low round", Unit::Nanos),
+    ("high round", Unit::Nanos),
+    ("mean", Unit::Nanos),
+    ("p99", Unit::Nanos),
+    ("p99.9", Unit::Nanos),
+];
 
 fn nanos(since: Instant) -> f64 {
     since.elapsed().as_nanos() as f64
@@ -190,10 +199,11 @@ struct Results {
 }
 
 /// The whole study.
-pub fn run(places: &Places, rounds: usize) -> Result<Study> {
+pub fn run(setup: &Setup) -> Result<Study> {
+    let rounds = setup.repeats(7, 15);
     let backing = Arc::new(RamDisk::new(1 << 30, 512));
-    let cache = Cache::new(places, "write-cache", backing, "0")?;
-    let mut copy = BareCopy { pmem: bare_memory(places, "write-copy")?, at: 0 };
+    let cache = setup.cache("write-cache", backing, "0")?;
+    let mut copy = BareCopy { pmem: bare_memory(setup, "write-copy")?, at: 0 };
     let clock = clock_nanos();
     let mut results = Results::default();
     let mut work = Workload::new(1);
@@ -342,73 +352,72 @@ fn on_threads<F: FnMut(usize)>(
 }
 
 fn study(results: &Results, clock: f64, rounds: usize) -> Study {
-    let rows = vec![
-        results.copy.row("bare durable copy"),
-        results.engine.row("write, engine"),
-        results.local.row("write, device"),
-        results.fua.row("FUA write, device"),
-        results.copy_beside.row("bare copy, beside background"),
-        results.local_beside.row("write, beside background"),
-        results.load.row("bare load"),
-        results.hit.row("read hit, device"),
+    let about = format!(
+        "Random 4 KiB writes to a pcache of {} MiB in memory, and the bare copy of the same bytes \
+         to such memory, in turns. Reading the clock costs {clock:.0} ns, which are taken off.",
+        CACHE_BYTES >> 20
+    );
+    let mut study = Study::new("write", "what a 4 KiB write costs beside the bare copy", &about);
+    let contenders = [
+        ("bare durable copy", &results.copy),
+        ("write, engine", &results.engine),
+        ("write, device", &results.local),
+        ("FUA write, device", &results.fua),
+        ("bare copy, beside background", &results.copy_beside),
+        ("write, beside background", &results.local_beside),
+        ("bare load", &results.load),
+        ("read hit, device", &results.hit),
     ];
-    let times = Table {
-        title: format!("4 KiB, one thread, nanoseconds ({rounds} rounds)"),
-        columns: COLUMNS.to_vec(),
-        rows,
-    };
-    let row = |name: &str, one: &[f64], two: &[f64]| Row {
-        name: name.into(),
-        values: vec![median(one), median(two), median(&ratios(two, one))],
-    };
-    let threads = Table {
-        title: "operations per microsecond, by threads".into(),
-        columns: vec!["one", "two", "ratio"],
-        rows: vec![
-            row("write", &results.write_one, &results.write_two),
-            row("read hit", &results.read_one, &results.read_two),
-            row("bare durable copy", &results.copy_one, &results.copy_two),
-        ],
-    };
+    let mut times = Table::new(format!("one thread ({rounds} rounds)"), &COLUMNS);
+    let mut bars = Plot::bars("4 KiB, one thread", &["p50, batches", "p99"], nanos_axis());
+    for (name, contender) in contenders {
+        let values = contender.row();
+        times.row(name, &values);
+        bars.add(name, vec![(0.0, values[1]), (1.0, values[5])]);
+        study.repeats(format!("{name}, ns"), Unit::Nanos, &contender.round_batch);
+    }
+    let columns = [("one", Unit::Number), ("two", Unit::Number), ("ratio", Unit::Ratio)];
+    let mut threads = Table::new("operations per microsecond, by threads", &columns);
+    for (name, one, two) in [
+        ("write", &results.write_one, &results.write_two),
+        ("read hit", &results.read_one, &results.read_two),
+        ("bare durable copy", &results.copy_one, &results.copy_two),
+    ] {
+        threads.row(name, &[median(one), median(two), median(&ratios(two, one))]);
+    }
+    study.tables = vec![times, threads];
+    study.plots.push(bars);
+    study.claims = claims(results);
+    study
+}
+
+fn nanos_axis() -> Axis {
+    Axis::log("time of one", Unit::Nanos)
+}
+
+fn claims(results: &Results) -> Vec<Claim> {
     let over = |of: &Times, over: &Times| ratios(&of.round_batch, &over.round_batch);
     let single = |of: &Times, over: &Times| ratios(&of.round_single, &over.round_single);
     let micros: Vec<f64> = results.fua.round_batch.iter().map(|nanos| nanos / 1000.0).collect();
     let at_most = |bound| Some(Promise::AtMost(bound));
-    let claims = vec![
-        Claim::new(
-            "write / bare copy, p50, batches",
-            &over(&results.local, &results.copy),
-            at_most(2.5),
-        ),
-        Claim::new(
-            "write / bare copy, p50, one by one",
-            &single(&results.local, &results.copy),
-            at_most(2.5),
-        ),
-        Claim::new("  of it the engine", &over(&results.engine, &results.copy), None),
-        Claim::new(
-            "write / bare copy, beside write-back",
-            &over(&results.local_beside, &results.copy_beside),
-            None,
-        ),
+    let Results { copy, engine, local, copy_beside, local_beside, load, hit, .. } = results;
+    let twice = |two: &[f64], one: &[f64]| ratios(two, one);
+    vec![
+        Claim::new("write / bare copy, p50, batches", &over(local, copy), at_most(2.5)),
+        Claim::new("write / bare copy, p50, one by one", &single(local, copy), at_most(2.5)),
+        Claim::new("  of it the engine", &over(engine, copy), None),
+        Claim::new("write / bare copy, beside write-back", &over(local_beside, copy_beside), None),
         Claim::new("FUA write, p50, microseconds", &micros, None),
-        Claim::new("read hit / bare load, p50", &over(&results.hit, &results.load), None),
+        Claim::new("read hit / bare load, p50", &over(hit, load), None),
         Claim::new(
             "writes: two threads / one",
-            &ratios(&results.write_two, &results.write_one),
+            &twice(&results.write_two, &results.write_one),
             None,
         ),
         Claim::new(
             "read hits: two threads / one",
-            &ratios(&results.read_two, &results.read_one),
+            &twice(&results.read_two, &results.read_one),
             None,
         ),
-    ];
-    let about = format!(
-        "Random 4 KiB writes to a pcache of {} MiB in memory, and the bare copy of the same \
-         bytes to such memory,\nin turns. Reading the clock costs {clock:.0} ns, which are taken \
-         off.",
-        CACHE_BYTES >> 20
-    );
-    Study { name: "write", about, tables: vec![times, threads], claims }
+    ]
 }

@@ -1,0 +1,216 @@
+//! What may be typed behind `udm bench`.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, ValueEnum};
+
+use crate::job::{Job, Rw};
+
+/// The studies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum StudyName {
+    /// Which instructions copy fastest, and which udm uses: sizes from 64 B to 1 MiB
+    Copy,
+    /// 4 KiB random writes, 1 and 8 jobs: the backing device alone, and with a cache
+    Randwrite,
+    /// Any job, in fio's terms: the backing device alone, and with a cache
+    Job,
+    /// Write, FUA write, flush, read hit, read miss: percentiles, in process and over NBD
+    Latency,
+    /// More threads, a fuller cache, more dirty data, larger requests
+    Scaling,
+    /// A 4 KiB write in process beside the bare durable copy of the same bytes
+    Write,
+    /// 4 KiB requests over a Unix socket, beside nbdkit's memory plugin
+    Nbd,
+    /// Dirty data on its way to the backing device, beside what fio writes there
+    Writeback,
+    /// How long attaching takes, by the number of keys in the log
+    Recovery,
+    /// Memory per cached block, and bytes written to the cache device per byte
+    Footprint,
+    /// All of them but `job`
+    All,
+}
+
+impl StudyName {
+    /// As it is typed.
+    pub fn name(self) -> String {
+        self.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
+    }
+
+    /// The studies that were asked for, each once.
+    pub fn expand(asked: &[StudyName]) -> Vec<StudyName> {
+        let mut studies = Vec::new();
+        for name in asked {
+            let is_of_all = |study: &StudyName| !matches!(study, StudyName::All | StudyName::Job);
+            let names: Vec<StudyName> = match name {
+                StudyName::All => {
+                    StudyName::value_variants().iter().copied().filter(is_of_all).collect()
+                }
+                one => vec![*one],
+            };
+            for name in names {
+                if !studies.contains(&name) {
+                    studies.push(name);
+                }
+            }
+        }
+        studies
+    }
+}
+
+/// Arguments of `udm bench`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Without --path, files are made in the folder for temporary files, and removed afterwards. A file or
+device that exists is used only with --overwrite. Ratios within one run are what to compare; each
+study says whether the machine was too noisy to trust its absolute numbers.
+
+Examples:
+  udm bench randwrite --path /data/test.img     the story in two screens
+  udm bench copy --path /dev/dax0.0             measures, remembers, leaves the content alone
+  udm bench job --rw randrw --bs 8k --iodepth 4 --numjobs 2 --runtime 10
+  udm bench all --small --report report.html --json=results.json")]
+pub struct BenchArgs {
+    /// What to measure
+    #[arg(required = true, value_enum, hide_possible_values = false)]
+    pub studies: Vec<StudyName>,
+    /// The backing device to put a cache before: a file to be made, or a folder to make it in
+    #[arg(long, value_name = "PATH")]
+    pub path: Option<PathBuf>,
+    /// The cache device; without it, a file of 512 MiB in /dev/shm
+    #[arg(long, value_name = "PATH")]
+    pub cache: Option<PathBuf>,
+    /// Overwrite what --path and --cache name, if it exists
+    #[arg(long)]
+    pub overwrite: bool,
+    /// Less of everything: seconds instead of minutes
+    #[arg(long)]
+    pub small: bool,
+    /// How often each measure is repeated; medians are shown
+    #[arg(long, alias = "rounds", value_name = "N")]
+    pub repeats: Option<usize>,
+    /// Print JSON instead of text, or write it to FILE beside the text
+    #[arg(long, value_name = "FILE", num_args = 0..=1, require_equals = true)]
+    #[arg(default_missing_value = "-")]
+    pub json: Option<PathBuf>,
+    /// Add a page for each study to the HTML report in FILE
+    #[arg(long, value_name = "FILE")]
+    pub report: Option<PathBuf>,
+    /// Write the main numbers to FILE, as Markdown
+    #[arg(long, value_name = "FILE")]
+    pub markdown: Option<PathBuf>,
+    /// Exit with 1 if a promise is broken
+    #[arg(long)]
+    pub check: bool,
+    /// The load
+    #[command(flatten)]
+    pub job: JobArgs,
+}
+
+/// The load, in fio's terms; what is not given is the study's own choice.
+#[derive(Clone, Debug, Default, Args)]
+#[command(next_help_heading = "Load, in fio's terms")]
+pub struct JobArgs {
+    /// What is done
+    #[arg(long, value_enum)]
+    pub rw: Option<Rw>,
+    /// Bytes of a request: 4k, 1m
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    pub bs: Option<u64>,
+    /// Requests in flight, for each job
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub iodepth: Option<u32>,
+    /// Jobs at the same time
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=128))]
+    pub numjobs: Option<u32>,
+    /// Bytes of the device that are used
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    pub size: Option<u64>,
+    /// A measure ends after so many bytes
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    pub io_size: Option<u64>,
+    /// A measure ends after so many seconds
+    #[arg(long, value_name = "SECONDS", value_parser = parse_seconds)]
+    pub runtime: Option<Duration>,
+    /// Seconds of load before each measure
+    #[arg(long, value_name = "SECONDS", value_parser = parse_seconds)]
+    pub ramp_time: Option<Duration>,
+    /// Percent of reads in a mixed load
+    #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u32).range(0..=100))]
+    pub rwmixread: Option<u32>,
+    /// Seed of all randomness
+    #[arg(long, value_name = "N")]
+    pub randseed: Option<u64>,
+}
+
+impl JobArgs {
+    /// `job`, changed as was asked for.
+    pub fn apply(&self, job: Job) -> Job {
+        Job {
+            rw: self.rw.unwrap_or(job.rw),
+            bs: self.bs.unwrap_or(job.bs),
+            iodepth: self.iodepth.unwrap_or(job.iodepth),
+            numjobs: self.numjobs.unwrap_or(job.numjobs),
+            size: self.size.unwrap_or(job.size),
+            io_size: self.io_size.unwrap_or(job.io_size),
+            runtime: self.runtime.unwrap_or(job.runtime),
+            ramp_time: self.ramp_time.unwrap_or(job.ramp_time),
+            rwmixread: self.rwmixread.unwrap_or(job.rwmixread),
+            randseed: self.randseed.unwrap_or(job.randseed),
+            ..job
+        }
+    }
+}
+
+/// Sizes as fio takes them: powers of 1024.
+fn parse_size(text: &str) -> Result<u64, String> {
+    let lower = text.to_ascii_lowercase();
+    let lower = lower.strip_suffix("ib").or(lower.strip_suffix('b')).unwrap_or(&lower);
+    let (digits, shift) = match lower.chars().last() {
+        Some('k') => (&lower[..lower.len() - 1], 10),
+        Some('m') => (&lower[..lower.len() - 1], 20),
+        Some('g') => (&lower[..lower.len() - 1], 30),
+        Some('t') => (&lower[..lower.len() - 1], 40),
+        _ => (lower, 0),
+    };
+    let number: u64 = digits.parse().map_err(|_| format!("'{text}' is no size; try 4k or 1m"))?;
+    let bytes = number.checked_mul(1 << shift).ok_or("too large")?;
+    match bytes > 0 && bytes.is_multiple_of(udm::units::SECTOR) {
+        true => Ok(bytes),
+        false => Err("a size is a multiple of 512".into()),
+    }
+}
+
+fn parse_seconds(text: &str) -> Result<Duration, String> {
+    let text = text.strip_suffix('s').unwrap_or(text);
+    let seconds: f64 = text.parse().map_err(|_| "a number of seconds is needed".to_owned())?;
+    Duration::try_from_secs_f64(seconds).map_err(|error| error.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_fios() {
+        assert_eq!(parse_size("4k"), Ok(4096));
+        assert_eq!(parse_size("1M"), Ok(1 << 20));
+        assert_eq!(parse_size("2GiB"), Ok(2 << 30));
+        assert_eq!(parse_size("512"), Ok(512));
+        for wrong in ["", "k", "0", "100", "4x", "99999999999t"] {
+            assert!(parse_size(wrong).is_err(), "{wrong}");
+        }
+        assert_eq!(parse_seconds("0.5s"), Ok(Duration::from_millis(500)));
+        assert!(parse_seconds("-1").is_err());
+    }
+
+    #[test]
+    fn all_means_each_study_once() {
+        let all = StudyName::expand(&[StudyName::Copy, StudyName::All, StudyName::Copy]);
+        assert_eq!(all.len(), StudyName::value_variants().len() - 2);
+        assert_eq!(StudyName::expand(&[StudyName::Job]), [StudyName::Job]);
+    }
+}

@@ -1,0 +1,159 @@
+//! A load, described in fio's terms: the same description drives our own generator and fio.
+
+use std::time::Duration;
+
+use clap::ValueEnum;
+use udm::units::{GIB, KIB, MIB};
+
+use crate::unit::Unit;
+
+/// What a job does, by fio's names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[value(rename_all = "lowercase")]
+// fio's own names.
+#[allow(clippy::enum_variant_names)]
+pub enum Rw {
+    /// Sequential reads
+    Read,
+    /// Sequential writes
+    Write,
+    /// Random reads
+    Randread,
+    /// Random writes
+    Randwrite,
+    /// Sequential reads and writes
+    Rw,
+    /// Random reads and writes
+    Randrw,
+}
+
+impl Rw {
+    /// As fio calls it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Rw::Read => "read",
+            Rw::Write => "write",
+            Rw::Randread => "randread",
+            Rw::Randwrite => "randwrite",
+            Rw::Rw => "rw",
+            Rw::Randrw => "randrw",
+        }
+    }
+
+    /// Whether places are random.
+    pub fn is_random(self) -> bool {
+        matches!(self, Rw::Randread | Rw::Randwrite | Rw::Randrw)
+    }
+
+    /// Percent of reads.
+    pub fn read_percent(self, rwmixread: u32) -> u32 {
+        match self {
+            Rw::Read | Rw::Randread => 100,
+            Rw::Write | Rw::Randwrite => 0,
+            Rw::Rw | Rw::Randrw => rwmixread,
+        }
+    }
+}
+
+/// A load.
+#[derive(Clone, Debug)]
+pub struct Job {
+    /// What is done.
+    pub rw: Rw,
+    /// Bytes of a request.
+    pub bs: u64,
+    /// Requests in flight, for each job.
+    pub iodepth: u32,
+    /// Jobs at the same time.
+    pub numjobs: u32,
+    /// Bytes of the device that are used.
+    pub size: u64,
+    /// Where they begin.
+    pub offset: u64,
+    /// It ends after so many bytes, of all jobs together.
+    pub io_size: u64,
+    /// It ends after so long.
+    pub runtime: Duration,
+    /// Load before, that is not counted.
+    pub ramp_time: Duration,
+    /// Percent of reads in a mixed load.
+    pub rwmixread: u32,
+    /// Seed of all randomness.
+    pub randseed: u64,
+    /// Whether writes are complete only when durable.
+    pub fua: bool,
+    /// A flush behind every so many writes; 0 for none.
+    pub fsync: u32,
+}
+
+impl Default for Job {
+    fn default() -> Job {
+        Job {
+            rw: Rw::Randwrite,
+            bs: 4 * KIB,
+            iodepth: 1,
+            numjobs: 1,
+            size: GIB,
+            offset: 0,
+            io_size: 192 * MIB,
+            runtime: Duration::from_secs(2),
+            ramp_time: Duration::ZERO,
+            rwmixread: 50,
+            randseed: 1,
+            fua: false,
+            fsync: 0,
+        }
+    }
+}
+
+impl Job {
+    /// As a line of fio's terms.
+    pub fn text(&self) -> String {
+        let mut text = format!(
+            "rw={} bs={} iodepth={} numjobs={} size={} io_size={} runtime={}s randseed={}",
+            self.rw.name(),
+            Unit::Bytes.text(self.bs as f64).replace(' ', ""),
+            self.iodepth,
+            self.numjobs,
+            Unit::Bytes.text(self.size as f64).replace(' ', ""),
+            Unit::Bytes.text(self.io_size as f64).replace(' ', ""),
+            self.runtime.as_secs_f64(),
+            self.randseed
+        );
+        if matches!(self.rw, Rw::Rw | Rw::Randrw) {
+            text += &format!(" rwmixread={}", self.rwmixread);
+        }
+        if !self.ramp_time.is_zero() {
+            text += &format!(" ramp_time={}s", self.ramp_time.as_secs_f64());
+        }
+        if self.fsync > 0 {
+            text += &format!(" fsync={}", self.fsync);
+        }
+        text
+    }
+
+    /// fio's arguments, without those that say where.
+    pub fn fio_arguments(&self) -> Vec<String> {
+        let mut arguments = vec![
+            format!("--rw={}", self.rw.name()),
+            format!("--bs={}", self.bs),
+            format!("--iodepth={}", self.iodepth),
+            format!("--numjobs={}", self.numjobs),
+            format!("--size={}", self.size),
+            format!("--offset={}", self.offset),
+            format!("--io_size={}", (self.io_size / u64::from(self.numjobs)).max(self.bs)),
+            format!("--runtime={}ms", self.runtime.as_millis().max(1)),
+            format!("--rwmixread={}", self.rwmixread),
+            format!("--randseed={}", self.randseed),
+            "--norandommap=1".into(),
+            "--group_reporting=1".into(),
+        ];
+        if !self.ramp_time.is_zero() {
+            arguments.push(format!("--ramp_time={}ms", self.ramp_time.as_millis()));
+        }
+        if self.fsync > 0 {
+            arguments.push(format!("--fsync={}", self.fsync));
+        }
+        arguments
+    }
+}

@@ -1,0 +1,106 @@
+//! `udm bench`: measures udm beside what it is compared with, in one run.
+//!
+//! Absolute numbers depend on the machine and on who else uses it; promises are therefore
+//! ratios, each from contenders that take turns within one round, and every study says whether
+//! the machine was too noisy.
+//!
+//! | room | what happens there |
+//! |---|---|
+//! | [`args`], `job` | what was asked for; loads in fio's terms |
+//! | `studies` | one file for each study |
+//! | `load`, `fio`, `rig` | the load generator, fio as a user runs it, caches to run them on |
+//! | `results`, `unit`, `stats` | what was found |
+//! | `terminal`, `html`, `svg`, `markdown` | how it is shown |
+//! | `machine`, `noise` | on what it was measured, and whether that was quiet |
+//! | [`calibrate`], `libpmem` | which instructions copy fastest; servers ask it too |
+
+pub mod args;
+pub mod calibrate;
+mod fio;
+mod html;
+mod job;
+mod libpmem;
+mod load;
+mod machine;
+mod markdown;
+mod noise;
+mod results;
+mod rig;
+mod stats;
+mod studies;
+mod svg;
+mod terminal;
+mod unit;
+
+use std::path::Path;
+
+use anyhow::{Context, Result};
+
+use args::{BenchArgs, StudyName};
+use html::Page;
+use machine::Machine;
+use noise::Watch;
+use results::Study;
+use rig::Setup;
+
+pub use studies::STUDIES_OF_ALL;
+
+/// Carries out `udm bench`. Whether all promises hold, or nobody asked.
+pub fn run(args: &BenchArgs) -> Result<bool> {
+    let prints_json = args.json.as_deref() == Some(Path::new("-"));
+    let machine = Machine::here();
+    if !prints_json {
+        print(&terminal::machine(&machine))?;
+    }
+    let setup = Setup::new(args)?;
+    let mut pages = Vec::new();
+    for name in StudyName::expand(&args.studies) {
+        let study = measure(name, &setup)?;
+        if !prints_json {
+            print(&terminal::study(&study))?;
+        }
+        pages.push(Page { machine: machine.clone(), study });
+    }
+    drop(setup);
+    let holds = pages.iter().flat_map(|page| &page.study.claims).all(|claim| claim.holds);
+    leave(args, pages, prints_json)?;
+    Ok(holds || !args.check)
+}
+
+/// Runs one study, and says how noisy it was meanwhile.
+fn measure(name: StudyName, setup: &Setup) -> Result<Study> {
+    let watch = Watch::new();
+    let mut study = studies::run(name, setup).with_context(|| name.name())?;
+    study.noise = Some(watch.judge(&study));
+    study.fact("took", format!("{:.1} s", watch.seconds()));
+    Ok(study)
+}
+
+/// Writes what stays: JSON, the report, Markdown.
+fn leave(args: &BenchArgs, pages: Vec<Page>, prints_json: bool) -> Result<()> {
+    let write = |path: &Path, text: &str| {
+        std::fs::write(path, text).with_context(|| path.display().to_string())
+    };
+    if let Some(path) = &args.json {
+        let json = serde_json::to_string_pretty(&pages)? + "\n";
+        if prints_json { print(&json)? } else { write(path, &json)? }
+    }
+    if let Some(path) = &args.markdown {
+        write(path, &markdown::write(&pages))?;
+    }
+    let Some(path) = &args.report else { return Ok(()) };
+    html::add(path, pages)?;
+    if !prints_json {
+        print(&format!("\nreport: {}\n", path.display()))?;
+    }
+    Ok(())
+}
+
+/// Prints; a reader that stops reading is no error.
+fn print(text: &str) -> Result<()> {
+    use std::io::{ErrorKind, Write, stdout};
+    match stdout().write_all(text.as_bytes()).and_then(|()| stdout().flush()) {
+        Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(()),
+        result => Ok(result?),
+    }
+}

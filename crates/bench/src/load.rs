@@ -1,0 +1,207 @@
+//! The load generator: a [`Job`] on a device, in process, on as many threads as it has jobs.
+//!
+//! One look at the clock for each request: its time is what passed since the one before at depth
+//! 1, and since it was submitted otherwise. Looking takes tens of nanoseconds, which are in it.
+
+use std::sync::{Arc, Barrier};
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, bail, ensure};
+use udm::bio::{Bio, Op};
+use udm::buffer::Buffer;
+use udm::device::Device;
+use udm::local::Local;
+use udm::prng::Prng;
+
+use crate::job::Job;
+use crate::stats::Histogram;
+
+/// What a load reached.
+#[derive(Clone, Debug, Default)]
+pub struct Reached {
+    /// Times of reads.
+    pub reads: Histogram,
+    /// Times of writes.
+    pub writes: Histogram,
+    /// Seconds from the first request that counts to the last.
+    pub seconds: f64,
+}
+
+impl Reached {
+    /// Times of all requests.
+    pub fn all(&self) -> Histogram {
+        let mut all = self.reads.clone();
+        all.merge(&self.writes);
+        all
+    }
+
+    /// Requests per second.
+    pub fn iops(&self) -> f64 {
+        (self.reads.count() + self.writes.count()) as f64 / self.seconds.max(1e-9)
+    }
+}
+
+/// One job's part of a load.
+struct Worker<'a> {
+    job: &'a Job,
+    local: Local,
+    prng: Prng,
+    /// Blocks of the device, and the next one of a sequential job.
+    blocks: u64,
+    next: u64,
+    spare: Vec<Buffer>,
+    /// When each request in flight was submitted.
+    submitted: Vec<Instant>,
+    unflushed: u32,
+    reached: Reached,
+}
+
+/// Runs `job` on `device`, whose background work somebody else does.
+pub fn run(device: &Arc<Device>, job: &Job) -> Result<Reached> {
+    let size = job.size.min(device.size_bytes().saturating_sub(job.offset));
+    ensure!(size / job.bs > 0, "size={size} holds no request of bs={}", job.bs);
+    let gate = Barrier::new(job.numjobs as usize);
+    let parts: Vec<Result<(Reached, Instant, Instant)>> = std::thread::scope(|scope| {
+        let spawn = |nth: u32| {
+            let gate = &gate;
+            scope.spawn(move || {
+                let worker = Worker::new(device, job, nth, size / job.bs);
+                gate.wait();
+                worker?.work()
+            })
+        };
+        let threads: Vec<_> = (0..job.numjobs).map(spawn).collect();
+        threads.into_iter().map(|thread| thread.join().expect("no worker panics")).collect()
+    });
+    let mut reached = Reached::default();
+    let (mut first, mut last) = (None, None);
+    for part in parts {
+        let (one, start, end) = part?;
+        reached.reads.merge(&one.reads);
+        reached.writes.merge(&one.writes);
+        first = Some(first.map_or(start, |first: Instant| first.min(start)));
+        last = Some(last.map_or(end, |last: Instant| last.max(end)));
+    }
+    if let (Some(first), Some(last)) = (first, last) {
+        reached.seconds = last.saturating_duration_since(first).as_secs_f64();
+    }
+    Ok(reached)
+}
+
+impl Worker<'_> {
+    fn new<'a>(device: &Arc<Device>, job: &'a Job, nth: u32, blocks: u64) -> Result<Worker<'a>> {
+        let mut prng = Prng::new(job.randseed.wrapping_mul(1000) + u64::from(nth));
+        let fresh = |_| {
+            let mut buffer = Buffer::zeroed(job.bs as usize);
+            prng.fill(buffer.as_mut_slice());
+            buffer
+        };
+        let spare = (0..job.iodepth).map(fresh).collect();
+        Ok(Worker {
+            job,
+            local: Local::new(device)?,
+            prng,
+            blocks,
+            next: blocks / u64::from(job.numjobs) * u64::from(nth),
+            spare,
+            submitted: vec![Instant::now(); job.iodepth as usize],
+            unflushed: 0,
+            reached: Reached::default(),
+        })
+    }
+
+    /// Works until the time or the bytes are used up; from when to when.
+    fn work(mut self) -> Result<(Reached, Instant, Instant)> {
+        let begun = Instant::now();
+        let counts_from = begun + self.job.ramp_time;
+        let until = counts_from + self.job.runtime;
+        let mut left = (self.job.io_size / u64::from(self.job.numjobs) / self.job.bs).max(1);
+        let (mut first, mut now) = (begun, begun);
+        for token in 0..u64::from(self.job.iodepth) {
+            self.submit(token, now);
+        }
+        let mut in_flight = self.job.iodepth;
+        while in_flight > 0 {
+            let Some(bio) = self.local.wait() else { bail!("a request got lost") };
+            if bio.status.is_err() {
+                bail!("a {:?} of {} bytes at {} failed", bio.op, bio.len, bio.offset);
+            }
+            now = Instant::now();
+            let token = bio.token;
+            let started = self.submitted[token as usize];
+            let is_read = bio.op == Op::Read;
+            self.spare.push(bio.buffer);
+            if now < counts_from {
+                first = now;
+            } else if left > 0 {
+                let side = if is_read { &mut self.reached.reads } else { &mut self.reached.writes };
+                side.add((now - started).as_nanos() as u64);
+                left -= 1;
+            }
+            if left == 0 || now >= until {
+                in_flight -= 1;
+            } else {
+                now = self.flush_if_due(is_read, now)?;
+                self.submit(token, now);
+            }
+        }
+        Ok((self.reached, first, now))
+    }
+
+    fn submit(&mut self, token: u64, now: Instant) {
+        let Job { rw, bs, offset, rwmixread, fua, .. } = *self.job;
+        let block = if rw.is_random() {
+            self.prng.below(self.blocks)
+        } else {
+            self.next = (self.next + 1) % self.blocks;
+            self.next
+        };
+        let read_percent = rw.read_percent(rwmixread);
+        let is_read = match read_percent {
+            0 | 100 => read_percent == 100,
+            percent => self.prng.below(100) < u64::from(percent),
+        };
+        let buffer = self.spare.pop().expect("each request in flight has its buffer");
+        self.submitted[token as usize] = now;
+        self.local.submit(match is_read {
+            true => Bio::read(offset + block * bs, buffer, token),
+            false => Bio::write(offset + block * bs, buffer, fua, token),
+        });
+    }
+
+    /// A flush behind every `fsync` writes, which is in nobody's time.
+    fn flush_if_due(&mut self, is_read: bool, now: Instant) -> Result<Instant> {
+        if is_read || self.job.fsync == 0 {
+            return Ok(now);
+        }
+        self.unflushed += 1;
+        if self.unflushed < self.job.fsync {
+            return Ok(now);
+        }
+        self.unflushed = 0;
+        if self.local.flush().is_err() {
+            bail!("a flush failed");
+        }
+        Ok(Instant::now())
+    }
+}
+
+/// Runs `operation` again and again, each time timed on its own, for so long or so often.
+pub fn time(
+    runtime: Duration,
+    count_max: u64,
+    mut operation: impl FnMut(u64) -> Result<()>,
+) -> Result<Histogram> {
+    let mut times = Histogram::default();
+    let begun = Instant::now();
+    for nth in 0..count_max {
+        let start = Instant::now();
+        operation(nth)?;
+        let end = Instant::now();
+        times.add((end - start).as_nanos() as u64);
+        if end - begun >= runtime {
+            break;
+        }
+    }
+    Ok(times)
+}

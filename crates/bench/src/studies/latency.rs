@@ -1,0 +1,189 @@
+//! How long each kind of request takes, from the usual one to the rare slow one: in process and
+//! over NBD.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Result, anyhow};
+use udm::bio::Bio;
+use udm::buffer::Buffer;
+use udm::disk::Disk;
+use udm::local::Local;
+use udm::prng::Prng;
+use udm::queue::Queue;
+use udm::units::MIB;
+
+use crate::fio::{self, JobResult};
+use crate::job::{Job, Rw};
+use crate::load::time;
+use crate::results::{Plot, Study, Table};
+use crate::rig::{Cache, Export, Setup, has_fio_nbd, settle};
+use crate::stats::{Histogram, median};
+use crate::unit::Unit;
+
+const BLOCK: u64 = 4096;
+/// Requests of one kind in one repeat, at most.
+const COUNT_MAX: u64 = 40_000;
+const PERCENTS: [f64; 9] = [1.0, 10.0, 50.0, 75.0, 90.0, 99.0, 99.9, 99.99, 99.999];
+const COLUMNS: [(&str, f64); 5] =
+    [("p50", 50.0), ("p90", 90.0), ("p99", 99.0), ("p99.9", 99.9), ("p99.99", 99.99)];
+
+/// The kinds, and how often each may be done before the cache would have to make room.
+const KINDS: [&str; 5] = ["write", "write, FUA", "write and flush", "read hit", "read miss"];
+
+/// Times of one kind: percentiles, repeat by repeat.
+#[derive(Clone, Debug, Default)]
+struct Kind {
+    all: Histogram,
+    p50: Vec<f64>,
+    curves: Vec<Vec<f64>>,
+}
+
+impl Kind {
+    fn add(&mut self, times: &Histogram) {
+        self.all.merge(times);
+        self.p50.push(times.percentile(50.0));
+    }
+
+    fn add_fio(&mut self, percentiles: &[f64]) {
+        self.curves.push(percentiles.to_vec());
+        self.p50.push(percentiles[2]);
+    }
+
+    /// Percentiles of all repeats together, or their medians if only those are known.
+    fn at(&self, nth: usize) -> f64 {
+        if self.curves.is_empty() {
+            let counts = self.all.count() as f64 * (1.0 - PERCENTS[nth] / 100.0);
+            // What fewer than two requests exceed says nothing.
+            return if counts < 2.0 { f64::NAN } else { self.all.percentile(PERCENTS[nth]) };
+        }
+        median(&self.curves.iter().map(|curve| curve[nth]).collect::<Vec<_>>())
+    }
+}
+
+/// The whole study.
+pub fn run(setup: &Setup) -> Result<Study> {
+    let repeats = setup.repeats(2, 5);
+    let runtime = setup
+        .asked()
+        .runtime
+        .unwrap_or(setup.choose(Duration::from_millis(400), Duration::from_secs(1)));
+    let mut study = Study::new(
+        "latency",
+        "how long each kind of request takes",
+        "4 KiB, one request at a time, in process and with fio over NBD, while write-back and \
+         collection run beside. Flush: a write and the flush behind it; a read miss goes to the \
+         backing device. Looking at the clock is in each time in process.",
+    );
+    let disk: Arc<dyn Disk> = setup.backing_disk()?;
+    let span = setup.backing_bytes()?.min(256 * MIB) / 2;
+    // Reads that miss are not cached, or the second one would hit. In the order `ordered` all the
+    // flushes would have to be repeated on the backing device before the study could go on.
+    let cache = setup.cache("latency", disk, "0 read_fill never writeback_order fast")?;
+    setup.describe(&mut study, cache.pmem.as_ref())?;
+    study.fact("repeats", repeats.to_string());
+    let mut inside = vec![Kind::default(); KINDS.len()];
+    {
+        let _background = Queue::background("udm-background", &cache.device)?;
+        for repeat in 0..repeats {
+            in_process(&cache, span, runtime, repeat as u64, &mut inside)?;
+        }
+    }
+    show(&mut study, "in process", &KINDS, &inside);
+    if has_fio_nbd() {
+        let socket = setup.places.memory.path("latency.sock");
+        let export = Export::new(&cache.device, &socket)?;
+        let kinds = ["write", "flush", "read hit", "read miss"];
+        let mut outside = vec![Kind::default(); kinds.len()];
+        for repeat in 0..repeats {
+            let job = Job { runtime, size: span, randseed: repeat as u64 + 1, ..Job::default() };
+            let job = Job { io_size: COUNT_MAX * BLOCK, ..job };
+            let results = over_nbd(&cache, &socket, &job)?;
+            for (kind, percentiles) in outside.iter_mut().zip(results) {
+                kind.add_fio(&percentiles);
+            }
+        }
+        drop(export);
+        show(&mut study, "fio over NBD", &kinds, &outside);
+        study.notes.push("fio's NBD engine sends no FUA writes.".into());
+    } else {
+        study.notes.push("fio with its NBD engine is not installed: NBD was not measured.".into());
+    }
+    Ok(study)
+}
+
+/// One repeat of all kinds. Written is below `span`, missed is above.
+fn in_process(
+    cache: &Cache,
+    span: u64,
+    runtime: Duration,
+    seed: u64,
+    kinds: &mut [Kind],
+) -> Result<()> {
+    let mut local = Local::new(&cache.device)?;
+    let mut prng = Prng::new(seed);
+    let mut spare = Some(Buffer::zeroed(BLOCK as usize));
+    let mut carry_out = |local: &mut Local, make: &dyn Fn(Buffer) -> Bio| -> Result<()> {
+        let buffer = spare.take().ok_or_else(|| anyhow!("a buffer got lost"))?;
+        local.submit(make(buffer));
+        let done = local.wait().ok_or_else(|| anyhow!("a request got lost"))?;
+        done.status.map_err(|status| anyhow!("a request failed: {status:?}"))?;
+        spare = Some(done.buffer);
+        Ok(())
+    };
+    let mut below = move |span: u64| prng.below(span / BLOCK) * BLOCK;
+    for offset in (0..span).step_by(BLOCK as usize) {
+        carry_out(&mut local, &|buffer| Bio::write(offset, buffer, false, 0))?;
+    }
+    settle(&cache.device)?;
+    for (nth, kind) in kinds.iter_mut().enumerate() {
+        let times = time(runtime, COUNT_MAX, |_| {
+            let at = below(span);
+            match nth {
+                0 | 1 => carry_out(&mut local, &|buffer| Bio::write(at, buffer, nth == 1, 0)),
+                2 => {
+                    carry_out(&mut local, &|buffer| Bio::write(at, buffer, false, 0))?;
+                    local.flush().map_err(|status| anyhow!("a flush failed: {status:?}"))
+                }
+                3 => carry_out(&mut local, &|buffer| Bio::read(at, buffer, 0)),
+                _ => carry_out(&mut local, &|buffer| Bio::read(span + at, buffer, 0)),
+            }
+        })?;
+        kind.add(&times);
+        settle(&cache.device)?;
+    }
+    Ok(())
+}
+
+/// Percentiles of writes, flushes, hits and misses with fio.
+fn over_nbd(cache: &Cache, socket: &std::path::Path, job: &Job) -> Result<Vec<Vec<f64>>> {
+    let run = |job: Job| -> Result<JobResult> {
+        let result = fio::nbd(socket, &job, &PERCENTS)?;
+        settle(&cache.device)?;
+        Ok(result)
+    };
+    let write = run(job.clone())?;
+    let flush = run(Job { fsync: 1, ..job.clone() })?;
+    let hit = run(Job { rw: Rw::Randread, ..job.clone() })?;
+    let miss = run(Job { rw: Rw::Randread, offset: job.size, ..job.clone() })?;
+    let flushes = flush.sync_percentiles;
+    Ok(vec![write.percentiles, flushes, hit.percentiles, miss.percentiles])
+}
+
+fn show(study: &mut Study, way: &str, names: &[&str], kinds: &[Kind]) {
+    let columns = COLUMNS.map(|(name, _)| (name, Unit::Nanos));
+    let mut table = Table::new(way, &columns);
+    let mut plot = Plot::percentiles(&format!("Time of a 4 KiB request, {way}"));
+    for (name, kind) in names.iter().zip(kinds) {
+        let points = PERCENTS.iter().enumerate().map(|(nth, percent)| (*percent, kind.at(nth)));
+        plot.add(*name, points.clone().collect());
+        let at = |wanted: f64| {
+            let found = points.clone().find(|(percent, _)| *percent == wanted);
+            found.map_or(f64::NAN, |(_, nanos)| nanos)
+        };
+        table.row(*name, &COLUMNS.map(|(_, percent)| at(percent)));
+        study.repeats(format!("{way}, {name}, p50"), Unit::Nanos, &kind.p50);
+    }
+    study.tables.push(table);
+    study.plots.push(plot);
+}

@@ -1,0 +1,60 @@
+//! The studies, one file each. A study takes a [`Setup`] and returns a [`Study`]; to add one, add
+//! its file, its name in `args`, and its line here.
+
+mod compare;
+mod copy;
+mod footprint;
+mod latency;
+mod nbd;
+mod recovery;
+mod scaling;
+mod write;
+mod writeback;
+
+use anyhow::{Result, bail};
+
+use crate::args::StudyName;
+use crate::results::Study;
+use crate::rig::Setup;
+
+/// What `all` stands for, in its order, by name.
+pub const STUDIES_OF_ALL: [&str; 9] = [
+    "copy",
+    "randwrite",
+    "latency",
+    "scaling",
+    "write",
+    "nbd",
+    "writeback",
+    "recovery",
+    "footprint",
+];
+
+/// Runs one study.
+pub fn run(name: StudyName, setup: &Setup) -> Result<Study> {
+    match name {
+        StudyName::Copy => copy::run(setup),
+        StudyName::Randwrite => compare::randwrite(setup),
+        StudyName::Job => compare::job(setup),
+        StudyName::Latency => latency::run(setup),
+        StudyName::Scaling => scaling::run(setup),
+        StudyName::Write => write::run(setup),
+        StudyName::Nbd => nbd::run(setup),
+        StudyName::Writeback => writeback::run(setup),
+        StudyName::Recovery => recovery::run(setup),
+        StudyName::Footprint => footprint::run(setup),
+        StudyName::All => bail!("it stands for several studies"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_is_told_in_its_order() {
+        let names: Vec<String> =
+            StudyName::expand(&[StudyName::All]).into_iter().map(StudyName::name).collect();
+        assert_eq!(names, STUDIES_OF_ALL);
+    }
+}

@@ -1,0 +1,290 @@
+//! What the cost of a request depends on: threads, how full the cache is, how much of it is dirty,
+//! and the size of the request. All in memory, so that nothing but udm is measured.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, anyhow};
+use udm::bio::Bio;
+use udm::buffer::Buffer;
+use udm::disk::Ring;
+use udm::local::Local;
+use udm::pmem::Pmem;
+use udm::prng::Prng;
+use udm::queue::Queue;
+use udm::units::{GIB, MIB};
+
+use crate::job::{Job, Rw};
+use crate::load;
+use crate::results::{Axis, Claim, Plot, Study, Table};
+use crate::rig::{CACHE_BYTES, Cache, Keeper, Setup, bare_memory, ram_disk, settle};
+use crate::stats::{median, ratios};
+use crate::unit::Unit;
+
+const BLOCK: u64 = 4096;
+/// Operations timed together.
+const BATCH: u64 = 16;
+/// Percent of the cache that is in use, or dirty.
+const LEVELS: [u64; 3] = [1, 50, 100];
+const DIRTY_LEVELS: [u64; 4] = [1, 25, 50, 75];
+/// Sizes of requests.
+const SIZES: [u64; 7] = [512, 2048, 4096, 16 << 10, 64 << 10, 256 << 10, 1 << 20];
+
+/// The whole study.
+pub fn run(setup: &Setup) -> Result<Study> {
+    let mut study = Study::new(
+        "scaling",
+        "what the cost of a request depends on",
+        "Random requests in process to a pcache of 512 MiB in memory, with a disk in memory \
+         behind it: by threads, as the cache fills (clean data, 4 KiB), as dirty data grows \
+         (nothing is written back), and by the size of the request beside the bare durable copy. \
+         Except by threads, times are medians of batches of 16.",
+    );
+    let repeats = setup.repeats(3, 7);
+    study.fact("repeats", repeats.to_string());
+    threads(setup, repeats, &mut study)?;
+    fullness(setup, repeats, &mut study)?;
+    dirtiness(setup, repeats, &mut study)?;
+    sizes(setup, repeats, &mut study)?;
+    Ok(study)
+}
+
+/// Threads to try: powers of two up to the number of processors, and that number.
+fn thread_counts() -> Vec<u32> {
+    let most = std::thread::available_parallelism().map_or(1, |count| count.get() as u32);
+    let powers = (0..).map(|power| 1 << power).take_while(|count| *count < most);
+    powers.chain([most]).collect()
+}
+
+fn threads(setup: &Setup, repeats: usize, study: &mut Study) -> Result<()> {
+    let counts = thread_counts();
+    let span = 192 * MIB;
+    let cache = setup.cache("scaling-threads", ram_disk(GIB), "0")?;
+    let _background = Queue::background("udm-background", &cache.device)?;
+    let runtime = setup.choose(Duration::from_millis(150), Duration::from_millis(500));
+    let job = Job { size: span, runtime, ..Job::default() };
+    load::run(&cache.device, &Job { rw: Rw::Write, io_size: span, bs: 64 << 10, ..job.clone() })?;
+    let mut rates = vec![vec![Vec::new(); counts.len()]; 2];
+    for repeat in 0..repeats {
+        for (nth, count) in counts.iter().enumerate() {
+            for (kind, rw) in [Rw::Randwrite, Rw::Randread].into_iter().enumerate() {
+                settle(&cache.device)?;
+                // As much for each thread; together no more than the cache takes.
+                let io_size = match rw {
+                    Rw::Randwrite => 160 * MIB,
+                    _ => GIB * u64::from(*count),
+                };
+                let randseed = repeat as u64 + 1;
+                let job = Job { rw, numjobs: *count, io_size, randseed, ..job.clone() };
+                rates[kind][nth].push(load::run(&cache.device, &job)?.iops());
+            }
+        }
+    }
+    let names: Vec<String> = counts.iter().map(u32::to_string).collect();
+    let columns: Vec<(&str, Unit)> =
+        names.iter().map(|name| (name.as_str(), Unit::PerSecond)).collect();
+    let mut table = Table::new("requests per second, by threads", &columns);
+    let mut plot = Plot::lines(
+        "Requests per second, by threads",
+        Axis::linear("threads", Unit::Number),
+        Axis::linear("requests per second", Unit::PerSecond),
+    );
+    for (name, rates) in ["write", "read hit"].into_iter().zip(&rates) {
+        let medians: Vec<f64> = rates.iter().map(|rates| median(rates)).collect();
+        table.row(name, &medians);
+        let points = counts.iter().zip(&medians).map(|(count, rate)| (f64::from(*count), *rate));
+        plot.add(name, points.collect());
+        for (count, rates) in counts.iter().zip(rates) {
+            study.repeats(format!("{name}, {count} threads"), Unit::PerSecond, rates);
+        }
+        if let (Some(first), Some(last), true) = (rates.first(), rates.last(), rates.len() > 1) {
+            let what = format!("{name}: {} threads / 1", names[names.len() - 1]);
+            study.claims.push(Claim::new(what, &ratios(last, first), None));
+        }
+    }
+    study.tables.push(table);
+    study.plots.push(plot);
+    Ok(())
+}
+
+/// A caller that times its requests in batches.
+struct Caller {
+    local: Local,
+    prng: Prng,
+    spare: Option<Buffer>,
+}
+
+impl Caller {
+    fn new(cache: &Cache, len: u64) -> Result<Caller> {
+        let mut prng = Prng::new(4);
+        let mut buffer = Buffer::zeroed(len as usize);
+        prng.fill(buffer.as_mut_slice());
+        let local = Local::without_kernel(&cache.device)?;
+        Ok(Caller { local, prng, spare: Some(buffer) })
+    }
+
+    fn one(&mut self, offset: u64, is_read: bool) -> Result<()> {
+        let buffer = self.spare.take().context("a buffer got lost")?;
+        self.local.submit(match is_read {
+            true => Bio::read(offset, buffer, 0),
+            false => Bio::write(offset, buffer, false, 0),
+        });
+        let done = self.local.wait().context("a request got lost")?;
+        done.status.map_err(|status| anyhow!("a request at {offset} failed: {status:?}"))?;
+        self.spare = Some(done.buffer);
+        Ok(())
+    }
+
+    /// The median time of a request below `span`, over so many batches.
+    fn cost(&mut self, span: u64, len: u64, is_read: bool, batches: u64) -> Result<f64> {
+        let mut times = Vec::new();
+        for _ in 0..batches {
+            let places = [(); BATCH as usize].map(|()| self.prng.below(span / len) * len);
+            let start = Instant::now();
+            for place in places {
+                self.one(place, is_read)?;
+            }
+            times.push(start.elapsed().as_nanos() as f64 / BATCH as f64);
+        }
+        Ok(median(&times))
+    }
+
+    /// Writes `range` once, block by block.
+    fn fill(&mut self, range: std::ops::Range<u64>) -> Result<()> {
+        range.step_by(BLOCK as usize).try_for_each(|offset| self.one(offset, false))
+    }
+}
+
+/// A table, a plot and repeats of write and read hit by a level in percent.
+fn by_level(study: &mut Study, title: &str, levels: &[u64], costs: &[Vec<Vec<f64>>]) {
+    let names: Vec<String> = levels.iter().map(|level| format!("{level} %")).collect();
+    let columns: Vec<(&str, Unit)> =
+        names.iter().map(|name| (name.as_str(), Unit::Nanos)).collect();
+    let mut table = Table::new(title, &columns);
+    let mut plot = Plot::lines(
+        title,
+        Axis::linear("percent of the cache", Unit::Number),
+        Axis::linear("time of a request", Unit::Nanos),
+    );
+    for (name, costs) in ["write", "read hit"].into_iter().zip(costs) {
+        let medians: Vec<f64> = costs.iter().map(|costs| median(costs)).collect();
+        table.row(name, &medians);
+        plot.add(name, levels.iter().zip(&medians).map(|(x, y)| (*x as f64, *y)).collect());
+        for (level, costs) in names.iter().zip(costs) {
+            study.repeats(format!("{name}, {title}, {level}"), Unit::Nanos, costs);
+        }
+        if let [first, .., last] = costs.as_slice() {
+            let what = format!("{name}, {title}: {} / {}", names[names.len() - 1], names[0]);
+            study.claims.push(Claim::new(what, &ratios(last, first), None));
+        }
+    }
+    study.tables.push(table);
+    study.plots.push(plot);
+}
+
+fn fullness(setup: &Setup, repeats: usize, study: &mut Study) -> Result<()> {
+    let cache = setup.cache("scaling-fullness", ram_disk(2 * GIB), "0")?;
+    let background = Queue::background("udm-background", &cache.device)?;
+    let mut caller = Caller::new(&cache, BLOCK)?;
+    let mut costs = vec![vec![Vec::new(); LEVELS.len()]; 2];
+    let mut filled = 0;
+    for (nth, level) in LEVELS.into_iter().enumerate() {
+        // Full means that every write needs room that collection has to make.
+        let wanted = if level == 100 { CACHE_BYTES * 3 / 2 } else { CACHE_BYTES * level / 100 };
+        let wanted = wanted / BLOCK * BLOCK;
+        while filled < wanted {
+            let next = wanted.min(filled + 64 * MIB);
+            caller.fill(filled..next)?;
+            filled = next;
+            settle(&cache.device)?;
+        }
+        // What was written last is surely there.
+        let span = filled.clamp(BLOCK * BATCH, CACHE_BYTES / 4);
+        for _ in 0..repeats {
+            costs[0][nth].push(caller.cost(span, BLOCK, false, 256)?);
+            settle(&cache.device)?;
+            costs[1][nth].push(caller.cost(span, BLOCK, true, 256)?);
+        }
+    }
+    drop(background);
+    by_level(study, "4 KiB, as the cache fills", &LEVELS, &costs);
+    Ok(())
+}
+
+fn dirtiness(setup: &Setup, repeats: usize, study: &mut Study) -> Result<()> {
+    let mut costs = vec![vec![Vec::new(); DIRTY_LEVELS.len()]; 2];
+    for _ in 0..repeats {
+        let cache = setup.cache("scaling-dirtiness", ram_disk(GIB), "0")?;
+        // Nobody does its background work, so what is dirty stays dirty.
+        let mut caller = Caller::new(&cache, BLOCK)?;
+        let mut dirty = 0;
+        for (nth, level) in DIRTY_LEVELS.into_iter().enumerate() {
+            let wanted = CACHE_BYTES * level / 100 / BLOCK * BLOCK;
+            caller.fill(dirty..wanted)?;
+            dirty = wanted;
+            costs[0][nth].push(caller.cost(dirty, BLOCK, false, 128)?);
+            costs[1][nth].push(caller.cost(dirty, BLOCK, true, 128)?);
+        }
+        drop(caller);
+        Keeper::new(&cache.device, Ring::without_kernel())?.drain();
+    }
+    by_level(study, "4 KiB, as dirty data grows", &DIRTY_LEVELS, &costs);
+    Ok(())
+}
+
+fn sizes(setup: &Setup, repeats: usize, study: &mut Study) -> Result<()> {
+    let bare = bare_memory(setup, "scaling-bare")?;
+    let cache = setup.cache("scaling-sizes", ram_disk(GIB), "0")?;
+    let span = 128 * MIB;
+    let rows = ["write", "bare durable copy", "read hit"];
+    let mut costs = vec![vec![Vec::new(); SIZES.len()]; rows.len()];
+    let mut keeper = Keeper::new(&cache.device, Ring::without_kernel())?;
+    let mut at = 0;
+    for _ in 0..repeats {
+        for (nth, len) in SIZES.into_iter().enumerate() {
+            let mut caller = Caller::new(&cache, len)?;
+            let batches = (32 * MIB / len / BATCH).clamp(2, 128);
+            costs[0][nth].push(caller.cost(span, len, false, batches)?);
+            costs[2][nth].push(caller.cost(span, len, true, batches)?);
+            let bytes = caller.spare.as_ref().context("a buffer got lost")?;
+            let mut times = Vec::new();
+            for _ in 0..batches {
+                let start = Instant::now();
+                for _ in 0..BATCH {
+                    at = if at + len > bare.len_bytes() { 0 } else { at };
+                    bare.store(at, bytes.as_slice());
+                    bare.drain().ok().context("the memory failed")?;
+                    at += len;
+                }
+                times.push(start.elapsed().as_nanos() as f64 / BATCH as f64);
+            }
+            costs[1][nth].push(median(&times));
+            drop(caller);
+            keeper.drain();
+        }
+    }
+    drop(keeper);
+    let names = SIZES.map(|len| Unit::Bytes.text(len as f64));
+    let columns: Vec<(&str, Unit)> =
+        names.iter().map(|name| (name.as_str(), Unit::Nanos)).collect();
+    let mut table = Table::new("time, by the size of the request", &columns);
+    let mut plot = Plot::lines(
+        "Time of a request, by its size",
+        Axis::log("bytes of the request", Unit::Bytes),
+        Axis::log("time", Unit::Nanos),
+    );
+    for (name, costs) in rows.into_iter().zip(&costs) {
+        let medians: Vec<f64> = costs.iter().map(|costs| median(costs)).collect();
+        table.row(name, &medians);
+        plot.add(name, SIZES.iter().zip(&medians).map(|(x, y)| (*x as f64, *y)).collect());
+        for (size, costs) in names.iter().zip(costs) {
+            study.repeats(format!("{name}, {size}"), Unit::Nanos, costs);
+        }
+    }
+    for nth in [2, SIZES.len() - 1] {
+        let what = format!("write / bare copy, {}", names[nth]);
+        study.claims.push(Claim::new(what, &ratios(&costs[0][nth], &costs[1][nth]), None));
+    }
+    study.tables.push(table);
+    study.plots.push(plot);
+    Ok(())
+}

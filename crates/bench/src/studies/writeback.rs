@@ -1,0 +1,180 @@
+//! How fast dirty data reaches the backing device, beside what fio writes there.
+//!
+//! The same number of random 4 KiB blocks each: udm from a full cache, in whatever order and
+//! pieces it likes, and fio at depth 32; both past the page cache where that works, and both until
+//! a final fdatasync has returned. Clients that flush often give ordered write-back little to
+//! merge: that is measured too.
+
+use std::fs::File;
+use std::path::Path;
+use std::time::Instant;
+
+use anyhow::{Context, Result, ensure};
+use udm::bio::Bio;
+use udm::buffer::Buffer;
+use udm::disk::{Disk, Ring};
+use udm::local::Local;
+use udm::prng::Prng;
+use udm::units::MIB;
+
+use crate::fio;
+use crate::results::{Axis, Claim, Plot, Promise, Study, Table};
+use crate::rig::{Cache, Keeper, Setup, need_tools};
+use crate::stats::{median, percentile, ratios, sorted};
+use crate::unit::Unit;
+
+const BLOCK: u64 = 4096;
+/// Clients flush behind every so many writes; 0: never.
+const FLUSH_EVERY: [u64; 4] = [0, 64, 8, 1];
+/// Table words for the orders of write-back.
+const ORDERS: [(&str, &str); 2] = [("ordered", "0"), ("fast", "0 writeback_order fast")];
+
+/// The whole study.
+pub fn run(setup: &Setup) -> Result<Study> {
+    need_tools(&[("fio", "fio")])?;
+    let rounds = setup.repeats(3, 5);
+    let dirty_bytes = setup.choose(64 * MIB, 256 * MIB).min(setup.backing_bytes()? / 2);
+    let flushed_bytes = setup.choose(MIB, 16 * MIB);
+    let mut study = Study::new(
+        "writeback",
+        "write-back beside what the backing device takes",
+        &format!(
+            "{} of dirty random 4 KiB blocks written back to the backing device, and fio writing \
+             as much to it at depth 32, in turns, each until durable. Then the same for clients \
+             that flush behind every 64, 8 or 1 writes (with {}): ordered write-back keeps the \
+             backing device consistent at each of those flushes.",
+            Unit::Bytes.text(dirty_bytes as f64),
+            Unit::Bytes.text(flushed_bytes as f64),
+        ),
+    );
+    let mut fios = Vec::new();
+    // By order, by how often clients flush, by round.
+    let mut rates = vec![vec![Vec::new(); FLUSH_EVERY.len()]; ORDERS.len()];
+    for round in 0..rounds {
+        fios.push(fio_rate(setup, round, dirty_bytes)?);
+        for (order, (_, words)) in ORDERS.iter().enumerate() {
+            for (nth, every) in FLUSH_EVERY.into_iter().enumerate() {
+                let bytes = if every == 0 { dirty_bytes } else { flushed_bytes };
+                let rate = udm_rate(setup, round, words, bytes, every, &mut study)?;
+                rates[order][nth].push(rate);
+            }
+        }
+    }
+    study.fact("rounds", rounds.to_string());
+    fill(&mut study, &fios, &rates);
+    Ok(study)
+}
+
+fn fill(study: &mut Study, fios: &[f64], rates: &[Vec<Vec<f64>>]) {
+    let columns = ["median", "low round", "high round"].map(|name| (name, Unit::MbPerSecond));
+    let mut table = Table::new("MB/s until durable", &columns);
+    let mut row = |name: String, rates: &[f64]| {
+        let sorted = sorted(rates);
+        let values = [median(rates), percentile(&sorted, 0.0), percentile(&sorted, 100.0)];
+        table.row(name.clone(), &values);
+        study.repeats(name, Unit::MbPerSecond, rates);
+    };
+    row("fio, depth 32".into(), fios);
+    let groups = ["never", "every 64", "every 8", "every write"];
+    let axis = Axis::log("MB/s until durable", Unit::Number);
+    let mut bars = Plot::bars("Write-back, by how often clients flush", &groups, axis);
+    bars.add("fio, depth 32, no flushes", vec![(0.0, median(fios))]);
+    for ((order, _), rates) in ORDERS.iter().zip(rates) {
+        for (every, rates) in groups.iter().zip(rates) {
+            row(format!("udm {order}, clients flush {every}"), rates);
+        }
+        let points = rates.iter().enumerate().map(|(nth, rates)| (nth as f64, median(rates)));
+        bars.add(format!("udm {order}"), points.collect());
+    }
+    let promise = Some(Promise::AtLeast(0.7));
+    study.claims = vec![
+        Claim::new("write-back / fio", &ratios(&rates[0][0], fios), promise),
+        Claim::new("write-back, order fast / fio", &ratios(&rates[1][0], fios), None),
+        Claim::new(
+            "flush behind every write: fast / ordered",
+            &ratios(&rates[1][3], &rates[0][3]),
+            None,
+        ),
+    ];
+    study.tables.push(table);
+    study.plots.push(bars);
+}
+
+fn megabytes_per_second(bytes: u64, seconds: f64) -> f64 {
+    bytes as f64 / 1e6 / seconds
+}
+
+fn fio_rate(setup: &Setup, round: usize, dirty_bytes: u64) -> Result<f64> {
+    let path = setup.backing_path()?;
+    let arguments = [
+        format!("--filename={}", path.display()),
+        "--rw=randwrite".into(),
+        "--bs=4k".into(),
+        "--iodepth=32".into(),
+        format!("--direct={}", u8::from(setup.backing_disk()?.is_direct())),
+        "--ioengine=io_uring".into(),
+        format!("--randseed={}", round + 1),
+        format!("--size={}", setup.backing_bytes()?),
+        format!("--io_size={dirty_bytes}"),
+    ];
+    let job = fio::write(&arguments)?;
+    Ok(megabytes_per_second(dirty_bytes, job.seconds + sync(path)?))
+}
+
+/// Seconds that an fdatasync takes.
+fn sync(path: &Path) -> Result<f64> {
+    let file = File::options().write(true).open(path).context("cannot open the backing device")?;
+    let start = Instant::now();
+    file.sync_data().context("cannot sync the backing device")?;
+    Ok(start.elapsed().as_secs_f64())
+}
+
+fn udm_rate(
+    setup: &Setup,
+    round: usize,
+    words: &str,
+    dirty_bytes: u64,
+    flush_every: u64,
+    study: &mut Study,
+) -> Result<f64> {
+    let disk = setup.backing_disk()?;
+    let bytes = disk.limits().size_bytes.min(setup.backing_bytes()?);
+    let cache = setup.cache("writeback-cache", disk, words)?;
+    if study.facts.is_empty() {
+        setup.describe(study, cache.pmem.as_ref())?;
+    }
+    make_dirty(&cache, round, bytes, dirty_bytes, flush_every)?;
+    let mut keeper = Keeper::new(&cache.device, Ring::new(64)?)?;
+    let start = Instant::now();
+    keeper.drain();
+    let rate = megabytes_per_second(dirty_bytes, start.elapsed().as_secs_f64());
+    ensure!(cache.device.dirty().bytes == 0, "drained, but still dirty");
+    Ok(rate)
+}
+
+/// Writes distinct random blocks, in random order, with a flush behind every so many.
+fn make_dirty(
+    cache: &Cache,
+    round: usize,
+    backing_bytes: u64,
+    dirty_bytes: u64,
+    flush_every: u64,
+) -> Result<()> {
+    let mut prng = Prng::new(100 + round as u64);
+    let mut blocks: Vec<u64> = (0..backing_bytes / BLOCK).collect();
+    let mut local = Local::without_kernel(&cache.device)?;
+    let mut buffer = Buffer::zeroed(BLOCK as usize);
+    prng.fill(buffer.as_mut_slice());
+    for nth in 0..(dirty_bytes / BLOCK) as usize {
+        let other = nth + prng.below((blocks.len() - nth) as u64) as usize;
+        blocks.swap(nth, other);
+        local.submit(Bio::write(blocks[nth] * BLOCK, buffer, false, 0));
+        let done = local.poll().context("the cache is full too early")?;
+        ensure!(done.status.is_ok(), "a write failed");
+        buffer = done.buffer;
+        if flush_every > 0 && (nth as u64 + 1).is_multiple_of(flush_every) {
+            local.flush().ok().context("the flush failed")?;
+        }
+    }
+    local.flush().ok().context("the flush failed")
+}
