@@ -51,7 +51,7 @@ pub(crate) mod schedules {
     use crate::sync::atomic::{AtomicU64, Ordering};
     use crate::sync::{Arc, Condvar, Mutex, lock};
 
-    pub(crate) const STORIES: &[Story] = &[Story { name: "bell", play: bell, times: 4 }];
+    pub(crate) const STORIES: &[Story] = &[Story { name: "bell", play: bell, times: 16 }];
 
     /// What an eventfd is.
     #[derive(Default)]

@@ -18,11 +18,12 @@ use crate::sync::lock;
 /// All of them.
 pub(crate) const STORIES: &[Story] = &[
     Story { name: "spaces", play: parts::spaces, times: 8 },
+    Story { name: "checks", play: parts::checks, times: 4 },
     Story { name: "rows", play: parts::rows, times: 8 },
     Story { name: "overlap", play: whole::overlap, times: 1 },
     Story { name: "reuse", play: whole::reuse, times: 1 },
     Story { name: "fills", play: whole::fills, times: 1 },
-    Story { name: "full", play: whole::full, times: 2 },
+    Story { name: "full", play: whole::full, times: 4 },
     Story { name: "zeroes", play: whole::zeroes, times: 1 },
     Story { name: "sleep", play: whole::sleep, times: 2 },
     Story { name: "suspend", play: whole::suspend, times: 1 },
