@@ -130,8 +130,6 @@ mutants! {
     QuarantineLate,
     /// The background is told before it can see that somebody waits for room.
     WantsRoomLate,
-    /// Who commits a key does not tell the background when others wait for room.
-    WaitersForgotten,
     /// Room that is signalled while parked bios are retried is taken as used.
     RoomEpochLate,
     /// A queue goes to sleep without a look whether somebody has rung.

@@ -20,8 +20,11 @@ use crate::prng::Prng;
 use crate::sync::Arc;
 use crate::{pcache, queue};
 
-/// Schedules of each story in the normal run. Mutants must be killed within them.
+/// Schedules of each story in the normal run.
 const SCHEDULES: u64 = 512;
+/// Mutants must be killed within so many times as many: what a change elsewhere does to the
+/// schedules must not make a survivor by chance.
+const PATIENCE: u64 = 4;
 /// Schedules played before it is another story's turn.
 const TURN: u64 = 16;
 /// Schedules that once found a defect; part of the normal run.
@@ -318,7 +321,7 @@ fn every_schedule_keeps_the_promises() {
 /// The first story and schedule that shows the mutant, and how many were tried.
 fn kill(mutant: Mutant, stories: &[&Story]) -> Option<(String, u64)> {
     let mut counts = Counts::default();
-    for turn in 0..SCHEDULES / TURN {
+    for turn in 0..PATIENCE * SCHEDULES / TURN {
         for story in stories {
             let turns = TURN * story.times;
             let seeds = match number("SCHEDULES_SEED") {

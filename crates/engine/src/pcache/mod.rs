@@ -285,7 +285,7 @@ impl Pcache {
     /// Whether somebody waits for room. A key that came since the background looked may be all
     /// that keeps it, and space that was given back all that is missing.
     fn is_waited_for(&self) -> bool {
-        self.wants_room.load(Ordering::Relaxed) && !mutants::is(Mutant::WaitersForgotten)
+        self.wants_room.load(Ordering::Relaxed)
     }
 
     /// Tells the background when segments get short: once for each segment taken.
