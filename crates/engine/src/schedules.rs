@@ -203,7 +203,9 @@ fn listen_to_panics() {
         std::panic::set_hook(Box::new(move |panic| {
             let is_kept = SAID.with_borrow_mut(|said| {
                 let text = panic.payload_as_str().unwrap_or("a panic");
-                said.as_mut().filter(|said| said.is_empty()).map(|said| said.push_str(text));
+                if let Some(said) = said.as_mut().filter(|said| said.is_empty()) {
+                    said.push_str(text);
+                }
                 said.is_some()
             });
             if !is_kept {

@@ -35,11 +35,13 @@ mod label;
 pub mod layout;
 mod media;
 mod openset;
-#[cfg(all(test, feature = "loom"))]
+#[cfg(test)]
+#[cfg(feature = "loom")]
 pub(crate) mod orderings;
 mod quarantine;
 mod read;
-#[cfg(all(test, feature = "shuttle"))]
+#[cfg(test)]
+#[cfg(feature = "shuttle")]
 pub(crate) mod schedules;
 mod segment;
 mod takeup;

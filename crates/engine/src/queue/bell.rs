@@ -39,7 +39,8 @@ impl Bell {
     }
 }
 
-#[cfg(all(test, feature = "shuttle"))]
+#[cfg(test)]
+#[cfg(feature = "shuttle")]
 pub(crate) mod schedules {
     //! A story of a thread that sleeps, and of others who want it to work.
 

@@ -56,6 +56,7 @@ fn what_write_back_passes_last_is_collected_at_once() {
     world.target().message(&["gc_percent".to_string(), "0".to_string()]).unwrap();
     world.write(0, &[1; 4096], true);
     world.is_held = true;
+    world.tick(SECOND);
     world.tick(2 * SECOND);
     assert!(!world.held.is_empty(), "the batch is on its way");
     world.is_held = false;
