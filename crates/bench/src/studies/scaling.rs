@@ -165,27 +165,48 @@ fn by_level(study: &mut Study, title: &str, levels: &[u64], costs: &[Vec<Vec<f64
         Axis::linear("percent of the cache", Unit::Number),
         Axis::linear("time of a request", Unit::Nanos),
     );
-    for (name, costs) in ["write", "read hit"].into_iter().zip(costs) {
+    for (name, costs) in ["write", "read hit", "bare load"].into_iter().zip(costs) {
         let medians: Vec<f64> = costs.iter().map(|costs| median(costs)).collect();
         table.row(name, &medians);
         plot.add(name, levels.iter().zip(&medians).map(|(x, y)| (*x as f64, *y)).collect());
         for (level, costs) in names.iter().zip(costs) {
             study.repeats(format!("{name}, {title}, {level}"), Unit::Nanos, costs);
         }
-        if let [first, .., last] = costs.as_slice() {
-            let what = format!("{name}, {title}: {} / {}", names[names.len() - 1], names[0]);
-            study.claims.push(Claim::new(what, &ratios(last, first), None));
-        }
+    }
+    if let ([write, hit, load], [first, .., last]) = (costs, names.as_slice()) {
+        let what = format!("write, {title}: {last} / {first}");
+        study.claims.push(Claim::new(what, &ratios(&write[levels.len() - 1], &write[0]), None));
+        let what = format!("read hit / bare load, {title}: {last}");
+        let (hit, load) = (&hit[levels.len() - 1], &load[levels.len() - 1]);
+        study.claims.push(Claim::new(what, &ratios(hit, load), None));
     }
     study.tables.push(table);
     study.plots.push(plot);
+}
+
+/// The median time of a bare load from as much memory, in batches: what little data costs less
+/// because it is in the processor's caches shows here too.
+fn bare_load(bare: &dyn Pmem, span: u64, batches: u64) -> Result<f64> {
+    let mut prng = Prng::new(4);
+    let mut into = vec![0; BLOCK as usize];
+    let mut times = Vec::new();
+    for _ in 0..batches {
+        let places = [(); BATCH as usize].map(|()| prng.below(span / BLOCK) * BLOCK);
+        let start = Instant::now();
+        for place in places {
+            bare.load(place, &mut into).ok().context("the memory failed")?;
+        }
+        times.push(start.elapsed().as_nanos() as f64 / BATCH as f64);
+    }
+    Ok(median(&times))
 }
 
 fn fullness(setup: &Setup, repeats: usize, study: &mut Study) -> Result<()> {
     let cache = setup.cache("scaling-fullness", ram_disk(2 * GIB), "0")?;
     let background = Queue::background("udm-background", &cache.device)?;
     let mut caller = Caller::new(&cache, BLOCK)?;
-    let mut costs = vec![vec![Vec::new(); LEVELS.len()]; 2];
+    let bare = bare_memory(setup, "scaling-bare")?;
+    let mut costs = vec![vec![Vec::new(); LEVELS.len()]; 3];
     let mut filled = 0;
     for (nth, level) in LEVELS.into_iter().enumerate() {
         // Full means that every write needs room that collection has to make.
@@ -203,6 +224,7 @@ fn fullness(setup: &Setup, repeats: usize, study: &mut Study) -> Result<()> {
             costs[0][nth].push(caller.cost(span, BLOCK, false, 256)?);
             settle(&cache.device)?;
             costs[1][nth].push(caller.cost(span, BLOCK, true, 256)?);
+            costs[2][nth].push(bare_load(&bare, span, 256)?);
         }
     }
     drop(background);
@@ -211,7 +233,8 @@ fn fullness(setup: &Setup, repeats: usize, study: &mut Study) -> Result<()> {
 }
 
 fn dirtiness(setup: &Setup, repeats: usize, study: &mut Study) -> Result<()> {
-    let mut costs = vec![vec![Vec::new(); DIRTY_LEVELS.len()]; 2];
+    let bare = bare_memory(setup, "scaling-bare")?;
+    let mut costs = vec![vec![Vec::new(); DIRTY_LEVELS.len()]; 3];
     for _ in 0..repeats {
         let cache = setup.cache("scaling-dirtiness", ram_disk(GIB), "0")?;
         // Nobody does its background work, so what is dirty stays dirty.
@@ -223,6 +246,7 @@ fn dirtiness(setup: &Setup, repeats: usize, study: &mut Study) -> Result<()> {
             dirty = wanted;
             costs[0][nth].push(caller.cost(dirty, BLOCK, false, 128)?);
             costs[1][nth].push(caller.cost(dirty, BLOCK, true, 128)?);
+            costs[2][nth].push(bare_load(&bare, dirty, 128)?);
         }
         drop(caller);
         Keeper::new(&cache.device, Ring::without_kernel())?.drain();
@@ -242,7 +266,7 @@ fn sizes(setup: &Setup, repeats: usize, study: &mut Study) -> Result<()> {
     for _ in 0..repeats {
         for (nth, len) in SIZES.into_iter().enumerate() {
             let mut caller = Caller::new(&cache, len)?;
-            let batches = (32 * MIB / len / BATCH).clamp(2, 128);
+            let batches = (32 * MIB / len / BATCH).clamp(5, 128);
             costs[0][nth].push(caller.cost(span, len, false, batches)?);
             costs[2][nth].push(caller.cost(span, len, true, batches)?);
             let bytes = caller.spare.as_ref().context("a buffer got lost")?;
