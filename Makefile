@@ -35,7 +35,7 @@ demo: build
 test:
 	@scripts/install-tools.sh
 	$(CARGO) fmt --all --check
-	rustfmt --check --edition 2024 lab/labio.rs fuzz/fuzz_targets/*.rs
+	rustfmt --check --edition 2024 lab/*.rs fuzz/fuzz_targets/*.rs
 	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
 	$(CARGO) clippy -p udm --features mutants --test explore --locked -- -D warnings
 	$(CARGO) test --workspace --locked
@@ -43,7 +43,7 @@ test:
 
 lint:
 	$(CARGO) fmt --all --check
-	rustfmt --check --edition 2024 lab/labio.rs fuzz/fuzz_targets/*.rs
+	rustfmt --check --edition 2024 lab/*.rs fuzz/fuzz_targets/*.rs
 	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
 	$(CARGO) clippy -p udm --features mutants --test explore --locked -- -D warnings
 	@if $(CARGO) deny --version > /dev/null 2>&1; then \
@@ -55,7 +55,7 @@ lint:
 
 fmt:
 	$(CARGO) fmt --all
-	rustfmt --edition 2024 lab/labio.rs fuzz/fuzz_targets/*.rs
+	rustfmt --edition 2024 lab/*.rs fuzz/fuzz_targets/*.rs
 
 # Each study in small, under five minutes; `udm bench all` takes its time.
 bench: build

@@ -13,6 +13,8 @@
 //! ticks of a clock that all threads share. Rounds follow each other on the same file system;
 //! versions never repeat. `check` models every file, and allows what a power cut may leave: the
 //! last durable version or any later one that was begun, never a torn sector, never other bytes.
+//! At the end of a log that was growing there may be zeroes: ext4 may store the new length before
+//! the bytes, when they go into a block that the file has already.
 //!
 //! Without dependencies, so that `rustc` alone builds it, statically, for the guest.
 
@@ -234,8 +236,8 @@ struct Found {
     names: BTreeMap<(u64, u64), Option<u64>>,
     /// By thread, file and sector.
     sectors: BTreeMap<(u64, u64, u64), u64>,
-    /// By thread and round: the length.
-    logs: BTreeMap<(u64, u64), u64>,
+    /// By thread and round: the length, and how far it is right; zeroes may follow.
+    logs: BTreeMap<(u64, u64), (u64, u64)>,
 }
 
 struct Judge<'a> {
@@ -243,6 +245,8 @@ struct Judge<'a> {
     seed: u64,
     histories: Vec<Vec<Event>>,
     found: Found,
+    /// Zeroes at the ends of logs, in bytes.
+    zeroes: u64,
     wrong: u64,
 }
 
@@ -300,7 +304,7 @@ impl Judge<'_> {
         self.look_at_logs(thread)
     }
 
-    /// Logs are right as far as they go.
+    /// Logs are right as far as they go, or zero.
     fn look_at_logs(&mut self, thread: u64) -> io::Result<()> {
         let rounds = self.histories[thread as usize].last().map_or(0, |e| e.version / ROUND);
         for round in 1..=rounds {
@@ -313,14 +317,17 @@ impl Judge<'_> {
             for (version, len) in appended(&self.histories[thread as usize], round) {
                 expected.extend(content(thread, kind, version, expected.len() as u64, len));
             }
-            if !expected.starts_with(&bytes) {
-                let at = bytes.iter().zip(&expected).position(|(found, right)| found != right);
+            let mut pairs = bytes.iter().zip(&expected);
+            let differs = |(found, right): (&u8, &u8)| found != right;
+            let right = pairs.clone().position(differs).unwrap_or(bytes.len());
+            let foreign = pairs.position(|(found, right)| found != right && *found != 0);
+            if foreign.is_some() || bytes.len() > expected.len() {
                 let (has, may) = (bytes.len(), expected.len());
-                self.wrong(&format!(
-                    "t{thread}/log{round} is wrong from {at:?} on, has {has} bytes of {may}"
-                ));
+                let place = format!("t{thread}/log{round}, {has} bytes of {may}");
+                self.wrong(&format!("{place}: foreign bytes at {foreign:?}"));
             }
-            self.found.logs.insert((thread, round), bytes.len() as u64);
+            self.zeroes += (bytes.len() - right) as u64;
+            self.found.logs.insert((thread, round), (bytes.len() as u64, right as u64));
         }
         Ok(())
     }
@@ -334,7 +341,7 @@ impl Judge<'_> {
         };
         let named = self.found.names.iter().filter_map(|(key, &v)| start(key.0, v?));
         let fixed = self.found.sectors.iter().filter_map(|(key, &v)| start(key.0, v));
-        let logged = self.found.logs.iter().filter_map(|(&(thread, round), &len)| {
+        let logged = self.found.logs.iter().filter_map(|(&(thread, round), &(len, _))| {
             let mut at = 0;
             let records = appended(&self.histories[thread as usize], round);
             let visible = records.into_iter().filter(|(_, record)| {
@@ -362,14 +369,15 @@ impl Judge<'_> {
                 self.wrong(&format!("{place}: {version}, but {durable} is durable"));
             }
         }
-        for ((thread, round), len) in std::mem::take(&mut self.found.logs) {
+        for ((thread, round), (_, right)) in std::mem::take(&mut self.found.logs) {
             let events = self.histories[thread as usize].iter();
             let durable: u64 = events
                 .filter(|event| event.version / ROUND == round && event.end < horizon)
                 .map(|event| if let Action::Append { len } = event.action { len } else { 0 })
                 .sum();
-            if len < durable {
-                self.wrong(&format!("t{thread}/log{round}: {len} bytes, {durable} are durable"));
+            if right < durable {
+                let place = format!("t{thread}/log{round}");
+                self.wrong(&format!("{place}: right up to {right}, {durable} are durable"));
             }
         }
     }
@@ -433,7 +441,7 @@ fn appended(events: &[Event], round: u64) -> Vec<(u64, u64)> {
 fn check(root: &Path, acks: &Path, seed: u64, is_ordered_only: bool) -> Outcome<()> {
     let histories: Vec<Vec<Event>> =
         (0..THREADS).map(|thread| history(acks, seed, thread)).collect::<Outcome<_>>()?;
-    let mut judge = Judge { root, seed, histories, found: Found::default(), wrong: 0 };
+    let mut judge = Judge { root, seed, histories, found: Found::default(), zeroes: 0, wrong: 0 };
     for thread in 0..THREADS {
         judge.look(thread)?;
     }
@@ -444,8 +452,9 @@ fn check(root: &Path, acks: &Path, seed: u64, is_ordered_only: bool) -> Outcome<
     let acknowledged = ends.iter().filter(|&&end| end != NEVER).count();
     let demanded = ends.iter().filter(|&&end| end < horizon).count();
     println!(
-        "labfs: {acknowledged} acknowledged, {demanded} demanded, newest seen {}:{}, {} wrong",
-        seen.0, seen.1, judge.wrong
+        "labfs: {acknowledged} acknowledged, {demanded} demanded, newest seen {}:{}, {} bytes of \
+         zeroes at the ends of logs, {} wrong",
+        seen.0, seen.1, judge.zeroes, judge.wrong
     );
     if judge.wrong > 0 { Err("content is wrong".into()) } else { Ok(()) }
 }

@@ -7,13 +7,13 @@
 
 rounds=${LAB_ROUNDS:-5}
 seed=${LAB_SEED:-$(date +%s)}
+disks=() cuts=0
 
 # power_begin MEDIUM FS CRC: see guest/power.sh.
 power_begin() {
   medium=$1 fs=$2
   begin $((544 * MiB)) $((384 * MiB)) "$3"
   mkdir "$work/acks"
-  cuts=0
   echo "LAB_SEED=$seed LAB_ROUNDS=$rounds; $*"
 }
 
@@ -94,13 +94,11 @@ power_test() {
   power_summary
 }
 
-# What was tried, and that it was something: operations, sectors that a cut took.
+# What was tried, and that it was something.
 power_summary() {
-  local acknowledged lost
+  local acknowledged
   acknowledged=$(cat "$work/acks"/* | wc -l)
-  lost=$(sed -n 's/.* \([0-9]*\) lost$/\1/p' "$work/lost" | awk '{sum += $1} END {print sum + 0}')
-  echo "$rounds rounds: $acknowledged operations acknowledged and found," \
-    "$lost unflushed sectors lost, LAB_SEED=$seed"
+  echo "LAB_SEED=$seed, $rounds rounds: $acknowledged operations acknowledged and found;" \
+    "disks: $(awk '/^labdisk/ {k += $6; l += $8} END {print k + 0, "unflushed sectors kept,", l + 0, "lost"}' "$work/lost")"
   [ "$acknowledged" -ge $((20 * rounds)) ] || die "too little work"
-  [ "$lost" -gt 0 ] || die "no cut took anything"
 }

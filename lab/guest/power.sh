@@ -50,7 +50,8 @@ attach() {
   udm create lab --export nbd+unix:///run/lab.sock --table \
     "0 $(blockdev --getsz /dev/vda) pcache $cache /dev/vda 4 cache_mode writeback data_crc $crc" ||
     die "udm create"
-  udm info lab --json | grep '"description"\|"durability"'
+  # Collection and reuse of segments begin early.
+  udm message lab 0 gc_percent 1 || die gc_percent
   nbd-client -unix /run/lab.sock /dev/nbd0 || die nbd-client
 }
 
@@ -84,6 +85,7 @@ for step in "$@"; do
       fsck ;;
     drain)
       nbd-client -d /dev/nbd0 > /dev/null || die "nbd-client -d"
+      echo "STATUS: $(udm status lab)"
       udm remove lab --drain || die "udm remove" ;;
     *) die "unknown step $step" ;;
   esac

@@ -61,6 +61,37 @@
   echo "ok: files are judged"
 ) || exit 1
 
+# The disk with a volatile cache loses what was not flushed, and nothing else.
+(
+  begin 0 $((16 * MiB)) true
+  operations ops 34 400 65536 fsu
+  expect_after ops
+  . "$here/power.sh"
+  for seed in 1 2 3 4 5 6; do
+    rm "$origin"
+    truncate -s $((16 * MiB)) "$origin"
+    disks=()
+    disk vda "$origin"
+    "$labio" run "nbd+unix://$work/vda.sock" "$work/ops" || die "operations on the disk"
+    wait "${disks[@]}" || die labdisk
+    "$labio" check "$origin" "$work/ops" || die "the disk lost what was flushed"
+    [ "$(sha_of "$origin")" = "$(sha_of "$model")" ] || touch "$work/has_lost"
+  done
+  cat "$work/lost"
+  [ -e "$work/has_lost" ] || die "the disk never lost anything"
+  echo "ok: a disk that loses power"
+) || exit 1
+
+# A file system right on that disk, without udm, survives as a file system must.
+(
+  . "$here/power.sh"
+  power_begin dax ext4 true
+  must_boot "$cache" "$origin" alone format
+  must_boot -k 'LAB: working' -w 4 "$cache" "$origin" alone work:1
+  [ "$is_cut" = 1 ] || die "the machine was through before the cut"
+  must_boot "$cache" "$origin" alone check:all check:order
+) || exit 1
+
 # udm is told that stores to the page cache of a disk are durable. A power cut then takes what was
 # acknowledged, and this must be seen.
 (

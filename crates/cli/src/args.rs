@@ -228,10 +228,17 @@ pub struct TableArgs {
 
 /// Arguments of `info`.
 #[derive(Debug, Args)]
-#[command(after_help = "Examples:\n  udm info vol\n  udm info --json vol | jq .dirty_bytes")]
+#[command(after_help = "\
+Examples:
+  udm info vol
+  udm info --json vol | jq .dirty_bytes
+  udm info vol --limits")]
 pub struct InfoArgs {
     /// The devices' names; all devices when none is given
     pub names: Vec<DeviceName>,
+    /// Print every maximum that the server states instead
+    #[arg(long)]
+    pub limits: bool,
     #[command(flatten)]
     pub json: JsonArgs,
 }

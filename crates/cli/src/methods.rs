@@ -12,11 +12,12 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, anyhow, bail};
 use serde::Deserialize;
 use serde_json::{Value, json};
+use udm::limits::Limit;
 use udm::units::human_bytes;
 
 use crate::control::{Answer, Call, INTERFACE};
 use crate::runtime::DeviceName;
-use crate::server::{Server, Stop};
+use crate::server::{Server, Stop, limits};
 use crate::{log, metrics};
 
 /// The interface, in Varlink's own language.
@@ -189,6 +190,10 @@ fn carry_out(
             Nothing::deserialize(parameters)?;
             info(server)
         }
+        "Limits" => {
+            Nothing::deserialize(parameters)?;
+            stated_limits(server)
+        }
         "Message" => {
             let message = MessageParameters::deserialize(parameters)?;
             json!({ "text": served.message(message.sector, &message.words)? })
@@ -331,6 +336,14 @@ fn info(server: &Server) -> Value {
         "log": server.log(),
         "control": server.runtime.control(&name).display().to_string(),
     })
+}
+
+/// Every maximum that holds here.
+fn stated_limits(server: &Server) -> Value {
+    let limit =
+        |limit: Limit| json!({ "name": limit.name, "value": limit.value, "about": limit.about });
+    let limits: Vec<Value> = limits().into_iter().map(limit).collect();
+    json!({ "name": server.name().as_str(), "limits": limits })
 }
 
 /// What a scrape over HTTP answers.

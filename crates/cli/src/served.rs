@@ -34,7 +34,7 @@ use crate::server::Spec;
 
 /// How long a removal waits for requests in flight. What still is in flight then gets no answer,
 /// which crash safety covers.
-const REST_MAX: Duration = Duration::from_secs(30);
+pub const REST_MAX: Duration = Duration::from_secs(30);
 
 /// Time between two looks whether the device has come to rest.
 const LOOK_EVERY: Duration = Duration::from_millis(1);
@@ -136,17 +136,25 @@ impl Served {
     /// Lets requests wait, and waits for those in flight.
     pub fn suspend(&self) -> Result<()> {
         let _change = lock(&self.change);
+        self.wait_for_suspend()
+    }
+
+    /// Serves requests again, by the loaded table if there is one. As with dmsetup, a device that
+    /// is not suspended is suspended for the moment of the change.
+    pub fn resume(&self) -> Result<()> {
+        let _change = lock(&self.change);
+        if self.has_inactive_table() && self.device.info().state == DeviceState::Active {
+            self.wait_for_suspend()?;
+        }
+        Ok(self.device.resume()?)
+    }
+
+    fn wait_for_suspend(&self) -> Result<()> {
         self.device.begin_suspend()?;
         while !self.device.finish_suspend()? {
             thread::sleep(LOOK_EVERY);
         }
         Ok(())
-    }
-
-    /// Serves requests again, by the loaded table if there is one.
-    pub fn resume(&self) -> Result<()> {
-        let _change = lock(&self.change);
-        Ok(self.device.resume()?)
     }
 
     /// Makes everything written so far durable.

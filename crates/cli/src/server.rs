@@ -27,11 +27,12 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
+use udm::limits::{Limit, limit};
 use udm::units::human_bytes;
 
-use crate::control::{AFTERLIFE_MAX, Answer, Call, Frames, is_alive};
+use crate::control::{AFTERLIFE_MAX, Answer, Call, Frames, MESSAGE_BYTES_MAX, is_alive};
 use crate::runtime::{DeviceName, KeepLog, NameLock, RuntimeDir};
-use crate::served::Served;
+use crate::served::{REST_MAX, Served};
 use crate::{http, log, methods};
 
 /// Control connections at one time; commands are short, so more is somebody's mistake.
@@ -45,6 +46,20 @@ const SEND_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Time between two looks at a lock that somebody else holds.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
+
+/// Every stated maximum of a server.
+pub fn limits() -> Vec<Limit> {
+    let mut all = udm::limits::limits();
+    all.extend(udm_export::nbd::limits());
+    all.extend([
+        limit("control_connections", CONNECTIONS_MAX as u64, "commands at work at a time"),
+        limit("control_message_bytes", MESSAGE_BYTES_MAX as u64, "a call or an answer"),
+        limit("control_silence_seconds", SILENCE_MAX.as_secs(), "between two calls of a command"),
+        limit("control_send_seconds", SEND_TIMEOUT.as_secs(), "until a command takes an answer"),
+        limit("rest_seconds", REST_MAX.as_secs(), "a removal's wait for requests in flight"),
+    ]);
+    all
+}
 
 /// What to serve: written by `create`, read by the server.
 #[derive(Clone, Debug, Deserialize, Serialize)]

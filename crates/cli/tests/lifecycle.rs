@@ -177,6 +177,10 @@ fn a_loaded_table_becomes_live_on_resume() {
     assert!(udm.ok(&["table", "t"]).contains("linear"));
     assert_eq!(udm.ok(&["table", "t", "--inactive"]), "");
     assert!(udm.refused(&["load", "t", "--table", "0 2048 nothing"]).contains("nothing"));
+    // As with dmsetup, a device that serves is suspended for the moment of the change.
+    udm.ok(&["load", "t", "--table", "0 4096 zero"]);
+    udm.ok(&["resume", "t"]);
+    assert_eq!(udm.ok(&["table", "t"]).trim_end(), "0 4096 zero");
     drop(disk);
 }
 

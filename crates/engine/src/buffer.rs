@@ -109,10 +109,12 @@ impl std::fmt::Debug for Buffer {
 pub struct BufferPool {
     /// Class `n` holds buffers of capacity `4096 << n`.
     classes: [Vec<Buffer>; 14],
+    /// Bytes in all of them.
+    kept_bytes: usize,
 }
 
-/// At most this many bytes wait in one size class of a pool.
-const POOL_CLASS_BYTES_MAX: usize = 64 << 20;
+/// At most this many bytes wait in a pool.
+pub const POOL_BYTES_MAX: usize = 64 << 20;
 
 impl BufferPool {
     /// An empty pool.
@@ -132,24 +134,36 @@ impl BufferPool {
         }
         let class = BufferPool::class(len);
         let mut buffer = match self.classes.get_mut(class).and_then(Vec::pop) {
-            Some(buffer) => buffer,
+            Some(buffer) => {
+                self.kept_bytes -= buffer.capacity;
+                buffer
+            }
             None => Buffer::zeroed(BUFFER_ALIGN << class),
         };
         buffer.set_len(len);
         buffer
     }
 
-    /// Gives a buffer back for reuse.
+    /// Gives a buffer back for reuse. When too much waits already, a buffer of the size that waits
+    /// most is let go: what was usual may not be usual any more.
     pub fn put(&mut self, buffer: Buffer) {
         if buffer.capacity == 0 || !buffer.capacity.is_power_of_two() {
             return;
         }
         let class = BufferPool::class(buffer.capacity);
-        if let Some(free) = self.classes.get_mut(class)
-            && (free.len() + 1) * buffer.capacity <= POOL_CLASS_BYTES_MAX
-        {
-            free.push(buffer);
+        if class >= self.classes.len() {
+            return;
         }
+        while self.kept_bytes + buffer.capacity > POOL_BYTES_MAX {
+            let bytes = |class: &usize| self.classes[*class].len() * (BUFFER_ALIGN << class);
+            let Some(largest) = (0..self.classes.len()).max_by_key(bytes) else { return };
+            if largest == class || self.classes[largest].pop().is_none() {
+                return;
+            }
+            self.kept_bytes -= BUFFER_ALIGN << largest;
+        }
+        self.kept_bytes += buffer.capacity;
+        self.classes[class].push(buffer);
     }
 }
 
@@ -192,14 +206,27 @@ mod tests {
     #[test]
     fn a_pool_keeps_a_bounded_amount() {
         let mut pool = BufferPool::new();
-        let buffers: Vec<Buffer> = (0..4).map(|_| pool.take(32 << 20)).collect();
-        buffers.into_iter().for_each(|buffer| pool.put(buffer));
-        let kept: usize = pool.classes.iter().flatten().map(Buffer::capacity).sum();
-        assert_eq!(kept, POOL_CLASS_BYTES_MAX);
+        let kept = |pool: &BufferPool| -> usize {
+            let kept = pool.classes.iter().flatten().map(Buffer::capacity).sum();
+            assert_eq!(kept, pool.kept_bytes);
+            kept
+        };
+        let give_back = |pool: &mut BufferPool, count: usize, len: usize| {
+            let buffers: Vec<Buffer> = (0..count).map(|_| pool.take(len)).collect();
+            buffers.into_iter().for_each(|buffer| pool.put(buffer));
+        };
+        give_back(&mut pool, 4, 32 << 20);
+        assert_eq!(kept(&pool), POOL_BYTES_MAX);
         pool.put(Buffer::empty());
         pool.put(Buffer::zeroed(3 * 4096));
         pool.put(pool_size_beyond());
-        assert_eq!(pool.classes.iter().flatten().map(Buffer::capacity).sum::<usize>(), kept);
+        assert_eq!(kept(&pool), POOL_BYTES_MAX);
+        // Other sizes take the place of the old ones, and all sizes together are bounded.
+        for len in [1 << 20, 4096, 64 << 10] {
+            give_back(&mut pool, 100, len);
+            assert!(kept(&pool) <= POOL_BYTES_MAX);
+            assert!(!pool.classes[BufferPool::class(len)].is_empty(), "{len} found a place");
+        }
     }
 
     /// A buffer of a size class that no pool has.

@@ -18,13 +18,18 @@ pub mod crc;
 pub mod device;
 pub mod disk;
 pub mod error;
+pub mod limits;
 pub mod local;
 pub mod mutants;
+#[cfg(all(test, feature = "loom"))]
+mod orderings;
 pub mod pcache;
 pub mod pending;
 pub mod pmem;
 pub mod prng;
 pub mod queue;
+#[cfg(all(test, feature = "shuttle"))]
+mod schedules;
 pub mod shm;
 pub mod simple;
 pub mod slots;

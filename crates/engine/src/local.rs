@@ -5,7 +5,6 @@
 //! one thread; each thread that wants to do I/O makes its own. A request that a target answers
 //! from memory takes no system call and, once warm, no allocation.
 
-use std::sync::Condvar;
 use std::time::Duration;
 
 use crate::bio::{Bio, Op};
@@ -13,8 +12,9 @@ use crate::buffer::BufferPool;
 use crate::device::{Device, PortSeat};
 use crate::disk::Ring;
 use crate::error::{Result, Status};
+use crate::mutants::{self, Mutant};
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use crate::sync::{Arc, Mutex, lock};
+use crate::sync::{Arc, Condvar, Mutex, lock};
 use crate::target::{Port, Wake};
 use crate::units::{BIO_BYTES_MAX, Nanos};
 
@@ -292,6 +292,9 @@ impl Local {
         if has_moved {
             self.room_epoch = epoch;
             self.seat.device().retry(&mut self.port);
+            if mutants::is(Mutant::RoomEpochLate) {
+                self.room_epoch = self.seat.device().events().room_epoch();
+            }
         }
         has_moved
     }
@@ -314,16 +317,20 @@ impl Local {
 
     fn tick_if_asked(&mut self) -> bool {
         let Some(background) = &mut self.background else { return false };
-        if !background.signal.has_work.swap(false, Ordering::SeqCst) {
+        let is_late = mutants::is(Mutant::WorkClearedAfterTick);
+        if !background.signal.has_work.swap(is_late, Ordering::SeqCst) {
             return false;
         }
         let now = background.clock.now();
         background.next = self.seat.device().tick(now, &mut self.port);
+        if is_late {
+            background.signal.has_work.store(false, Ordering::SeqCst);
+        }
         true
     }
 
     /// Waits until something can have changed.
-    fn rest(&mut self) {
+    pub(crate) fn rest(&mut self) {
         let Some(background) = &mut self.background else { return self.doze(None) };
         let Some(next) = background.next else { return self.doze(None) };
         let now = background.clock.now();
@@ -388,17 +395,16 @@ struct Doze {
 
 impl Doze {
     fn doze(&self, timeout: Option<Duration>) {
-        let is_woken = lock(&self.is_woken);
-        let asleep = |is_woken: &mut bool| !*is_woken;
-        let mut is_woken = match timeout {
-            None => self.signal.wait_while(is_woken, asleep).expect("wakers do not panic"),
-            Some(timeout) => {
-                self.signal
-                    .wait_timeout_while(is_woken, timeout, asleep)
-                    .expect("wakers do not panic")
-                    .0
-            }
-        };
+        let mut is_woken = lock(&self.is_woken);
+        if !*is_woken || mutants::is(Mutant::DozeForgets) {
+            // This may end early: callers look whether something has changed.
+            is_woken = match timeout {
+                None => self.signal.wait(is_woken).expect("wakers do not panic"),
+                Some(timeout) => {
+                    self.signal.wait_timeout(is_woken, timeout).expect("wakers do not panic").0
+                }
+            };
+        }
         *is_woken = false;
     }
 }

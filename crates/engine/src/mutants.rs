@@ -1,23 +1,25 @@
-//! Deliberate bugs, one at a time, for the crash-state explorer: each must be found, or the
-//! explorer is not worth its name. Without the feature `mutants` nothing of this is compiled in.
+//! Deliberate bugs, one at a time, for the crash-state explorer and for the tests of schedules:
+//! each must be found, or the test is not worth its name. Without the feature `mutants` nothing of
+//! this is compiled in.
 
 #[cfg(feature = "mutants")]
 use std::cell::Cell;
 
 macro_rules! mutants {
-    ($($(#[$doc:meta])* $name:ident,)*) => {
+    ($($(#[$about:meta])* $group:ident { $($(#[$doc:meta])* $name:ident,)* })*) => {
         /// A deliberate bug.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-        pub enum Mutant { $($(#[$doc])* $name,)* }
+        pub enum Mutant { $($($(#[$doc])* $name,)*)* }
 
         impl Mutant {
-            /// All of them.
-            pub const ALL: &[Mutant] = &[$(Mutant::$name,)*];
+            $($(#[$about])* pub const $group: &[Mutant] = &[$(Mutant::$name,)*];)*
         }
     };
 }
 
 mutants! {
+    /// What a crash or a single thread shows.
+    CRASHES {
     /// dm-pcache: an update overwrites the current slot.
     SlotInPlace,
     /// dm-pcache: an update is written between the slots.
@@ -86,6 +88,71 @@ mutants! {
     LabelUnwritten,
     /// The superblock of a format comes first.
     SuperblockFirst,
+    }
+
+    /// What only threads that run into each other show.
+    RACES {
+    /// A reader does not look at the generation again after its copy.
+    HitNotRechecked,
+    /// A reader believes the row that the slot named before the side table was locked.
+    RowBelieved,
+    /// A segment is free before its raised generation can be seen.
+    FreeBeforeRaised,
+    /// A head's place can be seen before its segment has the references of the keys to come.
+    ReferencesLate,
+    /// Space is taken with a load and a store.
+    SpaceTakenTwice,
+    /// Data takes the segments that only the log may take.
+    ReserveTaken,
+    /// The count of used segments changes outside the allocator's lock.
+    UsedUnlocked,
+    /// What is released while the collector takes the list is not announced.
+    ReleasedForgotten,
+    /// A key of the zero extent gets its reference after the extent's lock is let go.
+    ZeroReferenceLate,
+    /// The checksums of a segment are forgotten when others may use it already.
+    CrcsForgottenLate,
+    /// The index changes before the stripe's lock is taken.
+    IndexBeforeLock,
+    /// The key joins the open set after the stripe's lock is let go.
+    KeyAfterUnlock,
+    /// Dirty bytes are counted after the stripe's lock is let go.
+    DirtyCountedLate,
+    /// A flush lets go of the stripes between collecting the keys and emptying their sets.
+    SetClearedUnlocked,
+    /// The log's head can be seen before what stands there is stored.
+    HeadSeenEarly,
+    /// dirty_tail goes to where the log's head is by now, not to the end of the batch.
+    TailJumpsToHead,
+    /// A gap is registered as a fill without a look whether it still is one.
+    GapNotRechecked,
+    /// Damaged data is quarantined when collection may have dropped it already.
+    QuarantineLate,
+    /// The background is told before it can see that somebody waits for room.
+    WantsRoomLate,
+    /// Room that is signalled while parked bios are retried is taken as used.
+    RoomEpochLate,
+    /// Who waits forgets a wake-up that came before.
+    DozeForgets,
+    /// Work that is signalled during a tick is taken as done.
+    WorkClearedAfterTick,
+    /// The background falls asleep at its first look that finds nothing to do.
+    AsleepAtOnce,
+    /// A tick looks whether it may work before it has the background's lock.
+    SuspendSeenEarly,
+    }
+
+    /// What only memory shows that reorders what the code does not order.
+    ORDERINGS {
+    /// A reader's copy may move behind its second look at the generation.
+    HitUnfenced,
+    /// A writer's stores may move before the reuse of its segment.
+    SpaceUnfenced,
+    /// A slot of the index can be seen before the data that it names.
+    SlotRelaxed,
+    /// A head's place can be seen before what was done to its segment.
+    HeadRelaxed,
+    }
 }
 
 #[cfg(feature = "mutants")]

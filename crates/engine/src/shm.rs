@@ -5,7 +5,7 @@
 //! shared: the kernel keeps the pages, and the next server maps them again. The file need not
 //! survive a power cut; nothing here flushes.
 //!
-//! 1. The memory is only ever seen as `AtomicU64`: other processes may change it at any time, and
+//! 1. The memory is only ever seen as `SharedWord`: other processes may change it at any time, and
 //!    no reference to plain bytes exists.
 //! 2. The mapping is exactly as long as the file, and lives until the last clone is dropped.
 //! 3. The file is never truncated by anybody: it is made at its full length, before it gets its
@@ -17,15 +17,14 @@ use std::fs::{File, OpenOptions};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use std::ptr::NonNull;
-use std::sync::atomic::AtomicU64;
 
 use rustix::fs::{FallocateFlags, fallocate};
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
 use crate::error::{Error, Kind, Result};
-use crate::sync::Arc;
+use crate::sync::{Arc, SharedWord};
 
-const WORD_BYTES: usize = size_of::<AtomicU64>();
+const WORD_BYTES: usize = size_of::<SharedWord>();
 
 /// A fixed number of shared 64-bit words. Clones share them.
 #[derive(Clone, Debug)]
@@ -37,18 +36,18 @@ pub struct SharedWords {
 
 #[derive(Debug)]
 enum Memory {
-    Private(Box<[AtomicU64]>),
+    Private(Box<[SharedWord]>),
     Mapped(Mapped),
 }
 
 /// A mapping of `words` words, unmapped when dropped.
 #[derive(Debug)]
 struct Mapped {
-    start: NonNull<AtomicU64>,
+    start: NonNull<SharedWord>,
     words: usize,
 }
 
-// SAFETY: Mapped owns its mapping, and hands out nothing but `&[AtomicU64]`, which is Sync.
+// SAFETY: Mapped owns its mapping, and hands out nothing but `&[SharedWord]`, which is Sync.
 unsafe impl Send for Mapped {}
 // SAFETY: as above.
 unsafe impl Sync for Mapped {}
@@ -56,7 +55,7 @@ unsafe impl Sync for Mapped {}
 impl SharedWords {
     /// Memory of this process alone, all zero: for tests, and where nothing needs to outlive it.
     pub fn private(words: usize) -> SharedWords {
-        let memory = (0..words).map(|_| AtomicU64::new(0)).collect();
+        let memory = (0..words).map(|_| SharedWord::new(0)).collect();
         SharedWords { memory: Arc::new(Memory::Private(memory)), is_fresh: true, boot: 0 }
     }
 
@@ -98,7 +97,7 @@ impl SharedWords {
     }
 
     /// The words.
-    pub fn words(&self) -> &[AtomicU64] {
+    pub fn words(&self) -> &[SharedWord] {
         match &*self.memory {
             Memory::Private(words) => words,
             Memory::Mapped(mapped) => mapped.words(),
@@ -129,9 +128,9 @@ impl Mapped {
         Ok(Mapped { start, words })
     }
 
-    fn words(&self) -> &[AtomicU64] {
+    fn words(&self) -> &[SharedWord] {
         // SAFETY: the mapping is page-aligned, `words` words long (checked against the file's
-        // length in `open`), readable and writable, and lives as long as `self`. AtomicU64 allows
+        // length in `open`), readable and writable, and lives as long as `self`. A word allows
         // any bit pattern and changes by other processes.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.words) }
     }

@@ -113,6 +113,15 @@ pub struct TargetLimits {
     pub has_discard: bool,
 }
 
+/// What a range of a mapped device holds, as far as that is known without looking.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Extent {
+    /// Anything.
+    Data,
+    /// Zeroes, which take no room.
+    Zeroes,
+}
+
 /// A named number of a target, for `status --all`, `info --json` and metrics.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fact {
@@ -168,6 +177,17 @@ pub trait Target: Send + Sync + std::fmt::Debug {
 
     /// What clients should know.
     fn limits(&self) -> TargetLimits;
+
+    /// What `[offset, offset + len)` starts with, and for how many bytes, from memory alone. `len`
+    /// is more than 0, and so is the answer; both are whole sectors within the target.
+    fn extent(&self, _offset: u64, len: u64) -> (u64, Extent) {
+        (len, Extent::Data)
+    }
+
+    /// Whether writing zeroes is much faster than writing as many bytes of data.
+    fn has_fast_zeroes(&self) -> bool {
+        false
+    }
 
     /// The words behind the target's name in the status line: the kernel's own.
     fn status(&self) -> String;

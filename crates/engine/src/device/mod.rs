@@ -21,7 +21,9 @@ use crate::bio::Bio;
 use crate::disk::DiskIo;
 use crate::error::{Error, Kind, Result};
 use crate::sync::{Arc, Mutex, MutexGuard, lock};
-use crate::target::{Dirty, Events, Fact, Port, TargetLimits, Wake};
+#[allow(unused_imports, reason = "for the documentation")]
+use crate::target::Target;
+use crate::target::{Dirty, Events, Extent, Fact, Port, TargetLimits, Wake};
 use crate::units::{Nanos, SECTOR};
 
 pub use table::LoadedTable;
@@ -197,6 +199,26 @@ impl Device {
     pub fn limits(&self) -> TargetLimits {
         let none = TargetLimits { block_bytes: SECTOR as u32, has_discard: false };
         self.active().map_or(none, |active| active.limits())
+    }
+
+    /// What the range starts with, and for how many bytes; see [`Target::extent`]. Beyond the end
+    /// there is nothing to know.
+    pub fn extent(&self, offset: u64, len: u64) -> (u64, Extent) {
+        let active = self.active();
+        let Some(line) = active.as_ref().and_then(|active| active.line_at(offset)) else {
+            return (len, Extent::Data);
+        };
+        let len = len.min(line.end - offset);
+        let (known, extent) = line.target.extent(offset - line.start, len);
+        assert!(known > 0 && known <= len, "an extent is within what was asked for");
+        (known, extent)
+    }
+
+    /// Whether writing zeroes is much faster than writing data, everywhere.
+    pub fn has_fast_zeroes(&self) -> bool {
+        let is_fast =
+            |active: Arc<Active>| active.lines().iter().all(|line| line.target.has_fast_zeroes());
+        self.active().is_some_and(is_fast)
     }
 
     /// Its name.

@@ -25,7 +25,7 @@ use super::{DiskIo, Status};
 use crate::buffer::Buffer;
 use crate::error::{Error, Result};
 use crate::sync::Arc;
-use crate::sync::atomic::{AtomicU64, Ordering};
+use crate::sync::statics::atomic::{AtomicU64, Ordering};
 
 /// The most buffers in one [`Ring::send_many`].
 pub const SEND_BUFFERS_MAX: usize = 1024;

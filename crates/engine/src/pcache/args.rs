@@ -174,6 +174,8 @@ mod tests {
         assert_eq!(plain, parse("C B 4 cache_mode writeback crc false").unwrap());
         assert!(parse("C B 4 cache_mode writeback data_crc true").unwrap().has_data_crc);
         assert!(parse("C B 4 data_crc false data_crc true").unwrap().has_data_crc);
+        let adaptive = parse("C B 0 writeback_order adaptive").unwrap();
+        assert_eq!(adaptive.own_words(), " writeback_order adaptive");
         let ours = parse("C B 2 data_crc true writeback_order fast read_fill never").unwrap();
         assert_eq!(ours.writeback_order, WritebackOrder::Fast);
         assert!(!ours.fills_reads);

@@ -150,6 +150,7 @@ pub(super) fn assemble(
         open,
         close_scratch: Mutex::new(Vec::with_capacity(options.stripes * KEYS_MAX)),
         zero_extent: Mutex::default(),
+        known_zeroes: Mutex::default(),
         zero_crc: Mutex::new((0, crate::crc::pcache_crc(&[]))),
         misses: Mutex::default(),
         background: Mutex::new(Background { writeback, gc, ..Background::default() }),

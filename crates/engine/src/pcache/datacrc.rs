@@ -49,6 +49,13 @@ impl DataCrcs {
         }
     }
 
+    /// The checksum of the extent that begins there, if it is known.
+    #[cfg(all(test, feature = "shuttle"))]
+    pub fn crc_at(&self, segment: u32, offset: u32) -> Option<u32> {
+        let extents = lock(&self.segments[segment as usize]);
+        extents.iter().find(|extent| extent.offset == offset).map(|extent| extent.crc)
+    }
+
     /// The segment is about to be reused.
     pub fn forget(&self, segment: u32) {
         lock(&self.segments[segment as usize]).clear();

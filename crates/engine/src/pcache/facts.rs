@@ -1,7 +1,13 @@
-//! What a cache tells of itself beyond the kernel's status line.
+//! What a cache tells of itself beyond the kernel's status line: its facts, and its maxima.
 
+use crate::limits::{Limit, limit};
 use crate::target::FactValue;
 
+use super::label::QUARANTINE_MAX;
+use super::layout::SEGMENTS_MAX;
+use super::segment::HEADS_MAX;
+use super::write::KNOWN_ZEROES_MAX;
+use super::writeback::{BATCH_BYTES_MAX, BATCH_KEYS_MAX, DEPTH_MAX, PAUSE_MAX, WRITE_BYTES_MAX};
 use super::*;
 
 fn number(name: &'static str, value: u64, about: &'static str) -> Fact {
@@ -18,6 +24,30 @@ fn text(name: &'static str, value: &str, about: &'static str) -> Fact {
 
 fn count(name: &'static str, counter: &AtomicU64, about: &'static str) -> Fact {
     number(name, counter.load(Ordering::Relaxed), about)
+}
+
+/// Every stated maximum.
+pub fn limits() -> [Limit; 13] {
+    let seconds = |nanos: Nanos| nanos / SECOND;
+    [
+        limit("pcache_backing_bytes", BACKING_BYTES_MAX, "a backing device"),
+        limit("pcache_segments", SEGMENTS_MAX, "segments of 16 MiB of a cache device"),
+        limit("pcache_open_sets", STRIPES_MAX as u64, "key sets that are open at a time"),
+        limit("pcache_set_keys", KEYS_MAX as u64, "keys of a key set"),
+        limit("pcache_data_heads", HEADS_MAX as u64, "segments that are being filled"),
+        limit("pcache_batch_bytes", BATCH_BYTES_MAX, "a write-back batch, or one key set"),
+        limit("pcache_batch_keys", BATCH_KEYS_MAX as u64, "keys of a write-back batch"),
+        limit("pcache_write_bytes", WRITE_BYTES_MAX, "one write to the backing device"),
+        limit("pcache_writes", DEPTH_MAX as u64, "writes to the backing device in flight"),
+        limit("pcache_pause_seconds", seconds(PAUSE_MAX), "the pause after a failed write-back"),
+        limit(
+            "pcache_give_up_seconds",
+            seconds(GIVE_UP_AFTER),
+            "how long a full cache keeps writes when its backing device fails",
+        ),
+        limit("pcache_bad_ranges", QUARANTINE_MAX as u64, "ranges of damaged dirty data"),
+        limit("pcache_zero_extents", KNOWN_ZEROES_MAX as u64, "zero extents that are remembered"),
+    ]
 }
 
 impl Pcache {

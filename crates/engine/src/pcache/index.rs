@@ -12,6 +12,7 @@
 //! 3. A row of the side table is changed and read under the side table's own lock only, and a
 //!    slot that names a row is re-read under that lock before the row is believed.
 
+use crate::mutants::{self, Mutant};
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::{Mutex, OnceLock, lock};
 use crate::units::{BLOCK, SECTOR};
@@ -191,7 +192,7 @@ impl Index {
                 let place = Place::unpack(slot).filter(|place| is_live(*place));
                 (block_left, place.map(|place| place.plus(at % BLOCK)))
             }
-            KIND_ROW => region.step_in_row(block, at % BLOCK, block_left, is_live),
+            KIND_ROW => region.step_in_row(block, slot, at % BLOCK, block_left, is_live),
             _ => (block_left, None),
         }
     }
@@ -245,7 +246,11 @@ impl Region {
             self.slots[block].store(slot, Ordering::Release);
             side.free.push(old as u32);
         } else {
-            self.slots[block].store(slot, Ordering::Release);
+            let order = match mutants::is(Mutant::SlotRelaxed) {
+                true => Ordering::Relaxed,
+                false => Ordering::Release,
+            };
+            self.slots[block].store(slot, order);
         }
     }
 
@@ -277,12 +282,16 @@ impl Region {
     fn step_in_row(
         &self,
         block: usize,
+        seen: u64,
         from: u64,
         len: u64,
         is_live: &impl Fn(Place) -> bool,
     ) -> (u64, Option<Place>) {
         let side = lock(&self.side);
-        let slot = self.slots[block].load(Ordering::Relaxed);
+        let slot = match mutants::is(Mutant::RowBelieved) {
+            true => seen,
+            false => self.slots[block].load(Ordering::Relaxed),
+        };
         if slot >> KIND_SHIFT != KIND_ROW {
             // It became whole or empty in between.
             let place = Place::unpack(slot).filter(|place| is_live(*place));

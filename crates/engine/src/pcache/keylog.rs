@@ -251,6 +251,10 @@ impl KeyLog {
             seal_kset(&mut scratch[set_bytes..], 0);
         }
         let at = self.segments.data_at(head.position.segment, head.position.offset);
+        if mutants::is(Mutant::HeadSeenEarly) {
+            let offset = head.position.offset + bytes as u32;
+            self.head_seen.store(pack(Position { offset, ..head.position }), Ordering::Release);
+        }
         self.media.store(at, &head.scratch[..bytes]);
         if !mutants::is(Mutant::PositionBeforeKset) {
             self.media.settle()?;

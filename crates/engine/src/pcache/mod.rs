@@ -35,8 +35,12 @@ mod label;
 pub mod layout;
 mod media;
 mod openset;
+#[cfg(all(test, feature = "loom"))]
+pub(crate) mod orderings;
 mod quarantine;
 mod read;
+#[cfg(all(test, feature = "shuttle"))]
+pub(crate) mod schedules;
 mod segment;
 mod takeup;
 mod walk;
@@ -46,17 +50,19 @@ mod writeback;
 use crate::bio::{Bio, Op};
 use crate::disk::{Disk, DiskIo};
 use crate::error::{Error, Kind, Result, Status};
+use crate::mutants::{self, Mutant};
 use crate::pmem::Pmem;
 use crate::shm::SharedWords;
 use crate::slots::SlotState;
 use crate::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use crate::sync::{Arc, Mutex, lock};
-use crate::target::{Dirty, Events, Fact, Port, Target, TargetLimits};
+use crate::target::{Dirty, Events, Extent, Fact, Port, Target, TargetLimits};
 use crate::units::{Nanos, SECOND, human_bytes};
 
 pub use args::{ArgError, TableArgs, WritebackOrder};
 pub use attach::LogDamage;
 use datacrc::DataCrcs;
+pub use facts::limits;
 use gc::Gc;
 use index::Index;
 use keylog::KeyLog;
@@ -67,7 +73,7 @@ use openset::OpenSets;
 use quarantine::Quarantine;
 use read::{Fill, Misses};
 use segment::Segments;
-use write::ZeroExtent;
+use write::{KnownZeroes, ZeroExtent};
 use writeback::Writeback;
 
 /// The kind of an I/O, in the high byte of its token.
@@ -176,6 +182,7 @@ pub struct Pcache {
     open: OpenSets,
     close_scratch: Mutex<Vec<Key>>,
     zero_extent: Mutex<Option<ZeroExtent>>,
+    known_zeroes: Mutex<KnownZeroes>,
     zero_crc: Mutex<(u32, u32)>,
     misses: Mutex<Misses>,
     background: Mutex<Background>,
@@ -339,6 +346,10 @@ impl Pcache {
             let retry = background.writeback.deadline().unwrap_or(Nanos::MAX);
             return Some(retry.clamp(now, now + CLOSE_AFTER));
         }
+        if mutants::is(Mutant::AsleepAtOnce) {
+            self.is_armed.store(false, Ordering::SeqCst);
+            return None;
+        }
         self.is_armed.swap(false, Ordering::SeqCst).then_some(now + CLOSE_AFTER)
     }
 }
@@ -370,10 +381,11 @@ impl Target for Pcache {
     }
 
     fn tick(&self, now: Nanos, port: &mut Port) -> Option<Nanos> {
+        let was_suspended = mutants::is(Mutant::SuspendSeenEarly).then(|| self.is_suspended());
         let mut background = lock(&self.background);
         let background = &mut *background;
         background.now = now;
-        if self.is_suspended() {
+        if was_suspended.unwrap_or_else(|| self.is_suspended()) {
             return None;
         }
         let is_urgent = self.is_urgent();
@@ -390,6 +402,14 @@ impl Target for Pcache {
 
     fn limits(&self) -> TargetLimits {
         TargetLimits { block_bytes: self.backing.limits().block_bytes.max(512), has_discard: true }
+    }
+
+    fn extent(&self, offset: u64, len: u64) -> (u64, Extent) {
+        self.extent_at(offset, len)
+    }
+
+    fn has_fast_zeroes(&self) -> bool {
+        true
     }
 
     fn status(&self) -> String {

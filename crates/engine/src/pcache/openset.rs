@@ -18,7 +18,8 @@
 //! of a killed process, so a count never covers half a key.
 
 use crate::shm::SharedWords;
-use crate::sync::atomic::{AtomicU64, Ordering};
+use crate::sync::SharedWord;
+use crate::sync::atomic::Ordering;
 
 use zerocopy::IntoBytes;
 
@@ -144,7 +145,7 @@ impl OpenSets {
         self.stripes
     }
 
-    fn stripe(&self, stripe: usize) -> &[AtomicU64] {
+    fn stripe(&self, stripe: usize) -> &[SharedWord] {
         &self.shared.words()[HEADER_WORDS + stripe * STRIPE_WORDS..][..STRIPE_WORDS]
     }
 
@@ -187,21 +188,21 @@ impl OpenSets {
     }
 }
 
-fn load_key(stripe: &[AtomicU64], nth: usize) -> Key {
+fn load_key(stripe: &[SharedWord], nth: usize) -> Key {
     let words: [u64; KEY_WORDS] = std::array::from_fn(|word| {
         stripe[STRIPE_HEADER_WORDS + nth * KEY_WORDS + word].load(Ordering::Relaxed)
     });
     zerocopy::transmute!(words)
 }
 
-fn store_info(words: &[AtomicU64], at: usize, info: &CacheInfo) {
+fn store_info(words: &[SharedWord], at: usize, info: &CacheInfo) {
     let info: [u64; 3] = zerocopy::transmute!(*info);
     for (word, value) in words[at..].iter().zip(info) {
         word.store(value, Ordering::SeqCst);
     }
 }
 
-fn load_info(words: &[AtomicU64], at: usize) -> CacheInfo {
+fn load_info(words: &[SharedWord], at: usize) -> CacheInfo {
     let info: [u64; 3] = std::array::from_fn(|word| words[at + word].load(Ordering::SeqCst));
     zerocopy::transmute!(info)
 }

@@ -9,8 +9,9 @@ use crate::bio::{Bio, Op};
 use crate::crc::pcache_crc;
 use crate::disk::DiskIo;
 use crate::error::Status;
+use crate::mutants::{self, Mutant};
 use crate::sync::Arc;
-use crate::sync::atomic::{Ordering, fence};
+use crate::sync::atomic::Ordering;
 use crate::sync::lock;
 use crate::target::Port;
 
@@ -89,9 +90,7 @@ impl Pcache {
             (Some(crcs), Ok(())) => crcs.verify(&self.segments, place, into),
             (_, result) => result,
         };
-        // The copy happens before the generation is looked at again.
-        fence(Ordering::Acquire);
-        if !self.is_live(place) {
+        if !self.segments.is_still(place) && !mutants::is(Mutant::HitNotRechecked) {
             return Ok(false);
         }
         match verified {
@@ -189,7 +188,8 @@ impl Pcache {
     fn register_fill(&self, offset: u64, len: u64, miss: u32) {
         let mut stripe = lock(&self.stripes[self.stripe_of(offset)].state);
         let now = self.index.lookup(offset, offset + len, |place| self.is_live(place));
-        if now.place.is_none() && now.len == len {
+        let is_gap = now.place.is_none() && now.len == len;
+        if is_gap || mutants::is(Mutant::GapNotRechecked) {
             stripe.fills.push(Fill { offset, len, miss, is_cancelled: false });
         }
     }

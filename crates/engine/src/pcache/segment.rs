@@ -16,10 +16,11 @@
 use crate::error::{Result, Status};
 use crate::mutants::{self, Mutant};
 use crate::slots::SlotState;
-use crate::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use crate::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
 use crate::sync::{Mutex, lock};
 use crate::units::SECTOR;
 
+use super::index::Place;
 use super::layout::{Generation, SMALL_STRIDE};
 use super::media::Media;
 
@@ -31,7 +32,7 @@ pub const SEGMENTS_MIN: u32 = LOG_RESERVE + 2;
 /// overflow.
 const GENERATION_MAX: u64 = 1 << 62;
 /// At most so many data heads; each pins a segment until it is full.
-const HEADS_MAX: usize = 8;
+pub const HEADS_MAX: usize = 8;
 
 /// What is known of one segment.
 #[derive(Debug)]
@@ -179,6 +180,16 @@ impl Segments {
         self.segments[segment as usize].generation.load(Ordering::Acquire)
     }
 
+    /// Whether what was copied from `place` before this call is what the place holds: nobody has
+    /// reused its segment since.
+    pub fn is_still(&self, place: Place) -> bool {
+        // The copy happens before the generation is looked at again.
+        if !mutants::is(Mutant::HitUnfenced) {
+            fence(Ordering::Acquire);
+        }
+        place.is_of(self.generation(place.segment))
+    }
+
     /// References held by keys and a head.
     pub fn references(&self, segment: u32) -> u32 {
         self.segments[segment as usize].references.load(Ordering::Relaxed)
@@ -287,11 +298,23 @@ impl Segments {
                 true => NO_PLACE,
                 false => HeadPlace { offset: at.offset + len, keys, ..at }.pack(),
             };
-            let taken =
-                head.place.compare_exchange_weak(seen, next, Ordering::AcqRel, Ordering::Acquire);
+            let taken = match mutants::is(Mutant::SpaceTakenTwice) {
+                true => Ok(head.place.swap(next, Ordering::AcqRel)),
+                false => head.place.compare_exchange_weak(
+                    seen,
+                    next,
+                    Ordering::AcqRel,
+                    Ordering::Acquire,
+                ),
+            };
             if let Err(now) = taken {
                 seen = now;
                 continue;
+            }
+            // Who still copies what stood here must see the raised generation as soon as it sees
+            // anything of ours: this pairs with the fence behind a reader's copy.
+            if !mutants::is(Mutant::SpaceUnfenced) {
+                fence(Ordering::Release);
             }
             // The reference that came with the place keeps the generation as it is.
             let generation = self.generation(at.segment);
@@ -309,11 +332,25 @@ impl Segments {
         if seen != NO_PLACE {
             return Some(seen);
         }
-        let segment = self.take_free(&mut lock(&self.allocator), LOG_RESERVE + reserve)?;
+        let reserve = match mutants::is(Mutant::ReserveTaken) {
+            true => 0,
+            false => LOG_RESERVE + reserve,
+        };
+        let segment = self.take_free(&mut lock(&self.allocator), reserve)?;
         let references = &self.segments[segment as usize].references;
-        references.fetch_add(REFERENCES_AHEAD, Ordering::Relaxed);
+        let is_late = mutants::is(Mutant::ReferencesLate);
+        if !is_late {
+            references.fetch_add(REFERENCES_AHEAD, Ordering::Relaxed);
+        }
         let place = HeadPlace { segment, offset: 0, keys: 0 }.pack();
-        head.place.store(place, Ordering::Release);
+        let order = match mutants::is(Mutant::HeadRelaxed) {
+            true => Ordering::Relaxed,
+            false => Ordering::Release,
+        };
+        head.place.store(place, order);
+        if is_late {
+            references.fetch_add(REFERENCES_AHEAD, Ordering::Relaxed);
+        }
         Some(place)
     }
 
@@ -328,8 +365,14 @@ impl Segments {
     ///
     /// `before_reuse` is called for each, while nobody can take it yet.
     pub fn recycle(&self, before_reuse: impl Fn(u32)) -> std::result::Result<u32, Status> {
-        self.has_released.store(false, Ordering::Relaxed);
+        let is_forgotten = mutants::is(Mutant::ReleasedForgotten);
+        if !is_forgotten {
+            self.has_released.store(false, Ordering::Relaxed);
+        }
         let candidates = std::mem::take(&mut *lock(&self.released));
+        if is_forgotten {
+            self.has_released.store(false, Ordering::Relaxed);
+        }
         let mut freed = 0;
         for segment in candidates {
             if self.references(segment) != 0 || self.is_log(segment) {
@@ -338,11 +381,22 @@ impl Segments {
             if !lock(&self.allocator).used[segment as usize] {
                 continue;
             }
+            if mutants::is(Mutant::FreeBeforeRaised) {
+                self.set_free(segment);
+            }
             if !mutants::is(Mutant::GenerationNotRaised) {
                 self.raise_generation(segment)?;
             }
-            before_reuse(segment);
-            self.set_free(segment);
+            let is_late = mutants::is(Mutant::CrcsForgottenLate);
+            if !is_late {
+                before_reuse(segment);
+            }
+            if !mutants::is(Mutant::FreeBeforeRaised) {
+                self.set_free(segment);
+            }
+            if is_late {
+                before_reuse(segment);
+            }
             freed += 1;
         }
         Ok(freed)
@@ -374,7 +428,42 @@ impl Segments {
     fn set_free(&self, segment: u32) {
         let mut allocator = lock(&self.allocator);
         assert!(std::mem::replace(&mut allocator.used[segment as usize], false));
+        if mutants::is(Mutant::UsedUnlocked) {
+            drop(allocator);
+            return self.used.store(self.used() - 1, Ordering::Relaxed);
+        }
         self.used.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// What is wrong with the accounts when nobody is at work and `keys` point into the segments,
+    /// if anything.
+    #[cfg(all(test, feature = "shuttle"))]
+    pub fn audit(&self, keys: &[u32]) -> std::result::Result<(), String> {
+        let mut expected = vec![0; self.segments.len()];
+        keys.iter().for_each(|&segment| expected[segment as usize] += 1);
+        for head in &self.heads {
+            if let Some(at) = HeadPlace::unpack(head.place.load(Ordering::SeqCst)) {
+                expected[at.segment as usize] += REFERENCES_AHEAD - at.keys;
+            }
+        }
+        let allocator = lock(&self.allocator);
+        let used = allocator.used.iter().filter(|used| **used).count() as u32;
+        if used != self.used() {
+            return Err(format!("{} segments count as used, but {used} are", self.used()));
+        }
+        let released = lock(&self.released).clone();
+        for (segment, &expected) in expected.iter().enumerate() {
+            let found = self.references(segment as u32);
+            let is_data = allocator.used[segment] && !allocator.is_log[segment];
+            if found != expected {
+                return Err(format!("segment {segment}: {found} references for {expected} keys"));
+            }
+            let is_due = self.has_released() && released.contains(&(segment as u32));
+            if is_data != (expected > 0) && !is_due {
+                return Err(format!("segment {segment} has {expected} keys, is data: {is_data}"));
+            }
+        }
+        Ok(())
     }
 
     /// Loads cached bytes.

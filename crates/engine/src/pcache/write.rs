@@ -4,6 +4,8 @@
 //! has left the CPU, then under the stripe's lock the index and the open key set change together.
 //! Log space is made sure of before the index is touched, so a write never fails halfway.
 
+use std::collections::VecDeque;
+
 use zerocopy::FromZeros;
 
 use crate::bio::{Bio, Op};
@@ -12,7 +14,7 @@ use crate::error::Status;
 use crate::mutants::{self, Mutant};
 use crate::sync::atomic::Ordering;
 use crate::sync::lock;
-use crate::target::Port;
+use crate::target::{Extent, Port};
 use crate::units::MIB;
 
 use super::index::Place;
@@ -28,6 +30,36 @@ const CRC_EXTENT_BYTES: u64 = 16 << 10;
 const ZERO_EXTENT_BYTES: u64 = MIB;
 /// A zero extent is replaced after so many keys, so that it does not pin an old segment.
 const ZERO_EXTENT_KEYS_MAX: u32 = 4096;
+
+/// The zero extents of this server that were made last: what their places name reads as zeroes,
+/// until their segments are reused.
+#[derive(Debug, Default)]
+pub(super) struct KnownZeroes {
+    spaces: VecDeque<Space>,
+}
+
+/// So many zero extents are remembered; each has served up to [`ZERO_EXTENT_KEYS_MAX`] keys.
+pub(super) const KNOWN_ZEROES_MAX: usize = 64;
+
+impl KnownZeroes {
+    fn remember(&mut self, space: Space) {
+        if self.spaces.len() == KNOWN_ZEROES_MAX {
+            self.spaces.pop_front();
+        }
+        self.spaces.push_back(space);
+    }
+
+    /// Whether `len` bytes at a live place are surely zeroes.
+    fn hold(&self, place: Place, len: u64) -> bool {
+        self.spaces.iter().any(|space| {
+            let end = u64::from(space.offset) + u64::from(space.len);
+            place.segment == space.segment
+                && place.is_of(space.generation)
+                && place.offset >= space.offset
+                && u64::from(place.offset) + len <= end
+        })
+    }
+}
 
 /// How an append to an open key set ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,6 +77,13 @@ pub(super) enum Close {
 pub(super) struct ZeroExtent {
     space: Space,
     keys: u32,
+}
+
+#[cfg(all(test, feature = "shuttle"))]
+impl ZeroExtent {
+    pub(super) fn segment(&self) -> u32 {
+        self.space.segment
+    }
 }
 
 impl Pcache {
@@ -125,6 +164,9 @@ impl Pcache {
         close: Close,
     ) -> Result<(), AppendError> {
         let stripe = self.stripe_of(at);
+        if mutants::is(Mutant::IndexBeforeLock) {
+            self.point(at, space, data_crc);
+        }
         let mut state = lock(&self.stripes[stripe].state);
         if let Err(error) = self.make_set_room(stripe) {
             self.segments.release(space.segment);
@@ -132,7 +174,12 @@ impl Pcache {
         }
         let len = u64::from(space.len);
         state.cancel_fills(at, len);
+        if !mutants::is(Mutant::IndexBeforeLock) {
+            self.point(at, space, data_crc);
+        }
+        let state = (!mutants::is(Mutant::KeyAfterUnlock)).then_some(state);
         self.push_key(stripe, at, space, data_crc, 0);
+        let state = state.filter(|_| !mutants::is(Mutant::DirtyCountedLate));
         self.stripes[stripe].add_dirty(len);
         self.close_after_push(stripe, close)?;
         drop(state);
@@ -149,13 +196,17 @@ impl Pcache {
         }
     }
 
-    /// The set has room, its stripe is locked.
-    pub(super) fn push_key(&self, stripe: usize, at: u64, space: Space, data_crc: u32, flags: u32) {
+    /// Points the index to `space`. The stripe is locked.
+    fn point(&self, at: u64, space: Space, data_crc: u32) {
         if let Some(crcs) = &self.crcs {
             crcs.insert(space.segment, space.offset, space.len, data_crc);
         }
         let place = Place::new(space.segment, space.offset, space.generation);
         self.index.set(at, u64::from(space.len), Some(place));
+    }
+
+    /// The set has room, its stripe is locked.
+    fn push_key(&self, stripe: usize, at: u64, space: Space, data_crc: u32, flags: u32) {
         let mut key = Key::new_zeroed();
         key.off.set(at);
         key.len.set(space.len);
@@ -207,6 +258,7 @@ impl Pcache {
         if keys.is_empty() && !mark {
             return Ok(());
         }
+        let guards = (!mutants::is(Mutant::SetClearedUnlocked)).then_some(guards);
         self.log.append(&keys, mark)?;
         for stripe in 0..self.open.stripes() - skipped {
             self.open.clear(stripe);
@@ -253,7 +305,8 @@ impl Pcache {
         }
         let at = bio.offset + bio.progress;
         let wanted = (bio.len - bio.progress).min(REGION_BYTES - at % REGION_BYTES);
-        let mut extent = lock(&self.zero_extent);
+        let mut extent_lock = lock(&self.zero_extent);
+        let extent = &mut *extent_lock;
         let is_worn = |extent: &ZeroExtent| {
             extent.keys >= ZERO_EXTENT_KEYS_MAX || u64::from(extent.space.len) < wanted.min(4096)
         };
@@ -274,13 +327,39 @@ impl Pcache {
                 self.segments.release(space.segment);
                 return Err(status);
             }
+            lock(&self.known_zeroes).remember(space);
             *extent = Some(ZeroExtent { space, keys: 0 });
         }
         let Some(extent) = extent.as_mut() else { return Ok(None) };
         extent.keys += 1;
-        self.segments.reference(extent.space.segment);
-        let len = wanted.min(u64::from(extent.space.len)) as u32;
-        Ok(Some(Space { len, ..extent.space }))
+        let named = extent.space;
+        let extent_lock = (!mutants::is(Mutant::ZeroReferenceLate)).then_some(extent_lock);
+        self.segments.reference(named.segment);
+        drop(extent_lock);
+        let len = wanted.min(u64::from(named.len)) as u32;
+        Ok(Some(Space { len, ..named }))
+    }
+
+    /// Whether the range starts with zeroes that this server named, and how long that goes on.
+    pub(super) fn extent_at(&self, offset: u64, len: u64) -> (u64, Extent) {
+        let known = lock(&self.known_zeroes);
+        let end = offset + len;
+        let kind_at = |at: u64| {
+            let piece = self.index.lookup(at, end, |place| self.is_live(place));
+            match piece.place {
+                Some(place) if known.hold(place, piece.len) => (piece.len, Extent::Zeroes),
+                _ => (piece.len, Extent::Data),
+            }
+        };
+        let (mut done, first) = kind_at(offset);
+        while done < len {
+            let (more, kind) = kind_at(offset + done);
+            if kind != first {
+                break;
+            }
+            done += more;
+        }
+        (done, first)
     }
 
     fn zero_crc(&self, len: u32) -> u32 {
@@ -308,12 +387,17 @@ impl Pcache {
         }
         self.counters.parked.fetch_add(1, Ordering::Relaxed);
         port.parked.push_back(bio);
+        if mutants::is(Mutant::WantsRoomLate) {
+            self.events.work();
+            return self.wants_room.store(true, Ordering::SeqCst);
+        }
         self.wants_room.store(true, Ordering::SeqCst);
         self.events.work();
     }
 
     /// A CLEAN key for data read from the backing device.
     pub(super) fn push_clean(&self, stripe: usize, at: u64, space: Space, data_crc: u32) {
+        self.point(at, space, data_crc);
         self.push_key(stripe, at, space, data_crc, KEY_CLEAN);
     }
 }

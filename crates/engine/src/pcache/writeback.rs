@@ -291,6 +291,8 @@ impl Pcache {
                     // One of them is bad: from here on one by one, to find out which.
                     is_alone = true;
                     writeback.next = first;
+                } else if mutants::is(Mutant::QuarantineLate) {
+                    writeback.damaged.push(runs[0].offset);
                 } else if self.set_aside(runs[0]).is_err() {
                     writeback.failure = Some(status);
                 } else {
@@ -410,11 +412,19 @@ impl Pcache {
     fn finish_batch(&self, writeback: &mut Writeback) -> bool {
         let is_done = self.heal_written(writeback).and_then(|()| {
             // In this order: a range that is dirty is never on the list for nothing.
-            self.log.set_dirty_tail(writeback.end)
+            self.log.set_dirty_tail(match mutants::is(Mutant::TailJumpsToHead) {
+                true => self.log.head(),
+                false => writeback.end,
+            })
         });
         if is_done.is_err() {
             writeback.is_stuck = true;
             return false;
+        }
+        if mutants::is(Mutant::QuarantineLate) {
+            for run in writeback.runs.iter().filter(|run| writeback.damaged.contains(&run.offset)) {
+                let _ = self.set_aside(*run);
+            }
         }
         self.cleaned_bytes.fetch_add(writeback.batch_dirty_bytes, Ordering::SeqCst);
         if writeback.mends {

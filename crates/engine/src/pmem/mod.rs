@@ -25,6 +25,9 @@ pub mod sim;
 
 use crate::error::Status;
 
+/// At most so many cache devices are mapped by a process.
+pub const MAPPINGS_MAX: usize = sigbus::WATCHED_MAX;
+
 /// What makes stores durable on a medium.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Persistence {

@@ -29,11 +29,12 @@ use std::ptr;
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
 
 use crate::error::{Error, Kind, Result};
-use crate::sync::atomic::{AtomicUsize, Ordering};
-use crate::sync::{Mutex, OnceLock, lock};
+use crate::sync::OnceLock;
+use crate::sync::statics::Mutex;
+use crate::sync::statics::atomic::{AtomicUsize, Ordering};
 
 /// At most this many mappings are watched in a process.
-const WATCHED_MAX: usize = 64;
+pub(super) const WATCHED_MAX: usize = 64;
 
 /// At most this many damaged pages are told apart in a mapping; beyond that all of it counts.
 const DAMAGED_MAX: usize = 64;
@@ -87,7 +88,7 @@ pub(super) unsafe fn watch(start: *mut u8, len: usize, page_bytes: usize) -> Res
     assert!(page_bytes.is_power_of_two() && len > 0);
     assert!(len.is_multiple_of(page_bytes), "a mapping of whole pages");
     assert!(start.addr().is_multiple_of(page_bytes), "a mapping starts with a page");
-    let _guard = lock(&CHANGES);
+    let _guard = CHANGES.lock().expect("nobody panics while slots change");
     install()?;
     let slot =
         SLOTS.iter().find(|slot| slot.len.load(Ordering::Relaxed) == 0).ok_or_else(|| {
@@ -132,7 +133,7 @@ impl Watch {
 
 impl Drop for Watch {
     fn drop(&mut self) {
-        let _guard = lock(&CHANGES);
+        let _guard = CHANGES.lock().expect("nobody panics while slots change");
         self.slot.len.store(0, Ordering::SeqCst);
     }
 }

@@ -21,7 +21,7 @@ use state::{PAGE, Stage, State, count_down, pieces, read, write};
 use super::{Medium, Persistence, Pmem};
 use crate::error::Status;
 use crate::prng::Prng;
-use crate::sync::{Mutex, MutexGuard, lock};
+use crate::sync::{Mutex, MutexGuard, current_thread, lock};
 
 /// What was done to a medium, to assert exact costs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -284,7 +284,7 @@ impl Pmem for SimPmem {
         state.counts.drains += 1;
         state.fence();
         count_down(&mut state.drains_left)?;
-        state.drain(std::thread::current().id());
+        state.drain(current_thread().id());
         if self.medium.persistence == Persistence::Cpu {
             state.settle();
         }

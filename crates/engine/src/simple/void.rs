@@ -8,7 +8,7 @@ use crate::bio::{Bio, Op};
 use crate::disk::DiskIo;
 use crate::error::{Result, Status};
 use crate::table::Word;
-use crate::target::{Port, Target, TargetLimits};
+use crate::target::{Extent, Port, Target, TargetLimits};
 use crate::units::SECTOR;
 
 /// The zero target.
@@ -43,6 +43,14 @@ impl Target for Zero {
 
     fn limits(&self) -> TargetLimits {
         TargetLimits { block_bytes: SECTOR as u32, has_discard: true }
+    }
+
+    fn extent(&self, _offset: u64, len: u64) -> (u64, Extent) {
+        (len, Extent::Zeroes)
+    }
+
+    fn has_fast_zeroes(&self) -> bool {
+        true
     }
 
     fn status(&self) -> String {

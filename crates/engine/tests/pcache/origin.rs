@@ -193,17 +193,74 @@ fn ordered_write_back_leaves_the_origin_as_a_power_cut_could_have() {
     }
 }
 
+/// A flush that fails leaves a batch half done for as long as the test wants.
+fn hold_batches(world: &mut World) {
+    world.refuses = Box::new(|io| io.op == Op::Flush);
+}
+
 #[test]
-fn fast_write_back_says_that_the_origin_alone_is_not_consistent() {
-    for (table, consistent) in [("C B 0 writeback_order fast", 0), ("C B 0", 1)] {
-        let mut world = World::new(Setup::small().table(table));
+fn a_batch_across_flushes_makes_the_origin_alone_inconsistent_until_it_is_done() {
+    for (order, is_torn) in [
+        ("C B 0 writeback_order ordered", false),
+        ("C B 0 writeback_order fast", true),
+        ("C B 0 writeback_order adaptive", false),
+    ] {
+        let mut world = World::new(Setup::small().table(order));
         world.open();
-        assert_eq!(world.fact("origin_is_consistent"), 1);
+        hold_batches(&mut world);
+        // Two writes, each flushed: a batch of both is no state of any flush halfway.
         world.write(0, &[1; 4096], true);
-        assert_eq!(world.fact("origin_is_consistent"), consistent, "{table}");
+        world.write(8192, &[2; 4096], true);
+        assert_eq!(world.fact("origin_is_consistent"), 1, "{order}: nothing has begun");
+        world.tick(SECOND);
+        world.tick(2 * SECOND);
+        assert!(world.fact("writeback_failures_total") > 0, "{order}: it has begun");
+        assert_eq!(world.fact("origin_is_consistent"), u64::from(!is_torn), "{order}");
+        // A new server knows it from the label, and says so until it is mended.
+        world.kill();
+        world.open();
+        assert_eq!(
+            world.fact("origin_is_consistent"),
+            u64::from(!is_torn),
+            "{order}, a new server"
+        );
+        world.refuses = Box::new(|_| false);
         world.drain();
-        assert_eq!(world.fact("origin_is_consistent"), 1);
+        assert_eq!(world.fact("origin_is_consistent"), 1, "{order}, drained");
+        world.kill();
+        world.open();
+        assert_eq!(world.fact("origin_is_consistent"), 1, "{order}, drained, a new server");
     }
+}
+
+#[test]
+fn adaptive_write_back_merges_while_much_is_dirty_and_no_longer() {
+    let mut world = World::new(Setup::small().table("C B 0 writeback_order adaptive"));
+    world.open();
+    hold_batches(&mut world);
+    // A quarter of the cache's room and more, each write flushed.
+    let quarter = 24 * (52 << 10) / 4;
+    for nth in 0..quarter / 4096 + 4 {
+        world.write(nth * 4096, &[nth as u8; 4096], true);
+    }
+    world.tick(SECOND);
+    world.tick(30 * SECOND);
+    assert_eq!(world.fact("origin_is_consistent"), 0);
+    world.tick(30 * SECOND);
+    assert!(world.fact("origin_inconsistent_s") >= 30, "since when is told");
+    world.refuses = Box::new(|_| false);
+    world.history.clear();
+    world.drain();
+    let flushes = world.history.iter().filter(|(op, ..)| *op == Op::Flush).count();
+    assert!(flushes < 10, "{flushes} flushes: nothing was merged");
+    assert_eq!(world.fact("origin_is_consistent"), 1);
+    assert_eq!(world.fact("origin_inconsistent_s"), 0);
+    // With little dirty it is ordered again.
+    hold_batches(&mut world);
+    world.write(0, &[1; 4096], true);
+    world.write(8192, &[2; 4096], true);
+    world.tick(30 * SECOND);
+    assert_eq!(world.fact("origin_is_consistent"), 1);
 }
 
 #[test]

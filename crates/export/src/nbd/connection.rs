@@ -6,9 +6,11 @@ use std::collections::VecDeque;
 use udm::bio::Bio;
 use udm::buffer::{Buffer, BufferPool};
 use udm::queue::{Conversation, Space};
+use udm::sync::Arc;
 use udm::units::{Nanos, SECOND};
 
 use super::handshake::{Export, Handshake, Progress};
+use super::known::Known;
 use super::proto::{OPTION_BYTES_MAX, OPTION_HEADER_BYTES, REQUEST_BYTES, Violation};
 use super::replies::Replies;
 use super::session::{DIRECT_BYTES_MIN, Session};
@@ -51,6 +53,7 @@ pub struct Connection {
     payload_is_out: bool,
     /// Whole requests wait in `input` until the session has room.
     is_stalled: bool,
+    known: Option<Arc<dyn Known>>,
 }
 
 impl Connection {
@@ -74,7 +77,14 @@ impl Connection {
             is_mute: false,
             payload_is_out: false,
             is_stalled: false,
+            known: None,
         }
+    }
+
+    /// Lets clients know what `known` does.
+    pub fn knowing(mut self, known: Arc<dyn Known>) -> Connection {
+        self.known = Some(known);
+        self
     }
 
     /// What the client did wrong, if that is why the connection ends.
@@ -130,7 +140,8 @@ impl Connection {
             Progress::Over => self.is_deaf = true,
             Progress::Agreed(agreement) => {
                 let replies = std::mem::take(replies);
-                let session = Session::new(self.size_bytes, agreement, replies);
+                let known = self.known.clone();
+                let session = Session::new(self.size_bytes, agreement, replies, known);
                 self.phase = Phase::Transmission(Box::new(session));
             }
         }

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`proto`] | the wire format |
 //! | [`handshake`] | the haggling before transmission |
+//! | [`known`] | what is known of the device without asking it |
 //! | [`session`], [`replies`] | requests to bios, finished bios to replies |
 //! | [`connection`] | a client from greeting to good-bye, behind one receive buffer |
 //! | [`uri`], [`listener`] | where to listen |
@@ -15,6 +16,7 @@
 
 pub mod connection;
 pub mod handshake;
+pub mod known;
 pub mod listener;
 pub mod proto;
 pub mod replies;
@@ -25,9 +27,11 @@ use std::os::fd::OwnedFd;
 
 use udm::device::Device;
 use udm::error::{Error, Kind, Result};
+use udm::limits::{Limit, limit};
 use udm::queue::Queue;
 use udm::sync::atomic::{AtomicUsize, Ordering};
 use udm::sync::{Arc, Mutex, lock};
+use udm::units::BIO_BYTES_MAX;
 
 use connection::Connection;
 use handshake::Export;
@@ -36,6 +40,27 @@ pub use uri::Uri;
 
 /// Most connections to one server; further ones are closed at once.
 pub const CONNECTIONS_MAX: usize = 64;
+
+/// Every stated maximum.
+pub fn limits() -> [Limit; 7] {
+    [
+        limit("nbd_connections", CONNECTIONS_MAX as u64, "clients of an export"),
+        limit("nbd_requests", session::REQUESTS_MAX as u64, "requests of a client in flight"),
+        limit(
+            "nbd_held_bytes",
+            session::BYTES_MAX as u64 + BIO_BYTES_MAX,
+            "a client's requests and replies, beside free buffers (pool_bytes)",
+        ),
+        limit("nbd_option_bytes", proto::OPTION_BYTES_MAX.into(), "an option of the handshake"),
+        limit("nbd_handshake_seconds", connection::HANDSHAKE_SECONDS_MAX, "a client's handshake"),
+        limit(
+            "nbd_farewell_seconds",
+            connection::FAREWELL_SECONDS_MAX,
+            "how long a client may take its last replies",
+        ),
+        limit("nbd_status_extents", known::EXTENTS_MAX as u64, "extents of a block status"),
+    ]
+}
 
 /// What a server's clients were and are.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -165,6 +190,7 @@ impl Clients {
             block_bytes: limits.block_bytes,
             has_discard: limits.has_discard,
         });
+        let conversation = conversation.knowing(self.device.clone());
         let name = format!("udm-nbd-{number}");
         Queue::serve(&name, &self.device, connection, conversation, farewell).inspect_err(|_| {
             let mut counts = lock(&self.counts);

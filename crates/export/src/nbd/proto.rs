@@ -475,13 +475,24 @@ pub fn encode_error_chunk(cookie: u64, error: u32, words: &str) -> Vec<u8> {
     bytes
 }
 
-/// A BLOCK_STATUS chunk with one extent of `len` bytes in context `id`.
-pub fn encode_block_status(cookie: u64, id: u32, len: u32, flags: u32) -> [u8; CHUNK_BYTES + 12] {
-    let mut bytes = [0; CHUNK_BYTES + 12];
-    bytes[..CHUNK_BYTES].copy_from_slice(&encode_chunk(chunk::BLOCK_STATUS, cookie, 12));
-    bytes[CHUNK_BYTES..CHUNK_BYTES + 4].copy_from_slice(&id.to_be_bytes());
-    bytes[CHUNK_BYTES + 4..CHUNK_BYTES + 8].copy_from_slice(&len.to_be_bytes());
-    bytes[CHUNK_BYTES + 8..].copy_from_slice(&flags.to_be_bytes());
+/// What BLOCK_STATUS says of an extent in the context "base:allocation".
+pub mod allocation {
+    /// It takes no room.
+    pub const HOLE: u32 = 1 << 0;
+    /// It reads as zeroes.
+    pub const ZERO: u32 = 1 << 1;
+}
+
+/// A BLOCK_STATUS chunk: extents (their lengths and flags), one behind the other, in context `id`.
+pub fn encode_block_status(cookie: u64, id: u32, extents: &[(u32, u32)]) -> Vec<u8> {
+    let len = 4 + 8 * extents.len() as u32;
+    let mut bytes = Vec::with_capacity(CHUNK_BYTES + len as usize);
+    bytes.extend_from_slice(&encode_chunk(chunk::BLOCK_STATUS, cookie, len));
+    bytes.extend_from_slice(&id.to_be_bytes());
+    for (len, flags) in extents {
+        bytes.extend_from_slice(&len.to_be_bytes());
+        bytes.extend_from_slice(&flags.to_be_bytes());
+    }
     bytes
 }
 

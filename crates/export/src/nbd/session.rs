@@ -5,7 +5,8 @@
 //!    bytes after which the stream cannot be understood any more are a [`Violation`].
 //! 2. Requests in flight and the bytes they hold are bounded ([`REQUESTS_MAX`], [`BYTES_MAX`],
 //!    the latter exceeded by one request at most): beyond that nothing more is taken from the
-//!    client until something is answered and sent.
+//!    client until something is answered and sent. Beside them a connection keeps free buffers
+//!    for reuse, [`POOL_BYTES_MAX`](udm::buffer::POOL_BYTES_MAX) of them: 160 MiB in all.
 //! 3. Replies leave in the order in which bios finish; the cookie tells clients which is which.
 //! 4. A flush says that every write answered on any connection is durable: the mapped device
 //!    keeps that promise, so several connections may share one device.
@@ -15,9 +16,11 @@ use std::collections::VecDeque;
 use udm::bio::{Bio, Op};
 use udm::buffer::{Buffer, BufferPool};
 use udm::error::Status;
+use udm::sync::Arc;
 use udm::units::{BIO_BYTES_MAX, SECTOR};
 
 use super::handshake::Agreement;
+use super::known::{self, Known};
 use super::proto::{self, REQUEST_BYTES, Request, Violation, command, command_flag, errno};
 use super::replies::Replies;
 
@@ -71,11 +74,17 @@ pub struct Session {
     held_bytes: usize,
     replies: Replies,
     is_closing: bool,
+    known: Option<Arc<dyn Known>>,
 }
 
 impl Session {
     /// A session on a device of `size_bytes`; `replies` may hold bytes of the handshake.
-    pub fn new(size_bytes: u64, agreement: Agreement, replies: Replies) -> Session {
+    pub fn new(
+        size_bytes: u64,
+        agreement: Agreement,
+        replies: Replies,
+        known: Option<Arc<dyn Known>>,
+    ) -> Session {
         Session {
             size_bytes,
             agreement,
@@ -85,6 +94,7 @@ impl Session {
             held_bytes: 0,
             replies,
             is_closing: false,
+            known,
         }
     }
 
@@ -229,7 +239,8 @@ impl Session {
             }
             Ok(Action::Status) => {
                 let id = proto::BASE_ALLOCATION_ID;
-                let chunk = proto::encode_block_status(request.cookie, id, request.len, 0);
+                let extents = known::extents(self.known.as_deref(), &request);
+                let chunk = proto::encode_block_status(request.cookie, id, &extents);
                 self.replies.put(&chunk, pool);
             }
             Ok(Action::Nothing) => {
@@ -273,7 +284,10 @@ impl Session {
             command::READ | command::WRITE if u64::from(request.len) > BIO_BYTES_MAX => {
                 Err((errno::EINVAL, "the request is longer than 32 MiB"))
             }
-            command::WRITE_ZEROES if request.flags & command_flag::FAST_ZERO != 0 => {
+            command::WRITE_ZEROES
+                if request.flags & command_flag::FAST_ZERO != 0
+                    && !self.known.as_ref().is_some_and(|known| known.has_fast_zeroes()) =>
+            {
                 Err((errno::ENOTSUP, "zeroes may take as long as a write"))
             }
             command::BLOCK_STATUS if !self.agreement.has_block_status => {

@@ -2,11 +2,10 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ops::Range;
-use std::thread::ThreadId;
 
 use super::SimCounts;
 use crate::error::Status;
-use crate::sync::Arc;
+use crate::sync::{Arc, ThreadId, current_thread};
 
 pub(super) const PAGE: u64 = 4096;
 /// Bytes in a cache line: what leaves the CPU on its own.
@@ -69,7 +68,7 @@ impl State {
         let before = self.visible.get(&number).cloned().unwrap_or_else(zero_page);
         self.durable.entry(number).or_insert(before);
         write(&mut self.visible, at, bytes);
-        let thread = std::thread::current().id();
+        let thread = current_thread().id();
         self.pending.push(Store { at, bytes: bytes.into(), thread, stage: Stage::Stored });
     }
 

@@ -1,0 +1,104 @@
+//! What clients are told of zeroes: where there are some without reading, and that writing them
+//! is fast where it is.
+
+#![allow(clippy::unwrap_used)]
+
+mod common;
+#[path = "../../export/tests/common/mod.rs"]
+mod nbd;
+
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+
+use common::{PATIENCE, Udm, client, for_clients, pattern, read_export, text, write_export};
+
+const MIB: u64 = 1 << 20;
+const FAST_ZERO: u16 = 1 << 4;
+const ENOTSUP: u32 = 95;
+
+/// The lines of `nbdinfo --map`: offset, length, flags.
+fn map(uri: &str) -> Vec<(u64, u64, u32)> {
+    let text = client("nbdinfo", &["--map", &for_clients(uri)]);
+    let line = |line: &str| {
+        let mut words = line.split_whitespace().map(|word| word.parse::<u64>().ok());
+        let mut next = || words.next().flatten().unwrap();
+        (next(), next(), next() as u32)
+    };
+    text.lines().map(line).collect()
+}
+
+/// The error of a write of zeroes that must be fast or not be at all.
+fn fast_zero(udm: &Udm, offset: u64, len: u32) -> u32 {
+    let mut stream = UnixStream::connect(udm.path("vol.sock")).unwrap();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream.write_all(&nbd::usual_handshake(false)).unwrap();
+    stream.read_exact(&mut [0; nbd::USUAL_ANSWER_BYTES]).unwrap();
+    let mut client = nbd::Client { stream };
+    client.send(&nbd::request(FAST_ZERO, 6, 1, offset, len));
+    client.reply(0).error
+}
+
+#[test]
+fn the_zero_target_is_a_hole_and_a_file_is_data() {
+    let udm = Udm::new();
+    let file = udm.file("file.img", 2 * MIB);
+    let uri = udm.uri("vol.sock");
+    let table =
+        format!("0 2048 linear {0} 0\n2048 8192 zero\n10240 2048 linear {0} 2048", text(&file));
+    udm.ok(&["create", "vol", "--table", &table, "--export", &uri]);
+    assert_eq!(map(&uri), [(0, MIB, 0), (MIB, 4 * MIB, 3), (5 * MIB, MIB, 0)]);
+    assert_eq!(fast_zero(&udm, 2 * MIB, 4096), ENOTSUP, "not everywhere");
+    udm.ok(&["load", "vol", "--table", "0 12288 zero"]);
+    udm.ok(&["resume", "vol"]);
+    assert_eq!(map(&uri), [(0, 6 * MIB, 3)]);
+    assert_eq!(fast_zero(&udm, 2 * MIB, 4096), 0);
+}
+
+#[test]
+fn a_cache_tells_what_was_discarded_and_zeroed() {
+    let udm = Udm::new();
+    let memory = Path::new("/dev/shm");
+    let folder = if memory.is_dir() { memory.to_owned() } else { std::env::temp_dir() };
+    let cache = tempfile::NamedTempFile::new_in(folder).unwrap();
+    cache.as_file().set_len(512 * MIB).unwrap();
+    let origin = udm.file("origin.img", 64 * MIB);
+    let table = format!("0 131072 pcache {} {}", text(cache.path()), text(&origin));
+    let uri = udm.uri("vol.sock");
+    udm.ok(&["create", "vol", "--table", &table, "--export", &uri]);
+    let mut data = pattern(31, 8 * MIB as usize);
+    write_export(&udm, &uri, &data);
+    assert_eq!(map(&uri), [(0, 64 * MIB, 0)]);
+
+    let commands = ["-c", "discard 2M 3M", "-c", "write -z 6M 64k"];
+    let target = ["-f", "raw", &for_clients(&uri)].map(str::to_owned);
+    let words: Vec<&str> = commands.into_iter().chain(target.iter().map(String::as_str)).collect();
+    client("qemu-io", &words);
+    assert_eq!(fast_zero(&udm, 7 * MIB, 1 << 20), 0);
+    data[2 << 20..5 << 20].fill(0);
+    data[6 << 20..(6 << 20) + (64 << 10)].fill(0);
+    data[7 << 20..8 << 20].fill(0);
+    let zeroed = [
+        (0, 2 * MIB, 0),
+        (2 * MIB, 3 * MIB, 3),
+        (5 * MIB, MIB, 0),
+        (6 * MIB, 64 << 10, 3),
+        (6 * MIB + (64 << 10), MIB - (64 << 10), 0),
+        (7 * MIB, MIB, 3),
+        (8 * MIB, 56 * MIB, 0),
+    ];
+    assert_eq!(map(&uri), zeroed);
+    assert!(read_export(&udm, &uri)[..data.len()] == data[..]);
+
+    // What is written again is data; what only the dead server knew is not guessed.
+    let commands = ["-c", "write -P 7 3M 4k"];
+    let words: Vec<&str> = commands.into_iter().chain(target.iter().map(String::as_str)).collect();
+    client("qemu-io", &words);
+    assert_eq!(
+        map(&uri)[1..4],
+        [(2 * MIB, MIB, 3), (3 * MIB, 4096, 0), (3 * MIB + 4096, 2 * MIB - 4096, 3)]
+    );
+    udm.kill_server("vol");
+    udm.ok(&["create", "vol", "--table", &table, "--export", &uri]);
+    assert_eq!(map(&uri), [(0, 64 * MIB, 0)]);
+}

@@ -1,0 +1,171 @@
+//! What clients did to single sectors, and when: is there one order that explains it?
+//!
+//! Every write has a tag of its own, so that a register's history can be judged exactly (Gibbons
+//! and Korach 1997): the operations on a value span a *zone* from the first end to the last
+//! start. If that is a stretch of time, the sector held the value all along, and no other value's
+//! stretch may overlap it, nor may another value come and go within it.
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, MutexGuard};
+
+/// What the backing device holds before anybody writes.
+pub const INITIAL: u64 = 1;
+/// What zeroes are.
+pub const ZERO: u64 = 0;
+
+/// An operation on one sector that has not ended.
+const UNENDED: u64 = u64::MAX;
+
+#[derive(Clone, Copy, Debug)]
+struct Act {
+    sector: u64,
+    tag: u64,
+    is_write: bool,
+    /// A write that is durable when it ends.
+    is_fua: bool,
+    start: u64,
+    end: u64,
+}
+
+/// All operations so far.
+#[derive(Clone, Debug, Default)]
+pub struct Record {
+    clock: u64,
+    last_tag: u64,
+    acts: Vec<Act>,
+    /// Start and end of flushes that ended.
+    flushes: Vec<(u64, u64)>,
+}
+
+/// The record that threads share. Never held where another thread may go on.
+#[derive(Debug, Default)]
+pub struct History(Mutex<Record>);
+
+impl History {
+    fn record(&self) -> MutexGuard<'_, Record> {
+        self.0.lock().unwrap()
+    }
+
+    /// The present, which is over with this call.
+    pub fn now(&self) -> u64 {
+        self.record().now()
+    }
+
+    /// A tag that no write had.
+    pub fn new_tag(&self) -> u64 {
+        let mut record = self.record();
+        record.last_tag = record.last_tag.max(INITIAL) + 1;
+        record.last_tag
+    }
+
+    /// A write of `tag` begins; says what to give to [`History::wrote`].
+    pub fn writes(&self, sector: u64, count: u64, tag: u64, is_fua: bool) -> (usize, usize) {
+        let mut record = self.record();
+        let (first, start) = (record.acts.len(), record.now());
+        record.acts.extend((sector..sector + count).map(|sector| Act {
+            sector,
+            tag,
+            is_write: true,
+            is_fua,
+            start,
+            end: UNENDED,
+        }));
+        (first, record.acts.len())
+    }
+
+    /// A write ended well. One that fails has perhaps happened, and never ends.
+    pub fn wrote(&self, acts: (usize, usize)) {
+        let mut record = self.record();
+        let end = record.now();
+        record.acts[acts.0..acts.1].iter_mut().for_each(|act| act.end = end);
+    }
+
+    /// A read that began at `start` has ended and found `tags`.
+    pub fn found(&self, sector: u64, tags: &[u64], start: u64) {
+        let mut record = self.record();
+        let end = record.now();
+        record.acts.extend((sector..).zip(tags).map(|(sector, &tag)| Act {
+            sector,
+            tag,
+            is_write: false,
+            is_fua: false,
+            start,
+            end,
+        }));
+    }
+
+    /// A flush that began at `start` has ended.
+    pub fn flushed(&self, start: u64) {
+        let mut record = self.record();
+        let end = record.now();
+        record.flushes.push((start, end));
+    }
+
+    /// A copy of what is known now.
+    pub fn record_now(&self) -> Record {
+        self.record().clone()
+    }
+
+    /// Panics unless one order of the operations on each sector explains what was read.
+    pub fn judge(&self) {
+        let mut sectors: BTreeMap<u64, BTreeMap<u64, Vec<Act>>> = BTreeMap::new();
+        for act in &self.record().acts {
+            sectors.entry(act.sector).or_default().entry(act.tag).or_default().push(*act);
+        }
+        for (sector, values) in sectors {
+            judge_sector(sector, &values);
+        }
+    }
+}
+
+impl Record {
+    fn now(&mut self) -> u64 {
+        self.clock += 1;
+        self.clock
+    }
+
+    /// Panics if a power cut at the end of this record must not leave `tag` in the sector.
+    pub fn judge_after_cut(&self, sector: u64, tag: u64) {
+        let writes = || self.acts.iter().filter(|act| act.is_write && act.sector == sector);
+        let end = match writes().find(|act| act.tag == tag) {
+            Some(write) => write.end,
+            None => {
+                assert!(tag == INITIAL, "after the cut sector {sector} has foreign data {tag}");
+                0
+            }
+        };
+        let is_durable = |write: &&Act| {
+            let covers = |flush: &(u64, u64)| write.end < flush.0;
+            write.end != UNENDED && (write.is_fua || self.flushes.iter().any(covers))
+        };
+        let newer = writes().filter(is_durable).find(|write| end < write.start);
+        if let Some(newer) = newer {
+            panic!("after the cut sector {sector} shows {tag}, but {} was durable", newer.tag);
+        }
+    }
+}
+
+fn judge_sector(sector: u64, values: &BTreeMap<u64, Vec<Act>>) {
+    let mut zones = Vec::new();
+    for (&tag, acts) in values {
+        let write = acts.iter().find(|act| act.is_write);
+        assert!(write.is_some() || tag == INITIAL, "sector {sector} shows foreign data {tag}");
+        let written = write.map_or((0, 0), |write| (write.start, write.end));
+        let early = acts.iter().find(|act| act.end < written.0);
+        assert!(early.is_none(), "sector {sector} shows {tag} before it was written");
+        let first_end = acts.iter().map(|act| act.end).min().unwrap_or(0).min(written.1);
+        let last_start = acts.iter().map(|act| act.start).max().unwrap_or(0).max(written.0);
+        zones.push((tag, first_end, last_start));
+    }
+    for &(tag, end, start) in zones.iter().filter(|(_, end, start)| end < start) {
+        for &(other, other_end, other_start) in &zones {
+            // Two stretches that overlap, or a point within a stretch: it is the same comparison.
+            let is_bad = other_end < start && end < other_start;
+            assert!(
+                other == tag || !is_bad,
+                "sector {sector}: no order explains that {tag} was there from {end} to {start} \
+                 and {other} from {other_end} to {other_start}"
+            );
+        }
+    }
+}

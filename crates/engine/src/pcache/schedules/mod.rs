@@ -1,0 +1,104 @@
+//! Stories for the tests of schedules (`crate::schedules` plays them): a few threads on a cache
+//! so small that everything happens at once, judged by what clients may see and by the accounts.
+//!
+//! `world` and `history` are what stories need, `whole` has stories of a whole cache with its
+//! device and in-process callers, `parts` those of single modules.
+
+mod history;
+mod parts;
+mod whole;
+mod world;
+
+use super::Pcache;
+use super::keylog::{LogReader, after};
+use super::layout::{KEY_CLEAN, Key, Record};
+use crate::prng::Prng;
+use crate::sync::lock;
+
+/// A story: what threads do, once. Panics when a promise is broken.
+#[derive(Debug)]
+pub(crate) struct Story {
+    /// Its name.
+    pub(crate) name: &'static str,
+    /// Plays it with choices of its own.
+    pub(crate) play: fn(Prng),
+    /// How many times as often it is played as the others, because it is short.
+    pub(crate) times: u64,
+}
+
+/// All of them.
+pub(crate) const STORIES: &[Story] = &[
+    Story { name: "spaces", play: parts::spaces, times: 8 },
+    Story { name: "rows", play: parts::rows, times: 8 },
+    Story { name: "overlap", play: whole::overlap, times: 1 },
+    Story { name: "reuse", play: whole::reuse, times: 1 },
+    Story { name: "fills", play: whole::fills, times: 1 },
+    Story { name: "full", play: whole::full, times: 2 },
+    Story { name: "zeroes", play: whole::zeroes, times: 1 },
+    Story { name: "sleep", play: whole::sleep, times: 2 },
+    Story { name: "suspend", play: whole::suspend, times: 1 },
+    Story { name: "rest", play: whole::rest, times: 4 },
+    Story { name: "damage", play: whole::damage, times: 2 },
+    Story { name: "cut", play: whole::cut, times: 1 },
+];
+
+impl Pcache {
+    /// What is wrong with the accounts, if anything. Nobody is at work.
+    fn audit(&self) -> Result<(), String> {
+        let background = lock(&self.background);
+        if background.writeback.is_stuck() || background.gc.is_stuck() {
+            return Err("the background takes the log for damaged".to_string());
+        }
+        drop(background);
+        let mut open = Vec::new();
+        for stripe in 0..self.open.stripes() {
+            self.open.collect(stripe, &mut open);
+        }
+        let mut segments: Vec<u32> = open.iter().map(|key| key.segment.get()).collect();
+        segments.extend(lock(&self.zero_extent).as_ref().map(super::write::ZeroExtent::segment));
+        open.iter().try_for_each(|key| self.audit_crc(key))?;
+        let is_dirty = |key: &&Key| key.flags.get() & KEY_CLEAN == 0;
+        let bytes = |keys: &[Key]| {
+            keys.iter().filter(is_dirty).map(|key| u64::from(key.len.get())).sum::<u64>()
+        };
+        let mut dirty = bytes(&open);
+        let (head, mut is_behind) = (self.log.head(), false);
+        let mut at = self.log.key_tail();
+        let mut reader = LogReader::default();
+        loop {
+            is_behind |= at == self.log.dirty_tail();
+            if at == head {
+                break;
+            }
+            let record = reader.read(&self.media, &self.segments, at, Some(head));
+            let record = record.ok().flatten().ok_or_else(|| format!("the log ends at {at}"))?;
+            if let Record::Keys(keys) = &record {
+                let live = |key: &&Key| {
+                    self.segments.generation(key.segment.get()) == key.generation.get()
+                };
+                keys.iter().filter(live).try_for_each(|key| self.audit_crc(key))?;
+                segments.extend(keys.iter().filter(live).map(|key| key.segment.get()));
+                dirty += if is_behind { bytes(keys) } else { 0 };
+            }
+            at = after(at, &record);
+        }
+        if !is_behind {
+            return Err(format!("dirty_tail {} is not in the log", self.log.dirty_tail()));
+        }
+        if dirty != self.dirty_bytes() {
+            return Err(format!("{} bytes count as dirty, but {dirty} are", self.dirty_bytes()));
+        }
+        self.segments.audit(&segments)
+    }
+
+    /// The checksum of a key's data must be known where it is asked for.
+    fn audit_crc(&self, key: &Key) -> Result<(), String> {
+        let (segment, offset) = (key.segment.get(), key.segment_off.get());
+        match &self.crcs {
+            Some(crcs) if crcs.crc_at(segment, offset) != Some(key.data_crc.get()) => {
+                Err(format!("the checksum of segment {segment}, byte {offset} is not known"))
+            }
+            _ => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,141 @@
+//! Stories of single modules: segments with their accounts, the index with its rows.
+
+use shuttle::thread;
+
+use super::history::History;
+use super::world::GEOMETRY;
+use crate::pcache::datacrc::DataCrcs;
+use crate::pcache::index::{Index, Place};
+use crate::pcache::layout::SEGMENTS_AT;
+use crate::pcache::media::Media;
+use crate::pcache::segment::{SegmentOnMedia, Segments, Space};
+use crate::pmem::Persistence;
+use crate::pmem::sim::SimPmem;
+use crate::prng::Prng;
+use crate::slots::SlotState;
+use crate::sync::{Arc, Mutex, lock};
+use crate::units::SECTOR;
+
+/// `count` free segments with one block of data each.
+fn segments(count: u32) -> Arc<Segments> {
+    let bytes = SEGMENTS_AT + u64::from(count) * GEOMETRY.segment_bytes;
+    let pmem = Arc::new(SimPmem::new(bytes, Persistence::Cpu));
+    let slot = SlotState::unwritten(0);
+    let found: Vec<SegmentOnMedia> =
+        (0..count).map(|physical| SegmentOnMedia { physical, generation: 7, slot }).collect();
+    Arc::new(Segments::new(Media { pmem, geometry: GEOMETRY }, &found))
+}
+
+/// Space is taken, given back and reused by several threads, and the log takes its share.
+pub fn spaces(mut prng: Prng) {
+    // With 16 segments there are two heads.
+    let segments = segments(if prng.one_in(3) { 16 } else { 6 });
+    let crcs = Arc::new(DataCrcs::new(segments.count()));
+    let ever = Arc::new(std::sync::Mutex::new(Vec::<Space>::new()));
+    let mut threads = Vec::new();
+    for port in 0..3 {
+        let (segments, crcs, ever) = (segments.clone(), crcs.clone(), ever.clone());
+        let mut prng = Prng::new(prng.next_u64());
+        threads.push(thread::spawn(move || {
+            for _ in 0..6 {
+                let len = (1 + prng.below(8) as u32) * SECTOR as u32;
+                let Some(space) = segments.take(port, len, 0) else { continue };
+                let tag = {
+                    let mut ever = ever.lock().unwrap();
+                    ever.push(space);
+                    ever.len() as u32
+                };
+                crcs.insert(space.segment, space.offset, space.len, tag);
+                thread::yield_now();
+                // While the space is held, its segment stays what it is.
+                assert_eq!(segments.generation(space.segment), space.generation);
+                assert_eq!(crcs.crc_at(space.segment, space.offset), Some(tag), "no checksum");
+                segments.release(space.segment);
+            }
+        }));
+    }
+    let (collected, log_too) = (segments.clone(), prng.one_in(2));
+    threads.push(thread::spawn(move || {
+        for _ in 0..6 {
+            if collected.has_released() {
+                collected.recycle(|segment| crcs.forget(segment)).unwrap();
+            }
+            if log_too && let Some(segment) = collected.take_log() {
+                thread::yield_now();
+                collected.free_log(segment);
+            }
+            thread::yield_now();
+        }
+    }));
+    threads.into_iter().for_each(|thread| thread.join().unwrap());
+    let mut ever = std::mem::take(&mut *ever.lock().unwrap());
+    ever.sort_by_key(|space| (space.segment, space.generation, space.offset));
+    for pair in ever.windows(2) {
+        let is_apart = pair[0].segment != pair[1].segment
+            || pair[0].generation != pair[1].generation
+            || pair[0].offset + pair[0].len <= pair[1].offset;
+        assert!(is_apart, "space is given twice: {pair:?}");
+    }
+    segments.audit(&[]).unwrap_or_else(|wrong| panic!("accounts: {wrong}"));
+    if segments.has_released() {
+        segments.recycle(|_| ()).unwrap();
+    }
+    segments.audit(&[]).unwrap_or_else(|wrong| panic!("accounts: {wrong}"));
+}
+
+/// Blocks change between whole and in pieces, so that rows come, go and are used again, while
+/// readers look without a lock.
+pub fn rows(mut prng: Prng) {
+    let index = Arc::new(Index::new(1 << 20));
+    let history = Arc::new(History::default());
+    let stripe = Arc::new(Mutex::new(()));
+    let mut threads = Vec::new();
+    for _ in 0..2 {
+        let (index, history, stripe) = (index.clone(), history.clone(), stripe.clone());
+        let mut prng = Prng::new(prng.next_u64());
+        threads.push(thread::spawn(move || {
+            for _ in 0..6 {
+                let (block, from) = (prng.below(3), prng.below(6));
+                let (sector, count) = match prng.one_in(2) {
+                    true => (block * 8, 8),
+                    false => (block * 8 + from, 1 + prng.below(2)),
+                };
+                // The place tells the tag, and also which sector it is for.
+                let tag = history.new_tag();
+                let place = Place::new(tag as u32, sector as u32 * SECTOR as u32, 7);
+                let acts = history.writes(sector, count, tag, false);
+                let guard = lock(&stripe);
+                index.set(sector * SECTOR, count * SECTOR, Some(place));
+                drop(guard);
+                history.wrote(acts);
+            }
+        }));
+    }
+    for _ in 0..2 {
+        let (index, history) = (index.clone(), history.clone());
+        let mut prng = Prng::new(prng.next_u64());
+        threads.push(thread::spawn(move || {
+            (0..6).for_each(|_| look(&index, &history, prng.below(24), 1 + prng.below(8)));
+        }));
+    }
+    threads.into_iter().for_each(|thread| thread.join().unwrap());
+    look(&index, &history, 0, 24);
+    history.judge();
+}
+
+/// Looks sectors up as a read does.
+fn look(index: &Index, history: &History, sector: u64, count: u64) {
+    let end = (sector + count) * SECTOR;
+    let mut at = sector * SECTOR;
+    while at < end {
+        let start = history.now();
+        let piece = index.lookup(at, end, |place| place.is_of(7));
+        let first = piece.offset / SECTOR;
+        let tag = piece.place.map_or(super::history::INITIAL, |place| {
+            assert_eq!(u64::from(place.offset), piece.offset, "a place of another sector");
+            u64::from(place.segment)
+        });
+        history.found(first, &vec![tag; (piece.len / SECTOR) as usize], start);
+        at += piece.len;
+    }
+}

@@ -1,0 +1,309 @@
+//! Stories of a whole cache: its device, in-process callers with their waking, the background.
+
+use shuttle::thread;
+
+use super::world::{Client, Frozen, Plan, World, content};
+use crate::disk::{Disk, Ring};
+use crate::error::Status;
+use crate::local::ManualClock;
+use crate::prng::Prng;
+use crate::target::{Port, Target};
+use crate::units::SECOND;
+
+/// The first block of the other stripe.
+const OTHER: u64 = 8192;
+
+/// Tables by chance: without and with checksums.
+fn any_table(prng: &mut Prng) -> &'static str {
+    if prng.one_in(3) { "C B 2 data_crc true" } else { "C B 0" }
+}
+
+/// Runs each client's part on a thread of its own, to its end.
+fn together(parts: Vec<Box<dyn FnOnce() + Send>>) {
+    let threads: Vec<_> = parts.into_iter().map(thread::spawn).collect();
+    threads.into_iter().for_each(|thread| thread.join().unwrap());
+}
+
+/// A part: what one client does.
+fn part(
+    world: &World,
+    prng: &mut Prng,
+    act: impl FnOnce(&mut Client, &mut Prng) + Send + 'static,
+) -> Box<dyn FnOnce() + Send> {
+    let mut client = world.client();
+    let mut prng = Prng::new(prng.next_u64());
+    Box::new(move || act(&mut client, &mut prng))
+}
+
+/// One of everything that a client may ask, within two blocks of each stripe.
+fn anything(client: &mut Client, prng: &mut Prng) {
+    let base = if prng.one_in(3) { OTHER } else { 0 };
+    let from = prng.below(16);
+    let count = match prng.below(3) {
+        0 => (8 - from % 8).min(16 - from),
+        _ => 1 + prng.below((16 - from).min(6)),
+    };
+    match prng.below(8) {
+        0..=3 => client.write(base + from, count, prng.one_in(4)),
+        4..=6 => drop(client.read(base + from, count).unwrap()),
+        _ => client.flush(),
+    }
+}
+
+const TWO_BLOCKS: &[(u64, u64)] = &[(0, 16), (OTHER, 16)];
+
+/// Clients that overlap in all ways, with write-back and collection at work.
+pub fn overlap(mut prng: Prng) {
+    let table = any_table(&mut prng);
+    let world = World::new(Plan { segments: 9, table, areas: TWO_BLOCKS });
+    let keeper = world.keeper(ManualClock::default());
+    let mut parts = Vec::new();
+    for _ in 0..3 {
+        parts.push(part(&world, &mut prng, |client, prng| {
+            (0..5).for_each(|_| anything(client, prng));
+        }));
+    }
+    together(parts);
+    keeper.stop();
+    world.judge();
+}
+
+/// Whole blocks are written and read while their segments are reused again and again.
+pub fn reuse(mut prng: Prng) {
+    let table = any_table(&mut prng);
+    let world = World::new(Plan { segments: 7, table, areas: &[(0, 24)] });
+    let keeper = world.keeper(ManualClock::default());
+    let mut parts = Vec::new();
+    for _ in 0..2 {
+        parts.push(part(&world, &mut prng, |client, prng| {
+            for _ in 0..5 {
+                client.write(prng.below(3) * 8, 8, false);
+            }
+        }));
+        parts.push(part(&world, &mut prng, |client, prng| {
+            for _ in 0..5 {
+                let from = prng.below(20);
+                client.read(from, 1 + prng.below(8).min(23 - from)).unwrap();
+            }
+        }));
+    }
+    together(parts);
+    keeper.stop();
+    world.judge();
+}
+
+/// Reads of what the cache does not have, with writes that overtake them.
+pub fn fills(mut prng: Prng) {
+    let world = World::new(Plan { segments: 8, table: "C B 0", areas: &[(0, 16)] });
+    let keeper = world.keeper(ManualClock::default());
+    let mut parts = Vec::new();
+    for nth in 0..3 {
+        parts.push(part(&world, &mut prng, move |client, prng| {
+            for _ in 0..4 {
+                let (block, from) = (prng.below(2) * 8, prng.below(6));
+                match nth {
+                    0 if prng.one_in(2) => client.write(block, 8, false),
+                    0 => client.write(block + from, 1 + prng.below(2), false),
+                    _ => drop(client.read(block, 8).unwrap()),
+                }
+            }
+        }));
+    }
+    together(parts);
+    keeper.stop();
+    world.judge();
+}
+
+/// More is written than there is room for, and time stands still: whoever waits must be woken by
+/// what happens, not by a clock.
+pub fn full(mut prng: Prng) {
+    let world = World::new(Plan { segments: 6, table: "C B 0", areas: &[(0, 32)] });
+    // The log gets somewhere, so that it needs another segment at some time.
+    let mut first = world.client_alone();
+    (0..prng.below(50)).for_each(|_| first.write(0, 1, true));
+    drop(first);
+    let keeper = world.keeper(Frozen);
+    let mut parts = Vec::new();
+    for nth in 0..3 {
+        parts.push(part(&world, &mut prng, move |client, prng| {
+            for _ in 0..4 {
+                let block = (nth + prng.below(2)) * 8;
+                client.write(block, 8, prng.one_in(4));
+            }
+            if prng.one_in(3) {
+                client.flush();
+            }
+        }));
+    }
+    together(parts);
+    keeper.stop();
+    world.judge();
+}
+
+/// Discards, which share zeroes, while the background takes the zeroes away again.
+pub fn zeroes(mut prng: Prng) {
+    let world = World::new(Plan { segments: 7, table: "C B 0", areas: &[(0, 32)] });
+    let keeper = world.keeper(ManualClock::default());
+    let mut parts = Vec::new();
+    for nth in 0..3 {
+        parts.push(part(&world, &mut prng, move |client, prng| match nth {
+            0 | 1 => {
+                for at in 0..4 {
+                    let len = 1 + prng.below(2);
+                    client.discard(nth * 8 + at * 2, len);
+                    if prng.one_in(2) {
+                        client.write(nth * 8 + at * 2, 1, false);
+                    }
+                }
+            }
+            _ => (0..4).for_each(|_| client.write(16 + prng.below(2) * 8, 8, false)),
+        }));
+    }
+    together(parts);
+    keeper.stop();
+    world.judge();
+}
+
+/// Writes with pauses, in which the background may fall asleep. It must do its work all the same.
+pub fn sleep(mut prng: Prng) {
+    let world = World::new(Plan { segments: 9, table: "C B 0", areas: TWO_BLOCKS });
+    let keeper = world.keeper(ManualClock::default());
+    let mut parts = Vec::new();
+    for nth in 0..1 + prng.below(2) {
+        parts.push(part(&world, &mut prng, move |client, prng| {
+            for _ in 0..1 + prng.below(2) {
+                let pause = if prng.one_in(2) { 0 } else { prng.below(30) };
+                (0..pause).for_each(|_| thread::yield_now());
+                client.write(nth * OTHER + prng.below(8), 1 + prng.below(4), false);
+            }
+        }));
+    }
+    together(parts);
+    let mut looks = 0;
+    while world.device.dirty().bytes > 0 {
+        looks += 1;
+        assert!(looks < 2000, "the background sleeps while data is dirty");
+        thread::yield_now();
+    }
+    keeper.stop();
+    world.judge();
+}
+
+/// Suspends and resumes while clients and the background are at work: between them, nothing moves.
+pub fn suspend(mut prng: Prng) {
+    let world = World::new(Plan { segments: 8, table: "C B 0", areas: TWO_BLOCKS });
+    // As with a drain before a suspend: write-back does not wait for anything.
+    world.device.set_draining(prng.one_in(2));
+    let keeper = world.keeper(ManualClock::default());
+    let mut parts = Vec::new();
+    for _ in 0..1 + prng.below(2) {
+        parts.push(part(&world, &mut prng, |client, prng| {
+            (0..3).for_each(|_| anything(client, prng));
+        }));
+    }
+    let (device, twin, origin) = (world.device.clone(), world.twin.clone(), world.origin.clone());
+    let pauses = prng.below(30);
+    parts.push(Box::new(move || {
+        (0..pauses).for_each(|_| thread::yield_now());
+        device.begin_suspend().unwrap();
+        while !device.finish_suspend().unwrap() {
+            thread::yield_now();
+        }
+        let before = (twin.image(), origin.works());
+        (0..30).for_each(|_| thread::yield_now());
+        assert!(twin.image() == before.0, "the cache changes while it is suspended");
+        assert_eq!(origin.works(), before.1, "the backing device is used while suspended");
+        device.resume().unwrap();
+    }));
+    together(parts);
+    keeper.stop();
+    world.judge();
+}
+
+/// A cache is suspended while its background is at work: then that has an end.
+pub fn rest(mut prng: Prng) {
+    let world = World::new(Plan { segments: 9, table: "C B 0", areas: TWO_BLOCKS });
+    world.cache.set_draining(true);
+    let mut client = world.client();
+    for _ in 0..1 + prng.below(3) {
+        client.write(prng.below(8), 1 + prng.below(4), prng.one_in(2));
+    }
+    drop(client);
+    let (cache, origin) = (world.cache.clone(), world.origin.clone());
+    let ticking = thread::spawn(move || {
+        let (mut port, mut ring) = (Port::new(9), Ring::without_kernel());
+        for now in 1..4 {
+            cache.tick(now * SECOND, &mut port);
+            while let Some(io) = port.ios.pop_front() {
+                origin.start(io, &mut ring);
+                let io = ring.pop_completed().expect("the origin ends what it starts");
+                cache.complete(io, &mut port);
+            }
+        }
+    });
+    world.cache.suspend().unwrap();
+    while !world.cache.is_idle() {
+        thread::yield_now();
+    }
+    let before = (world.twin.image(), world.origin.works());
+    ticking.join().unwrap();
+    assert!(world.twin.image() == before.0, "the cache changes while it is suspended");
+    assert_eq!(world.origin.works(), before.1, "the backing device is used while suspended");
+    world.cache.resume().unwrap();
+    world.judge();
+}
+
+/// Dirty data is damaged, and leaves the cache while it is read: outdated data must not show.
+pub fn damage(mut prng: Prng) {
+    let table = "C B 2 data_crc true";
+    let world = World::new(Plan { segments: 8, table, areas: &[(8, 24)] });
+    let mut first = world.client();
+    first.write(0, 4, true);
+    let tag = first.read(0, 1).unwrap()[0];
+    world.twin.corrupt(&content(1, 1, tag));
+    drop(first);
+    let keeper = world.keeper(ManualClock::default());
+    let mut parts = Vec::new();
+    for _ in 0..2 {
+        parts.push(part(&world, &mut prng, |client, prng| {
+            for _ in 0..6 {
+                let from = prng.below(3);
+                match client.read(from, 1 + prng.below(4)) {
+                    Ok(_) | Err(Status::Corrupt) => {}
+                    Err(other) => panic!("a read of damaged data ends with {other}"),
+                }
+            }
+        }));
+    }
+    parts.push(part(&world, &mut prng, |client, prng| {
+        for _ in 0..4 {
+            client.write(8 + prng.below(3) * 8, 8, false);
+        }
+    }));
+    together(parts);
+    keeper.stop();
+    world.judge();
+}
+
+/// The power is cut at some moment of `overlap`.
+pub fn cut(mut prng: Prng) {
+    let world = World::new(Plan { segments: 9, table: "C B 0", areas: TWO_BLOCKS });
+    let keeper = world.keeper(ManualClock::default());
+    let mut parts = Vec::new();
+    for _ in 0..3 {
+        parts.push(part(&world, &mut prng, |client, prng| {
+            (0..4).for_each(|_| anything(client, prng));
+            if prng.one_in(2) {
+                client.flush();
+            }
+        }));
+    }
+    let threads: Vec<_> = parts.into_iter().map(thread::spawn).collect();
+    (0..prng.below(120)).for_each(|_| thread::yield_now());
+    let rest = world.cut(&mut prng);
+    threads.into_iter().for_each(|thread| thread.join().unwrap());
+    keeper.stop();
+    let plan = world.plan;
+    drop(world);
+    rest.judge(plan);
+}

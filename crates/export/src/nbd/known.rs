@@ -1,0 +1,60 @@
+//! What is known of an export without asking its devices: where it reads as zeroes, and whether
+//! writing zeroes is fast.
+
+use udm::device::Device;
+use udm::target::Extent;
+use udm::units::{MIB, SECTOR};
+
+use super::proto::{Request, allocation, command_flag};
+
+/// Most extents in an answer; a client asks again for the rest.
+pub const EXTENTS_MAX: usize = 128;
+/// Most bytes of the device that one answer covers, so that none takes long.
+const COVERED_BYTES_MAX: u64 = 256 * MIB;
+
+/// Who knows it. Answers from memory, at once.
+pub trait Known: Send + Sync + std::fmt::Debug {
+    /// What the range starts with, and for how many bytes. Whole sectors.
+    fn extent(&self, offset: u64, len: u64) -> (u64, Extent);
+
+    /// Whether writing zeroes is much faster than writing data.
+    fn has_fast_zeroes(&self) -> bool;
+}
+
+impl Known for Device {
+    fn extent(&self, offset: u64, len: u64) -> (u64, Extent) {
+        Device::extent(self, offset, len)
+    }
+
+    fn has_fast_zeroes(&self) -> bool {
+        Device::has_fast_zeroes(self)
+    }
+}
+
+/// The answer to a BLOCK_STATUS request within the device: lengths and flags, neighbours alike
+/// merged; the start of the range at least.
+pub fn extents(known: Option<&dyn Known>, request: &Request) -> Vec<(u32, u32)> {
+    let Some(known) = known else { return vec![(request.len, 0)] };
+    let end = request.offset + u64::from(request.len).min(COVERED_BYTES_MAX);
+    let extents_max = if request.flags & command_flag::REQ_ONE != 0 { 1 } else { EXTENTS_MAX };
+    let mut extents: Vec<(u32, u32)> = Vec::new();
+    let mut at = request.offset;
+    while at < end {
+        // Sectors are what is known; clients may ask for less.
+        let start = at / SECTOR * SECTOR;
+        let (len, extent) = known.extent(start, end.next_multiple_of(SECTOR) - start);
+        let next = (start + len).min(end);
+        let flags = match extent {
+            Extent::Data => 0,
+            Extent::Zeroes => allocation::HOLE | allocation::ZERO,
+        };
+        let is_full = extents.len() == extents_max;
+        match extents.last_mut() {
+            Some(last) if last.1 == flags => last.0 += (next - at) as u32,
+            _ if is_full => break,
+            _ => extents.push(((next - at) as u32, flags)),
+        }
+        at = next;
+    }
+    extents
+}
