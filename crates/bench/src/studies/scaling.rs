@@ -1,6 +1,7 @@
 //! What the cost of a request depends on: threads, how full the cache is, how much of it is dirty,
 //! and the size of the request. All in memory, so that nothing but udm is measured.
 
+use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow};
@@ -62,12 +63,11 @@ fn threads(setup: &Setup, repeats: usize, study: &mut Study) -> Result<()> {
     let _background = Queue::background("udm-background", &cache.device)?;
     let runtime = setup.choose(Duration::from_millis(150), Duration::from_millis(500));
     let job = Job { size: span, runtime, ..Job::default() };
-    load::run(&cache.device, &Job { rw: Rw::Write, io_size: span, bs: 64 << 10, ..job.clone() })?;
     let mut rates = vec![vec![Vec::new(); counts.len()]; 2];
     for repeat in 0..repeats {
         for (nth, count) in counts.iter().enumerate() {
             for (kind, rw) in [Rw::Randwrite, Rw::Randread].into_iter().enumerate() {
-                settle(&cache.device)?;
+                load::refill(&cache.device, span)?;
                 // As much for each thread; together no more than the cache takes.
                 let io_size = match rw {
                     Rw::Randwrite => 160 * MIB,
@@ -134,11 +134,12 @@ impl Caller {
         Ok(())
     }
 
-    /// The median time of a request below `span`, over so many batches.
-    fn cost(&mut self, span: u64, len: u64, is_read: bool, batches: u64) -> Result<f64> {
+    /// The median time of a request within `range`, over so many batches.
+    fn cost(&mut self, range: Range<u64>, len: u64, is_read: bool, batches: u64) -> Result<f64> {
+        let slots = (range.end - range.start) / len;
         let mut times = Vec::new();
         for _ in 0..batches {
-            let places = [(); BATCH as usize].map(|()| self.prng.below(span / len) * len);
+            let places = [(); BATCH as usize].map(|()| range.start + self.prng.below(slots) * len);
             let start = Instant::now();
             for place in places {
                 self.one(place, is_read)?;
@@ -148,9 +149,10 @@ impl Caller {
         Ok(median(&times))
     }
 
-    /// Writes `range` once, block by block.
-    fn fill(&mut self, range: std::ops::Range<u64>) -> Result<()> {
-        range.step_by(BLOCK as usize).try_for_each(|offset| self.one(offset, false))
+    /// Writes `range` once, in requests of the caller's size.
+    fn fill(&mut self, range: Range<u64>) -> Result<()> {
+        let step = self.spare.as_ref().map_or(BLOCK as usize, Buffer::len);
+        range.step_by(step).try_for_each(|offset| self.one(offset, false))
     }
 }
 
@@ -220,10 +222,11 @@ fn fullness(setup: &Setup, repeats: usize, study: &mut Study) -> Result<()> {
         }
         // What was written last is surely there.
         let span = filled.clamp(BLOCK * BATCH, CACHE_BYTES / 4);
+        let last = filled - span..filled;
         for _ in 0..repeats {
-            costs[0][nth].push(caller.cost(span, BLOCK, false, 256)?);
+            costs[0][nth].push(caller.cost(last.clone(), BLOCK, false, 256)?);
             settle(&cache.device)?;
-            costs[1][nth].push(caller.cost(span, BLOCK, true, 256)?);
+            costs[1][nth].push(caller.cost(last.clone(), BLOCK, true, 256)?);
             costs[2][nth].push(bare_load(&bare, span, 256)?);
         }
     }
@@ -244,8 +247,8 @@ fn dirtiness(setup: &Setup, repeats: usize, study: &mut Study) -> Result<()> {
             let wanted = CACHE_BYTES * level / 100 / BLOCK * BLOCK;
             caller.fill(dirty..wanted)?;
             dirty = wanted;
-            costs[0][nth].push(caller.cost(dirty, BLOCK, false, 128)?);
-            costs[1][nth].push(caller.cost(dirty, BLOCK, true, 128)?);
+            costs[0][nth].push(caller.cost(0..dirty, BLOCK, false, 128)?);
+            costs[1][nth].push(caller.cost(0..dirty, BLOCK, true, 128)?);
             costs[2][nth].push(bare_load(&bare, dirty, 128)?);
         }
         drop(caller);
@@ -267,8 +270,10 @@ fn sizes(setup: &Setup, repeats: usize, study: &mut Study) -> Result<()> {
         for (nth, len) in SIZES.into_iter().enumerate() {
             let mut caller = Caller::new(&cache, len)?;
             let batches = (32 * MIB / len / BATCH).clamp(5, 128);
-            costs[0][nth].push(caller.cost(span, len, false, batches)?);
-            costs[2][nth].push(caller.cost(span, len, true, batches)?);
+            costs[0][nth].push(caller.cost(0..span, len, false, batches)?);
+            keeper.drain();
+            caller.fill(0..span)?;
+            costs[2][nth].push(caller.cost(0..span, len, true, batches)?);
             let bytes = caller.spare.as_ref().context("a buffer got lost")?;
             let mut times = Vec::new();
             for _ in 0..batches {
