@@ -71,6 +71,7 @@ fn find() -> Option<Persist> {
     if symbol.is_null() {
         return None;
     }
-    // SAFETY: the library's interface says: void *pmem_memcpy_persist(void *, const void *, size_t).
+    // SAFETY: the library's interface says:
+    // void *pmem_memcpy_persist(void *, const void *, size_t).
     Some(unsafe { std::mem::transmute::<*mut c_void, Persist>(symbol) })
 }

@@ -187,8 +187,8 @@ impl Worker<'_> {
     }
 }
 
-/// Writes the first `len_bytes` of `device` once, so that all of it is surely in the cache: what was
-/// written before may have been collected meanwhile. Somebody else does its background work.
+/// Writes the first `len_bytes` of `device` once, so that all of it is surely in the cache: what
+/// was written before may have been collected meanwhile. Somebody else does its background work.
 pub fn refill(device: &Arc<Device>, len_bytes: u64) -> Result<()> {
     let (bs, runtime) = (64 << 10, Duration::from_secs(3600));
     let size = len_bytes / bs * bs;
