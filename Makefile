@@ -9,8 +9,18 @@ SOAK_SECONDS ?= $(or $(SECONDS),600)
 SEED ?= $(shell date +%s)
 # The crash-state explorer, with deliberate bugs to find.
 EXPLORE = $(CARGO) test --locked -p udm --features mutants --test explore
+# Interleavings of threads, and of memory accesses, with deliberate bugs to find.
+SCHEDULES = $(CARGO) test --locked -p udm --features mutants,shuttle --lib schedules::
+ORDERINGS = $(CARGO) test --locked -p udm --features mutants,loom --lib orderings::
 
-.PHONY: help build demo test lint fmt bench check-report install lab fuzz explore soak clean
+define CLIPPY
+$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
+$(CARGO) clippy -p udm --features mutants --test explore --locked -- -D warnings
+$(CARGO) clippy -p udm --features mutants,shuttle --lib --profile test --locked -- -D warnings
+$(CARGO) clippy -p udm --features mutants,loom --lib --profile test --locked -- -D warnings
+endef
+
+.PHONY: help build demo test lint fmt bench check-report install lab fuzz explore schedules soak clean
 
 help:
 	@echo "make demo      a slow file becomes a fast, crash-safe block device (two minutes)"
@@ -22,7 +32,8 @@ help:
 	@echo "make install   puts udm into PREFIX ($(PREFIX))"
 	@echo "make lab       the kernel's dm-pcache opens what udm wrote, and the other way round (QEMU)"
 	@echo "make explore   crash states and deliberate bugs; EXPLORE_SEED=n replays one history"
-	@echo "make soak      simulated histories and crash states for SECONDS ($(SOAK_SECONDS)), from SEED"
+	@echo "make schedules interleavings of threads and deliberate races; CONTRIBUTING.md says how to replay"
+	@echo "make soak      simulation, crash states and schedules for SECONDS ($(SOAK_SECONDS)), from SEED"
 	@echo "make fuzz      every fuzz target for SECONDS ($(FUZZ_SECONDS)) each"
 
 build:
@@ -36,16 +47,16 @@ test:
 	@scripts/install-tools.sh
 	$(CARGO) fmt --all --check
 	rustfmt --check --edition 2024 lab/*.rs fuzz/fuzz_targets/*.rs
-	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
-	$(CARGO) clippy -p udm --features mutants --test explore --locked -- -D warnings
+	$(CLIPPY)
 	$(CARGO) test --workspace --locked
 	$(EXPLORE)
+	$(SCHEDULES)
+	$(ORDERINGS)
 
 lint:
 	$(CARGO) fmt --all --check
 	rustfmt --check --edition 2024 lab/*.rs fuzz/fuzz_targets/*.rs
-	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
-	$(CARGO) clippy -p udm --features mutants --test explore --locked -- -D warnings
+	$(CLIPPY)
 	@if $(CARGO) deny --version > /dev/null 2>&1; then \
 	  $(CARGO) deny --offline check licenses bans sources; \
 	else \
@@ -82,6 +93,10 @@ fuzz:
 
 explore:
 	$(EXPLORE) -- --nocapture
+
+schedules:
+	$(SCHEDULES) -- --nocapture
+	$(ORDERINGS) -- --nocapture
 
 soak:
 	@scripts/soak.sh $(SOAK_SECONDS) $(SEED)

@@ -1,6 +1,6 @@
 #!/bin/bash
-# The long forms of the tests that take a seed, on all cores: half of the time for the simulation
-# of the whole system, half for crash states.
+# The long forms of the tests that take a seed, on all cores: a third of the time each for the
+# simulation of the whole system, for crash states and for schedules of threads.
 #
 #   scripts/soak.sh [SECONDS [SEED]]
 #
@@ -10,7 +10,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 seconds=${1:-600}
 seed=${2:-1}
-half=$(((seconds + 1) / 2))
+third=$(((seconds + 2) / 3))
 
 # Optimised, but with every assertion; in a folder of its own, so that nothing else is rebuilt.
 export CARGO_TARGET_DIR=${CARGO_TARGET_DIR:-target}/soak
@@ -18,10 +18,15 @@ export CARGO_PROFILE_RELEASE_DEBUG_ASSERTIONS=true
 export CARGO_PROFILE_RELEASE_OVERFLOW_CHECKS=true
 export CARGO_PROFILE_RELEASE_LTO=off
 
-echo "== simulation: $half seconds from seed $seed"
-cargo test -q --release --locked -p udm --test simulate -- --seconds "$half" --seed "$seed"
+echo "== simulation: $third seconds from seed $seed"
+cargo test -q --release --locked -p udm --test simulate -- --seconds "$third" --seed "$seed"
 
-echo "== crash states: $half seconds from seed $seed"
-EXPLORE_SECONDS=$half EXPLORE_SEED=$seed \
+echo "== crash states: $third seconds from seed $seed"
+EXPLORE_SECONDS=$third EXPLORE_SEED=$seed \
   cargo test -q --release --locked -p udm --features mutants --test explore soak -- \
+  --ignored --nocapture
+
+echo "== schedules: $third seconds from seed $seed"
+SCHEDULES_SECONDS=$third SCHEDULES_SEED=$seed \
+  cargo test -q --release --locked -p udm --features mutants,shuttle --lib schedules::soak -- \
   --ignored --nocapture

@@ -21,14 +21,16 @@ pub mod error;
 pub mod limits;
 pub mod local;
 pub mod mutants;
-#[cfg(all(test, feature = "loom"))]
+#[cfg(test)]
+#[cfg(feature = "loom")]
 mod orderings;
 pub mod pcache;
 pub mod pending;
 pub mod pmem;
 pub mod prng;
 pub mod queue;
-#[cfg(all(test, feature = "shuttle"))]
+#[cfg(test)]
+#[cfg(feature = "shuttle")]
 mod schedules;
 pub mod shm;
 pub mod simple;

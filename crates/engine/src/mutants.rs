@@ -132,6 +132,8 @@ mutants! {
     WantsRoomLate,
     /// Room that is signalled while parked bios are retried is taken as used.
     RoomEpochLate,
+    /// A queue goes to sleep without a look whether somebody has rung.
+    BellUnheard,
     /// Who waits forgets a wake-up that came before.
     DozeForgets,
     /// Work that is signalled during a tick is taken as done.

@@ -12,6 +12,7 @@
 //! 3. Stopping is asked for with [`Queue::stop`]; the role ends in its own time, but in bounded
 //!    time, and dropping the queue waits for that.
 
+mod bell;
 mod clients;
 mod device;
 
@@ -24,7 +25,11 @@ use rustix::event::EventfdFlags;
 use rustix::net::Shutdown;
 use rustix::time::ClockId;
 
+#[cfg(all(test, feature = "shuttle"))]
+pub(crate) use bell::schedules;
 pub use clients::{Conversation, Space};
+
+use bell::Bell;
 use device::{Background, DeviceEnd};
 
 use crate::device::Device;
@@ -52,17 +57,13 @@ pub fn now() -> Nanos {
 #[derive(Debug)]
 struct Shared {
     eventfd: Arc<OwnedFd>,
-    is_asleep: AtomicBool,
-    is_signalled: AtomicBool,
+    bell: Bell,
     is_stopping: AtomicBool,
 }
 
 impl Wake for Shared {
     fn wake(&self) {
-        // Sequentially consistent on both sides: either the sleeper sees the signal before it
-        // waits, or we see that it sleeps.
-        self.is_signalled.store(true, Ordering::SeqCst);
-        if self.is_asleep.swap(false, Ordering::SeqCst) {
+        if self.bell.ring() {
             // The only way to fail is a counter that is full, and then it wakes as well.
             let _ = rustix::io::write(&self.eventfd, &1_u64.to_le_bytes());
         }
@@ -101,7 +102,7 @@ impl Core {
 
     fn run(&mut self, role: &mut dyn Role) {
         loop {
-            self.shared.is_signalled.store(false, Ordering::SeqCst);
+            self.shared.bell.answer();
             while let Some(event) = self.ring.pop_event() {
                 if event.tag == TAG_WAKE {
                     self.is_wake_armed = false;
@@ -125,11 +126,10 @@ impl Core {
             self.is_wake_armed = true;
         }
         let timeout = deadline.map(|at| Duration::from_nanos(at.saturating_sub(now())));
-        self.shared.is_asleep.store(true, Ordering::SeqCst);
-        if !self.shared.is_signalled.load(Ordering::SeqCst) {
+        if self.shared.bell.lie_down() {
             self.ring.submit_and_wait(timeout);
         }
-        self.shared.is_asleep.store(false, Ordering::SeqCst);
+        self.shared.bell.get_up();
     }
 }
 
@@ -198,8 +198,7 @@ impl Queue {
             .map_err(|source| Error::from_io("creating", "an eventfd", source.into()))?;
         let shared = Arc::new(Shared {
             eventfd: Arc::new(eventfd),
-            is_asleep: AtomicBool::new(false),
-            is_signalled: AtomicBool::new(false),
+            bell: Bell::default(),
             is_stopping: AtomicBool::new(false),
         });
         let (report, arrived) = mpsc::sync_channel(1);

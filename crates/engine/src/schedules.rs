@@ -16,18 +16,32 @@ use shuttle::scheduler::{Schedule, Scheduler, Task, TaskId};
 use shuttle::{Config, FailurePersistence, MaxSteps, Runner};
 
 use crate::mutants::{self, Mutant};
-use crate::pcache::schedules::{STORIES, Story};
 use crate::prng::Prng;
 use crate::sync::Arc;
+use crate::{pcache, queue};
 
-/// Schedules of each story in the normal run. Mutants must be killed within them.
+/// Schedules of each story in the normal run.
 const SCHEDULES: u64 = 512;
+/// Mutants must be killed within so many times as many: what a change elsewhere does to the
+/// schedules must not make a survivor by chance.
+const PATIENCE: u64 = 4;
 /// Schedules played before it is another story's turn.
 const TURN: u64 = 16;
 /// Schedules that once found a defect; part of the normal run.
 const REGRESSIONS: [(&str, u64); 0] = [];
 /// A schedule that is not over after so many steps runs for ever.
 const STEPS_MAX: usize = 60_000;
+
+/// A story: what threads do, once. Panics when a promise is broken.
+#[derive(Debug)]
+pub(crate) struct Story {
+    /// Its name.
+    pub(crate) name: &'static str,
+    /// Plays it with choices of its own.
+    pub(crate) play: fn(Prng),
+    /// How many times as often it is played as others: it is short, or what it looks for is rare.
+    pub(crate) times: u64,
+}
 
 /// What was gone through.
 #[derive(Debug, Default)]
@@ -189,7 +203,9 @@ fn listen_to_panics() {
         std::panic::set_hook(Box::new(move |panic| {
             let is_kept = SAID.with_borrow_mut(|said| {
                 let text = panic.payload_as_str().unwrap_or("a panic");
-                said.as_mut().filter(|said| said.is_empty()).map(|said| said.push_str(text));
+                if let Some(said) = said.as_mut().filter(|said| said.is_empty()) {
+                    said.push_str(text);
+                }
                 said.is_some()
             });
             if !is_kept {
@@ -251,7 +267,8 @@ fn number(name: &str) -> Option<u64> {
 
 fn wanted_stories() -> Vec<&'static Story> {
     let name = variable("SCHEDULES_STORY");
-    STORIES.iter().filter(|story| name.as_ref().is_none_or(|name| name == story.name)).collect()
+    let all = pcache::schedules::STORIES.iter().chain(queue::schedules::STORIES);
+    all.filter(|story| name.as_ref().is_none_or(|name| name == story.name)).collect()
 }
 
 /// What this thread took of its processor.
@@ -306,7 +323,7 @@ fn every_schedule_keeps_the_promises() {
 /// The first story and schedule that shows the mutant, and how many were tried.
 fn kill(mutant: Mutant, stories: &[&Story]) -> Option<(String, u64)> {
     let mut counts = Counts::default();
-    for turn in 0..SCHEDULES / TURN {
+    for turn in 0..PATIENCE * SCHEDULES / TURN {
         for story in stories {
             let turns = TURN * story.times;
             let seeds = match number("SCHEDULES_SEED") {

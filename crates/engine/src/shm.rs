@@ -190,10 +190,9 @@ fn create(path: &Path, bytes: usize) -> Result<(File, bool)> {
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::PermissionsExt;
-    use std::sync::atomic::Ordering;
-
     use super::*;
+    use crate::sync::atomic::Ordering;
+    use std::os::unix::fs::PermissionsExt;
 
     #[test]
     fn words_outlive_the_mapping() {

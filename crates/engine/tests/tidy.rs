@@ -136,6 +136,17 @@ fn engines_do_not_know_the_world_or_each_other() {
 }
 
 #[test]
+fn locks_and_atomics_come_from_one_place() {
+    check_lines(|name, line| {
+        let is_code = name.starts_with("crates/engine/src/") && !name.ends_with("src/sync.rs");
+        // Tests run on threads of their own, and may use what those have.
+        let is_test = ["tests", "schedules", "orderings"].iter().any(|word| name.contains(word));
+        let is_lock = code_of(line).replace("std::sync::mpsc", "").contains("std::sync");
+        (is_code && !is_test && is_lock).then(|| "a lock that no test can swap".to_string())
+    });
+}
+
+#[test]
 fn the_engine_knows_no_protocol_and_no_command() {
     check_lines(|name, line| {
         let is_engine = name.starts_with("crates/engine/src/");

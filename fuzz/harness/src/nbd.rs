@@ -4,7 +4,8 @@
 //! Beside the promises of every target:
 //! 1. No bio leaves the device or breaks the contract of bios; few and small ones are in flight.
 //! 2. Where the bytes were cut makes no difference to the answers.
-//! 3. Once the client is gone and everything in flight is back, the connection is over.
+//! 3. What is asked of the device's known zeroes is within it, in whole sectors.
+//! 4. Once the client is gone and everything in flight is back, the connection is over.
 
 use std::collections::VecDeque;
 
@@ -12,9 +13,12 @@ use udm::bio::{Bio, Op};
 use udm::buffer::BufferPool;
 use udm::error::Status;
 use udm::queue::Conversation;
+use udm::sync::Arc;
+use udm::target::Extent;
 use udm::units::{BIO_BYTES_MAX, KIB, SECOND, SECTOR};
 use udm_export::nbd::connection::Connection;
 use udm_export::nbd::handshake::Export;
+use udm_export::nbd::known::Known;
 use udm_export::nbd::session::{BYTES_MAX, REQUESTS_MAX};
 
 use crate::input::Input;
@@ -202,6 +206,27 @@ fn write(input: &mut Input<'_>, kind: u8, size_bytes: u64) -> Vec<u8> {
     bytes
 }
 
+/// Zeroes and data in turns on a device of so many bytes, whoever asks how often.
+#[derive(Debug)]
+struct Stripes(u64);
+
+const STRIPE_BYTES: u64 = 24 << 10;
+
+impl Known for Stripes {
+    fn extent(&self, offset: u64, len: u64) -> (u64, Extent) {
+        let end = offset.checked_add(len).unwrap();
+        assert!(len > 0 && (offset | len).is_multiple_of(SECTOR) && end <= self.0);
+        let (nth, rest) = (offset / STRIPE_BYTES, STRIPE_BYTES - offset % STRIPE_BYTES);
+        // Some stripes are alike: their extents become one.
+        let extent = if nth % 5 < 2 { Extent::Zeroes } else { Extent::Data };
+        (len.min(rest), extent)
+    }
+
+    fn has_fast_zeroes(&self) -> bool {
+        true
+    }
+}
+
 /// One connection with its device and its client.
 struct Bench {
     connection: Connection,
@@ -223,7 +248,7 @@ impl Bench {
         let export =
             Export { name: "disk".into(), size_bytes, block_bytes: 512, has_discard: true };
         Bench {
-            connection: Connection::new(export),
+            connection: Connection::new(export).knowing(Arc::new(Stripes(size_bytes))),
             size_bytes,
             pool: BufferPool::new(),
             bios: VecDeque::new(),

@@ -46,7 +46,11 @@ impl IoMode {
             "direct" => Ok(IoMode::Direct),
             "buffered" => Ok(IoMode::Buffered),
             "dontcache" => Ok(IoMode::DontCache),
-            "lazy" => Err(Error::new(Kind::Unsupported, "io=lazy is not available yet")),
+            "lazy" => {
+                let message =
+                    "io=lazy does not exist yet; dontcache and direct keep few pages dirty";
+                Err(Error::new(Kind::Unsupported, message))
+            }
             _ => Err(Error::new(
                 Kind::Invalid,
                 format!("io={word}: expected direct, buffered or dontcache"),

@@ -2,8 +2,8 @@
 //!
 //! ```text
 //! pcache <cache device> <backing device> [<#words> [cache_mode writeback] [data_crc true|false]]
-//!        [writeback_order ordered|fast|adaptive] [read_fill always|never] [log_damage refuse|truncate]
-//!        [rebind false|true]
+//!        [writeback_order ordered|fast|adaptive] [read_fill always|never]
+//!        [log_damage refuse|truncate] [rebind false|true]
 //! ```
 //!
 //! The first line is the kernel's; its own table also prints `crc`, which it does not take back,

@@ -35,11 +35,13 @@ mod label;
 pub mod layout;
 mod media;
 mod openset;
-#[cfg(all(test, feature = "loom"))]
+#[cfg(test)]
+#[cfg(feature = "loom")]
 pub(crate) mod orderings;
 mod quarantine;
 mod read;
-#[cfg(all(test, feature = "shuttle"))]
+#[cfg(test)]
+#[cfg(feature = "shuttle")]
 pub(crate) mod schedules;
 mod segment;
 mod takeup;
@@ -275,18 +277,26 @@ impl Pcache {
 
     /// Something waits for the background: make sure that it will look.
     fn arm(&self) {
-        if !self.is_armed.load(Ordering::Relaxed) && !self.is_armed.swap(true, Ordering::SeqCst) {
+        let was_asleep =
+            !self.is_armed.load(Ordering::Relaxed) && !self.is_armed.swap(true, Ordering::SeqCst);
+        if was_asleep || self.is_waited_for() {
             self.events.work();
         }
+    }
+
+    /// Whether somebody waits for room. A key that came since the background looked may be all
+    /// that keeps it, and space that was given back all that is missing.
+    fn is_waited_for(&self) -> bool {
+        self.wants_room.load(Ordering::Relaxed)
     }
 
     /// Tells the background when segments get short: once for each segment taken.
     fn look_at_space(&self) {
         let used = self.segments.used();
-        if used >= self.gc_threshold()
+        let is_news = used >= self.gc_threshold()
             && self.used_told.load(Ordering::Relaxed) != used
-            && self.used_told.swap(used, Ordering::Relaxed) != used
-        {
+            && self.used_told.swap(used, Ordering::Relaxed) != used;
+        if is_news || self.is_waited_for() {
             self.events.work();
         }
     }

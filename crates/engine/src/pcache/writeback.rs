@@ -346,6 +346,14 @@ impl Pcache {
         self.quarantine(run.offset, run.len)
     }
 
+    /// As [`Mutant::QuarantineLate`] does it.
+    fn set_aside_late(&self, writeback: &Writeback) {
+        let is_damaged = |run: &&Run| writeback.damaged.contains(&run.offset);
+        for run in writeback.runs.iter().filter(is_damaged) {
+            let _ = self.set_aside(*run);
+        }
+    }
+
     fn writes_done(&self, writeback: &mut Writeback, port: &mut Port) {
         if let Some(status) = writeback.failure {
             return self.pause(writeback, status);
@@ -399,7 +407,16 @@ impl Pcache {
                     let is_urgent = self.is_urgent();
                     self.close_old_sets(background, is_urgent);
                     self.collect(background);
+                    if mutants::is(Mutant::QuarantineLate) {
+                        self.set_aside_late(&background.writeback);
+                    }
+                    let passed = self.log.dirty_tail();
                     self.writeback_step(background, port);
+                    if self.log.dirty_tail() != passed {
+                        // Marks and CLEAN keys alone: no further flush will end and look again,
+                        // but somebody may wait for just this room.
+                        self.collect(background);
+                    }
                 }
             }
             // What the device has of this batch is unknown: all of it is written again.
@@ -420,11 +437,6 @@ impl Pcache {
         if is_done.is_err() {
             writeback.is_stuck = true;
             return false;
-        }
-        if mutants::is(Mutant::QuarantineLate) {
-            for run in writeback.runs.iter().filter(|run| writeback.damaged.contains(&run.offset)) {
-                let _ = self.set_aside(*run);
-            }
         }
         self.cleaned_bytes.fetch_add(writeback.batch_dirty_bytes, Ordering::SeqCst);
         if writeback.mends {

@@ -1,7 +1,7 @@
 //! The roles of a queue that face clients: one conversation over a stream socket, and the door.
 //!
-//! While nothing of a client is in flight, only the client can bring news. Then its thread sends and
-//! receives with plain calls and sleeps in the socket: whoever wakes a sleeper there tells the
+//! While nothing of a client is in flight, only the client can bring news. Then its thread sends
+//! and receives with plain calls and sleeps in the socket: whoever wakes a sleeper there tells the
 //! scheduler that it will sleep itself next, so that a client which waits for each answer and its
 //! server take turns on one core. The ring cannot say so, and an idle core takes longer to wake
 //! than a request takes to serve.

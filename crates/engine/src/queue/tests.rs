@@ -116,8 +116,7 @@ fn a_queue_that_cannot_be_seated_says_so() {
     let eventfd = rustix::event::eventfd(0, EventfdFlags::CLOEXEC).unwrap();
     let wake: Arc<dyn Wake> = Arc::new(Shared {
         eventfd: Arc::new(eventfd),
-        is_asleep: AtomicBool::new(false),
-        is_signalled: AtomicBool::new(false),
+        bell: Bell::default(),
         is_stopping: AtomicBool::new(false),
     });
     let seats: Vec<_> =

@@ -47,6 +47,29 @@ fn a_failing_origin_loses_nothing_and_is_asked_ever_more_seldom() {
     assert_eq!((image[0], image[8192]), (1, 2));
 }
 
+/// Behind the last batch stood only a CLEAN key and a mark. Write-back passed them without a flush,
+/// after which nobody looked for room until the clock said so, while writes waited for it.
+#[test]
+fn what_write_back_passes_last_is_collected_at_once() {
+    let mut world = World::new(Setup::small());
+    world.open();
+    world.target().message(&["gc_percent".to_string(), "0".to_string()]).unwrap();
+    world.write(0, &[1; 4096], true);
+    world.is_held = true;
+    world.tick(SECOND);
+    world.tick(2 * SECOND);
+    assert!(!world.held.is_empty(), "the batch is on its way");
+    world.is_held = false;
+    world.submit(Bio::read(1 << 20, Buffer::zeroed(4096), 0));
+    world.submit(Bio::flush(0));
+    world.settle();
+    world.submit(Bio::flush(0));
+    world.release();
+    let status = world.target().status();
+    let [.., head, _, key_tail] = status.split(' ').collect::<Vec<_>>()[..] else { panic!() };
+    assert_eq!(key_tail, head, "{status}");
+}
+
 #[test]
 fn d05_a_failed_flush_writes_the_batch_again() {
     let mut world = World::new(Setup::small());

@@ -12,32 +12,22 @@ mod world;
 use super::Pcache;
 use super::keylog::{LogReader, after};
 use super::layout::{KEY_CLEAN, Key, Record};
-use crate::prng::Prng;
+use crate::schedules::Story;
 use crate::sync::lock;
-
-/// A story: what threads do, once. Panics when a promise is broken.
-#[derive(Debug)]
-pub(crate) struct Story {
-    /// Its name.
-    pub(crate) name: &'static str,
-    /// Plays it with choices of its own.
-    pub(crate) play: fn(Prng),
-    /// How many times as often it is played as the others, because it is short.
-    pub(crate) times: u64,
-}
 
 /// All of them.
 pub(crate) const STORIES: &[Story] = &[
     Story { name: "spaces", play: parts::spaces, times: 8 },
+    Story { name: "checks", play: parts::checks, times: 4 },
     Story { name: "rows", play: parts::rows, times: 8 },
     Story { name: "overlap", play: whole::overlap, times: 1 },
     Story { name: "reuse", play: whole::reuse, times: 1 },
     Story { name: "fills", play: whole::fills, times: 1 },
-    Story { name: "full", play: whole::full, times: 2 },
+    Story { name: "full", play: whole::full, times: 4 },
     Story { name: "zeroes", play: whole::zeroes, times: 1 },
     Story { name: "sleep", play: whole::sleep, times: 2 },
     Story { name: "suspend", play: whole::suspend, times: 1 },
-    Story { name: "rest", play: whole::rest, times: 4 },
+    Story { name: "rest", play: whole::rest, times: 2 },
     Story { name: "damage", play: whole::damage, times: 2 },
     Story { name: "cut", play: whole::cut, times: 1 },
 ];

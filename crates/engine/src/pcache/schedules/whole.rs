@@ -2,10 +2,11 @@
 
 use shuttle::thread;
 
-use super::world::{Client, Frozen, Plan, World, content};
+use super::world::{Client, Frozen, Origin, Plan, World, content};
 use crate::disk::{Disk, Ring};
 use crate::error::Status;
 use crate::local::ManualClock;
+use crate::pcache::Pcache;
 use crate::prng::Prng;
 use crate::target::{Port, Target};
 use crate::units::SECOND;
@@ -50,6 +51,8 @@ fn anything(client: &mut Client, prng: &mut Prng) {
     }
 }
 
+/// Sectors whose data is damaged, each the first of a block.
+const DAMAGED: [u64; 4] = [0, 8, 16, 24];
 const TWO_BLOCKS: &[(u64, u64)] = &[(0, 16), (OTHER, 16)];
 
 /// Clients that overlap in all ways, with write-back and collection at work.
@@ -126,7 +129,7 @@ pub fn full(mut prng: Prng) {
     let mut parts = Vec::new();
     for nth in 0..3 {
         parts.push(part(&world, &mut prng, move |client, prng| {
-            for _ in 0..4 {
+            for _ in 0..1 + prng.below(5) {
                 let block = (nth + prng.below(2)) * 8;
                 client.write(block, 8, prng.one_in(4));
             }
@@ -220,6 +223,19 @@ pub fn suspend(mut prng: Prng) {
     world.judge();
 }
 
+/// Ticks, each with all the I/O that it wants.
+fn tick(cache: &Pcache, origin: &Origin, times: std::ops::Range<u64>) {
+    let (mut port, mut ring) = (Port::new(9), Ring::without_kernel());
+    for time in times {
+        cache.tick(time * SECOND, &mut port);
+        while let Some(io) = port.ios.pop_front() {
+            origin.start(io, &mut ring);
+            let io = ring.pop_completed().expect("the origin ends what it starts");
+            cache.complete(io, &mut port);
+        }
+    }
+}
+
 /// A cache is suspended while its background is at work: then that has an end.
 pub fn rest(mut prng: Prng) {
     let world = World::new(Plan { segments: 9, table: "C B 0", areas: TWO_BLOCKS });
@@ -229,18 +245,13 @@ pub fn rest(mut prng: Prng) {
         client.write(prng.below(8), 1 + prng.below(4), prng.one_in(2));
     }
     drop(client);
+    if prng.one_in(2) {
+        // Nothing is dirty any more, but the log is to be collected.
+        tick(&world.cache, &world.origin, 1..4);
+        world.cache.message(&["gc_percent".to_string(), "0".to_string()]).unwrap();
+    }
     let (cache, origin) = (world.cache.clone(), world.origin.clone());
-    let ticking = thread::spawn(move || {
-        let (mut port, mut ring) = (Port::new(9), Ring::without_kernel());
-        for now in 1..4 {
-            cache.tick(now * SECOND, &mut port);
-            while let Some(io) = port.ios.pop_front() {
-                origin.start(io, &mut ring);
-                let io = ring.pop_completed().expect("the origin ends what it starts");
-                cache.complete(io, &mut port);
-            }
-        }
-    });
+    let ticking = thread::spawn(move || tick(&cache, &origin, 4..7));
     world.cache.suspend().unwrap();
     while !world.cache.is_idle() {
         thread::yield_now();
@@ -256,30 +267,35 @@ pub fn rest(mut prng: Prng) {
 /// Dirty data is damaged, and leaves the cache while it is read: outdated data must not show.
 pub fn damage(mut prng: Prng) {
     let table = "C B 2 data_crc true";
-    let world = World::new(Plan { segments: 8, table, areas: &[(8, 24)] });
+    let world = World::new(Plan { segments: 9, table, areas: &[(32, 16)] });
     let mut first = world.client();
-    first.write(0, 4, true);
-    let tag = first.read(0, 1).unwrap()[0];
-    world.twin.corrupt(&content(1, 1, tag));
+    // Each is a batch of its own when it is written back, and a segment of its own.
+    for sector in DAMAGED {
+        first.write(sector, 8, true);
+        let tag = first.read(sector, 1).unwrap()[0];
+        world.twin.corrupt(&content(sector, 1, tag));
+    }
     drop(first);
+    world.device.set_draining(true);
+    world.cache.message(&["gc_percent".to_string(), "0".to_string()]).unwrap();
     let keeper = world.keeper(ManualClock::default());
     let mut parts = Vec::new();
-    for _ in 0..2 {
+    for _ in 0..3 {
         parts.push(part(&world, &mut prng, |client, prng| {
             for _ in 0..6 {
-                let from = prng.below(3);
-                match client.read(from, 1 + prng.below(4)) {
+                match client.read(DAMAGED[prng.below(4) as usize], 1) {
                     Ok(_) | Err(Status::Corrupt) => {}
                     Err(other) => panic!("a read of damaged data ends with {other}"),
                 }
             }
         }));
     }
-    parts.push(part(&world, &mut prng, |client, prng| {
-        for _ in 0..4 {
-            client.write(8 + prng.below(3) * 8, 8, false);
-        }
-    }));
+    if prng.one_in(2) {
+        parts.push(part(&world, &mut prng, |client, prng| {
+            client.write(DAMAGED[prng.below(4) as usize], 1, false);
+            (0..3).for_each(|_| client.write(32 + prng.below(2) * 8, 8, false));
+        }));
+    }
     together(parts);
     keeper.stop();
     world.judge();
