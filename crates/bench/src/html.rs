@@ -29,21 +29,23 @@ const DATA_END: &str = "</script>";
 
 const STYLE: &str = "
 body { font: 15px/1.45 sans-serif; color: #1a1a1a; background: #fff; margin: 2em auto;
-  max-width: 62em; padding: 0 1em; }
+  max-width: 66em; padding: 0 1em; }
 h1 { font-size: 1.6em; } h2 { font-size: 1.3em; border-bottom: 2px solid #0072b2; }
 table { border-collapse: collapse; margin: 1em 0; font-variant-numeric: tabular-nums; }
 caption { text-align: left; font-weight: bold; padding: .3em 0; }
-th, td { padding: .15em .7em; text-align: right; border-bottom: 1px solid #ddd; }
+table { font-size: .88em; }
+th, td { padding: .15em .55em; text-align: right; border-bottom: 1px solid #ddd;
+  white-space: nowrap; }
 th:first-child, td:first-child { text-align: left; }
 td.marked { font-weight: bold; background: #e3f0f8; }
-.facts td { text-align: left; border: 0; padding: .05em .7em; }
+.facts td { text-align: left; border: 0; padding: .05em .7em; white-space: normal; }
 .facts td:first-child { color: #555; }
 .noise { border-left: 5px solid #009e73; padding: .3em .8em; background: #f2faf6; }
 .noise.loud, .broken { border-left-color: #d55e00; background: #fdf1e7; }
 svg.plot { display: block; width: 100%; max-width: 56em; height: auto; margin: 1em 0; }
 nav a { margin-right: 1em; }
 @media print {
-  body { margin: 0; max-width: none; font-size: 10.5pt; } nav { display: none; }
+  body { margin: 0; max-width: none; font-size: 9.5pt; } nav { display: none; }
   section { break-before: page; } table, svg.plot { break-inside: avoid; }
   * { -webkit-print-color-adjust: exact; print-color-adjust: exact; }
 }

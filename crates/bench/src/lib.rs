@@ -17,6 +17,7 @@
 pub mod args;
 pub mod calibrate;
 mod fio;
+mod heap;
 mod html;
 mod job;
 mod libpmem;
@@ -32,6 +33,7 @@ mod svg;
 mod terminal;
 mod unit;
 
+use std::io::IsTerminal;
 use std::path::Path;
 
 use anyhow::{Context, Result};
@@ -70,7 +72,15 @@ pub fn run(args: &BenchArgs) -> Result<bool> {
 /// Runs one study, and says how noisy it was meanwhile.
 fn measure(name: StudyName, setup: &Setup) -> Result<Study> {
     let watch = Watch::new();
-    let mut study = studies::run(name, setup).with_context(|| name.name())?;
+    let waits = std::io::stderr().is_terminal();
+    if waits {
+        eprint!("{}: measuring, which may take minutes ...", name.name());
+    }
+    let study = studies::run(name, setup);
+    if waits {
+        eprint!("\r\x1b[K");
+    }
+    let mut study = study.with_context(|| name.name())?;
     study.noise = Some(watch.judge(&study));
     study.fact("took", format!("{:.1} s", watch.seconds()));
     Ok(study)

@@ -13,7 +13,8 @@ use udm::device::Device;
 use udm::local::Local;
 use udm::prng::Prng;
 
-use crate::job::Job;
+use crate::job::{Job, Rw};
+use crate::rig::settle;
 use crate::stats::Histogram;
 
 /// What a load reached.
@@ -184,6 +185,16 @@ impl Worker<'_> {
         }
         Ok(Instant::now())
     }
+}
+
+/// Writes the first `len_bytes` of `device` once, so that all of it is surely in the cache: what
+/// was written before may have been collected meanwhile. Somebody else does its background work.
+pub fn refill(device: &Arc<Device>, len_bytes: u64) -> Result<()> {
+    let (bs, runtime) = (64 << 10, Duration::from_secs(3600));
+    let size = len_bytes / bs * bs;
+    let job = Job { rw: Rw::Write, bs, size, io_size: size, runtime, ..Job::default() };
+    run(device, &job)?;
+    settle(device)
 }
 
 /// Runs `operation` again and again, each time timed on its own, for so long or so often.

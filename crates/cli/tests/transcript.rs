@@ -99,6 +99,7 @@ fn run(udm: &Udm, cache: &Path, command: &str) -> String {
         .current_dir(folder)
         .env("PATH", path)
         .env("UDM_RUNTIME_DIR", udm.runtime())
+        .env("UDM_STATE_DIR", udm.path("state"))
         .env("COLUMNS", "100")
         .stdin(Stdio::null())
         .output()

@@ -16,6 +16,7 @@ use udm::prng::Prng;
 use udm::shm::SharedWords;
 use udm::units::{GIB, MIB};
 
+use crate::heap::bytes_in_use;
 use crate::results::{Axis, Claim, Plot, Promise, Study, Table};
 use crate::rig::{CACHE_BYTES, Cache, Keeper, Setup, open_pmem, ram_disk};
 use crate::unit::Unit;
@@ -75,8 +76,8 @@ pub fn run(setup: &Setup) -> Result<Study> {
         "memory per block, and bytes written per byte",
         "Random writes; bytes stored to the cache device are counted at its door, once while \
          clients write (data and keys) and once more until all is written back and collected. \
-         Memory is what the process holds of its own after distinct blocks were cached, less \
-         what it held before.",
+         Memory is what the process has asked for after distinct blocks were cached, less what \
+         it had before.",
     );
     memory(setup, &mut study)?;
     let written = setup.choose(16 * MIB, 128 * MIB);
@@ -122,14 +123,14 @@ fn memory(setup: &Setup, study: &mut Study) -> Result<()> {
     let mut writer = Writer::new(&cache, 4096)?;
     // The first write makes what does not depend on the number of blocks.
     writer.write(0, false)?;
-    let before = own_bytes();
+    let before = bytes_in_use();
     let (mut done, mut points) = (1, Vec::new());
     for &count in counts {
         for block in done..count {
             writer.write(block * 4096, false)?;
         }
         done = count;
-        let bytes = own_bytes().saturating_sub(before) as f64;
+        let bytes = bytes_in_use().saturating_sub(before) as f64;
         table.row(format!("{count} blocks"), &[bytes, bytes / count as f64]);
         points.push((count as f64, bytes / count as f64));
     }
@@ -142,14 +143,6 @@ fn memory(setup: &Setup, study: &mut Study) -> Result<()> {
     drop(writer);
     Keeper::new(&cache.device, Ring::without_kernel())?.drain();
     Ok(())
-}
-
-/// Bytes of memory that are nobody else's: neither files nor shared memory.
-fn own_bytes() -> u64 {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:"));
-    let kib = line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok());
-    kib.unwrap_or(0) << 10
 }
 
 /// Writes from one buffer, one at a time.

@@ -15,7 +15,7 @@ use udm::units::MIB;
 
 use crate::fio::{self, JobResult};
 use crate::job::{Job, Rw};
-use crate::load::time;
+use crate::load::{refill, time};
 use crate::results::{Plot, Study, Table};
 use crate::rig::{Cache, Export, Setup, has_fio_nbd, settle};
 use crate::stats::{Histogram, median};
@@ -132,11 +132,10 @@ fn in_process(
         Ok(())
     };
     let mut below = move |span: u64| prng.below(span / BLOCK) * BLOCK;
-    for offset in (0..span).step_by(BLOCK as usize) {
-        carry_out(&mut local, &|buffer| Bio::write(offset, buffer, false, 0))?;
-    }
-    settle(&cache.device)?;
     for (nth, kind) in kinds.iter_mut().enumerate() {
+        if nth == 3 {
+            refill(&cache.device, span)?;
+        }
         let times = time(runtime, COUNT_MAX, |_| {
             let at = below(span);
             match nth {
@@ -164,6 +163,7 @@ fn over_nbd(cache: &Cache, socket: &std::path::Path, job: &Job) -> Result<Vec<Ve
     };
     let write = run(job.clone())?;
     let flush = run(Job { fsync: 1, ..job.clone() })?;
+    refill(&cache.device, job.size)?;
     let hit = run(Job { rw: Rw::Randread, ..job.clone() })?;
     let miss = run(Job { rw: Rw::Randread, offset: job.size, ..job.clone() })?;
     let flushes = flush.sync_percentiles;

@@ -1,6 +1,7 @@
 //! What the cost of a request depends on: threads, how full the cache is, how much of it is dirty,
 //! and the size of the request. All in memory, so that nothing but udm is measured.
 
+use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow};
@@ -62,12 +63,11 @@ fn threads(setup: &Setup, repeats: usize, study: &mut Study) -> Result<()> {
     let _background = Queue::background("udm-background", &cache.device)?;
     let runtime = setup.choose(Duration::from_millis(150), Duration::from_millis(500));
     let job = Job { size: span, runtime, ..Job::default() };
-    load::run(&cache.device, &Job { rw: Rw::Write, io_size: span, bs: 64 << 10, ..job.clone() })?;
     let mut rates = vec![vec![Vec::new(); counts.len()]; 2];
     for repeat in 0..repeats {
         for (nth, count) in counts.iter().enumerate() {
             for (kind, rw) in [Rw::Randwrite, Rw::Randread].into_iter().enumerate() {
-                settle(&cache.device)?;
+                load::refill(&cache.device, span)?;
                 // As much for each thread; together no more than the cache takes.
                 let io_size = match rw {
                     Rw::Randwrite => 160 * MIB,
@@ -134,11 +134,12 @@ impl Caller {
         Ok(())
     }
 
-    /// The median time of a request below `span`, over so many batches.
-    fn cost(&mut self, span: u64, len: u64, is_read: bool, batches: u64) -> Result<f64> {
+    /// The median time of a request within `range`, over so many batches.
+    fn cost(&mut self, range: Range<u64>, len: u64, is_read: bool, batches: u64) -> Result<f64> {
+        let slots = (range.end - range.start) / len;
         let mut times = Vec::new();
         for _ in 0..batches {
-            let places = [(); BATCH as usize].map(|()| self.prng.below(span / len) * len);
+            let places = [(); BATCH as usize].map(|()| range.start + self.prng.below(slots) * len);
             let start = Instant::now();
             for place in places {
                 self.one(place, is_read)?;
@@ -148,9 +149,10 @@ impl Caller {
         Ok(median(&times))
     }
 
-    /// Writes `range` once, block by block.
-    fn fill(&mut self, range: std::ops::Range<u64>) -> Result<()> {
-        range.step_by(BLOCK as usize).try_for_each(|offset| self.one(offset, false))
+    /// Writes `range` once, in requests of the caller's size.
+    fn fill(&mut self, range: Range<u64>) -> Result<()> {
+        let step = self.spare.as_ref().map_or(BLOCK as usize, Buffer::len);
+        range.step_by(step).try_for_each(|offset| self.one(offset, false))
     }
 }
 
@@ -165,27 +167,48 @@ fn by_level(study: &mut Study, title: &str, levels: &[u64], costs: &[Vec<Vec<f64
         Axis::linear("percent of the cache", Unit::Number),
         Axis::linear("time of a request", Unit::Nanos),
     );
-    for (name, costs) in ["write", "read hit"].into_iter().zip(costs) {
+    for (name, costs) in ["write", "read hit", "bare load"].into_iter().zip(costs) {
         let medians: Vec<f64> = costs.iter().map(|costs| median(costs)).collect();
         table.row(name, &medians);
         plot.add(name, levels.iter().zip(&medians).map(|(x, y)| (*x as f64, *y)).collect());
         for (level, costs) in names.iter().zip(costs) {
             study.repeats(format!("{name}, {title}, {level}"), Unit::Nanos, costs);
         }
-        if let [first, .., last] = costs.as_slice() {
-            let what = format!("{name}, {title}: {} / {}", names[names.len() - 1], names[0]);
-            study.claims.push(Claim::new(what, &ratios(last, first), None));
-        }
+    }
+    if let ([write, hit, load], [first, .., last]) = (costs, names.as_slice()) {
+        let what = format!("write, {title}: {last} / {first}");
+        study.claims.push(Claim::new(what, &ratios(&write[levels.len() - 1], &write[0]), None));
+        let what = format!("read hit / bare load, {title}: {last}");
+        let (hit, load) = (&hit[levels.len() - 1], &load[levels.len() - 1]);
+        study.claims.push(Claim::new(what, &ratios(hit, load), None));
     }
     study.tables.push(table);
     study.plots.push(plot);
+}
+
+/// The median time of a bare load from as much memory, in batches: what little data costs less
+/// because it is in the processor's caches shows here too.
+fn bare_load(bare: &dyn Pmem, span: u64, batches: u64) -> Result<f64> {
+    let mut prng = Prng::new(4);
+    let mut into = vec![0; BLOCK as usize];
+    let mut times = Vec::new();
+    for _ in 0..batches {
+        let places = [(); BATCH as usize].map(|()| prng.below(span / BLOCK) * BLOCK);
+        let start = Instant::now();
+        for place in places {
+            bare.load(place, &mut into).ok().context("the memory failed")?;
+        }
+        times.push(start.elapsed().as_nanos() as f64 / BATCH as f64);
+    }
+    Ok(median(&times))
 }
 
 fn fullness(setup: &Setup, repeats: usize, study: &mut Study) -> Result<()> {
     let cache = setup.cache("scaling-fullness", ram_disk(2 * GIB), "0")?;
     let background = Queue::background("udm-background", &cache.device)?;
     let mut caller = Caller::new(&cache, BLOCK)?;
-    let mut costs = vec![vec![Vec::new(); LEVELS.len()]; 2];
+    let bare = bare_memory(setup, "scaling-bare")?;
+    let mut costs = vec![vec![Vec::new(); LEVELS.len()]; 3];
     let mut filled = 0;
     for (nth, level) in LEVELS.into_iter().enumerate() {
         // Full means that every write needs room that collection has to make.
@@ -199,10 +222,12 @@ fn fullness(setup: &Setup, repeats: usize, study: &mut Study) -> Result<()> {
         }
         // What was written last is surely there.
         let span = filled.clamp(BLOCK * BATCH, CACHE_BYTES / 4);
+        let last = filled - span..filled;
         for _ in 0..repeats {
-            costs[0][nth].push(caller.cost(span, BLOCK, false, 256)?);
+            costs[0][nth].push(caller.cost(last.clone(), BLOCK, false, 256)?);
             settle(&cache.device)?;
-            costs[1][nth].push(caller.cost(span, BLOCK, true, 256)?);
+            costs[1][nth].push(caller.cost(last.clone(), BLOCK, true, 256)?);
+            costs[2][nth].push(bare_load(&bare, span, 256)?);
         }
     }
     drop(background);
@@ -211,7 +236,8 @@ fn fullness(setup: &Setup, repeats: usize, study: &mut Study) -> Result<()> {
 }
 
 fn dirtiness(setup: &Setup, repeats: usize, study: &mut Study) -> Result<()> {
-    let mut costs = vec![vec![Vec::new(); DIRTY_LEVELS.len()]; 2];
+    let bare = bare_memory(setup, "scaling-bare")?;
+    let mut costs = vec![vec![Vec::new(); DIRTY_LEVELS.len()]; 3];
     for _ in 0..repeats {
         let cache = setup.cache("scaling-dirtiness", ram_disk(GIB), "0")?;
         // Nobody does its background work, so what is dirty stays dirty.
@@ -221,8 +247,9 @@ fn dirtiness(setup: &Setup, repeats: usize, study: &mut Study) -> Result<()> {
             let wanted = CACHE_BYTES * level / 100 / BLOCK * BLOCK;
             caller.fill(dirty..wanted)?;
             dirty = wanted;
-            costs[0][nth].push(caller.cost(dirty, BLOCK, false, 128)?);
-            costs[1][nth].push(caller.cost(dirty, BLOCK, true, 128)?);
+            costs[0][nth].push(caller.cost(0..dirty, BLOCK, false, 128)?);
+            costs[1][nth].push(caller.cost(0..dirty, BLOCK, true, 128)?);
+            costs[2][nth].push(bare_load(&bare, dirty, 128)?);
         }
         drop(caller);
         Keeper::new(&cache.device, Ring::without_kernel())?.drain();
@@ -242,9 +269,11 @@ fn sizes(setup: &Setup, repeats: usize, study: &mut Study) -> Result<()> {
     for _ in 0..repeats {
         for (nth, len) in SIZES.into_iter().enumerate() {
             let mut caller = Caller::new(&cache, len)?;
-            let batches = (32 * MIB / len / BATCH).clamp(2, 128);
-            costs[0][nth].push(caller.cost(span, len, false, batches)?);
-            costs[2][nth].push(caller.cost(span, len, true, batches)?);
+            let batches = (32 * MIB / len / BATCH).clamp(5, 128);
+            costs[0][nth].push(caller.cost(0..span, len, false, batches)?);
+            keeper.drain();
+            caller.fill(0..span)?;
+            costs[2][nth].push(caller.cost(0..span, len, true, batches)?);
             let bytes = caller.spare.as_ref().context("a buffer got lost")?;
             let mut times = Vec::new();
             for _ in 0..batches {

@@ -27,7 +27,11 @@ const BLOCK: u64 = 4096;
 /// Clients flush behind every so many writes; 0: never.
 const FLUSH_EVERY: [u64; 4] = [0, 64, 8, 1];
 /// Table words for the orders of write-back.
-const ORDERS: [(&str, &str); 2] = [("ordered", "0"), ("fast", "0 writeback_order fast")];
+const ORDERS: [(&str, &str); 3] = [
+    ("ordered", "0"),
+    ("fast", "0 writeback_order fast"),
+    ("adaptive", "0 writeback_order adaptive"),
+];
 
 /// The whole study.
 pub fn run(setup: &Setup) -> Result<Study> {
@@ -96,6 +100,11 @@ fn fill(study: &mut Study, fios: &[f64], rates: &[Vec<Vec<f64>>]) {
             None,
         ),
     ];
+    study.notes.push(
+        "Adaptive is ordered until dirty data passes a mark, and merges across flushes above it: \
+         `udm status` says which."
+            .into(),
+    );
     study.tables.push(table);
     study.plots.push(bars);
 }

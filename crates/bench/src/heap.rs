@@ -1,0 +1,35 @@
+//! How many bytes of memory the process has asked for and not given back.
+//!
+//! What the kernel says of a process does not tell: memory that was freed is kept for later.
+
+#![allow(unsafe_code)]
+
+/// Bytes in use, by the C library's own account.
+#[cfg(target_env = "gnu")]
+pub fn bytes_in_use() -> u64 {
+    // SAFETY: it takes no arguments, and only reads the allocator's counters under its locks.
+    let info = unsafe { libc::mallinfo2() };
+    (info.uordblks + info.hblkhd) as u64
+}
+
+/// Bytes in use, where the C library keeps no account: what the kernel sees.
+#[cfg(not(target_env = "gnu"))]
+pub fn bytes_in_use() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:"));
+    let kib = line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok());
+    kib.unwrap_or(0) << 10
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn what_is_taken_is_counted_and_what_is_freed_is_not() {
+        let before = super::bytes_in_use();
+        let taken: Vec<Vec<u8>> = (0..1000).map(|_| vec![1; 8192]).collect();
+        let between = super::bytes_in_use();
+        assert!(between >= before + 8_000_000, "{before} {between}");
+        drop(taken);
+        assert!(super::bytes_in_use() < between - 4_000_000);
+    }
+}
