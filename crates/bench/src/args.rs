@@ -70,7 +70,7 @@ study says whether the machine was too noisy to trust its absolute numbers.
 
 Examples:
   udm bench randwrite --path /data/test.img     the story in two screens
-  udm bench copy --path /dev/dax0.0             measures, remembers, leaves the content alone
+  udm bench copy --cache /dev/dax0.0            measures, remembers, leaves the content alone
   udm bench job --rw randrw --bs 8k --iodepth 4 --numjobs 2 --runtime 10
   udm bench all --small --report report.html --json=results.json")]
 pub struct BenchArgs {

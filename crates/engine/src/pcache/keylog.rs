@@ -289,6 +289,9 @@ impl KeyLog {
             self.media.pmem.zero(self.segments.data_at(next, 0), u64::from(end));
             self.media.settle()?;
         }
+        // Invariant 1 here too: what an earlier crash left torn at this very place, mixed with a
+        // torn LAST, looks like damage, or leads to where an older LAST led.
+        self.zero_ahead(head, head.position.offset + KSET_HEADER_BYTES as u32)?;
         let at = self.segments.data_at(head.position.segment, head.position.offset);
         self.media.store(at, KsetHeader::last(next).as_bytes());
         self.media.settle()?;
