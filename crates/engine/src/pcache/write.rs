@@ -49,15 +49,24 @@ impl KnownZeroes {
         self.spaces.push_back(space);
     }
 
-    /// Whether `len` bytes at a live place are surely zeroes.
-    fn hold(&self, place: Place, len: u64) -> bool {
-        self.spaces.iter().any(|space| {
-            let end = u64::from(space.offset) + u64::from(space.len);
-            place.segment == space.segment
-                && place.is_of(space.generation)
-                && place.offset >= space.offset
-                && u64::from(place.offset) + len <= end
-        })
+    /// What the first of `len` bytes at a live place surely are, and how far that goes: a run may
+    /// lead from data into zeroes behind it, or out of them.
+    fn extent(&self, place: Place, len: u64) -> (u64, Extent) {
+        let from = u64::from(place.offset);
+        let of_segment =
+            |space: &&Space| place.segment == space.segment && place.is_of(space.generation);
+        let mut until = from + len;
+        for space in self.spaces.iter().filter(of_segment) {
+            let start = u64::from(space.offset);
+            let end = start + u64::from(space.len);
+            if start <= from && from < end {
+                return (len.min(end - from), Extent::Zeroes);
+            }
+            if from < start {
+                until = until.min(start);
+            }
+        }
+        (until - from, Extent::Data)
     }
 }
 
@@ -346,10 +355,7 @@ impl Pcache {
         let end = offset + len;
         let kind_at = |at: u64| {
             let piece = self.index.lookup(at, end, |place| self.is_live(place));
-            match piece.place {
-                Some(place) if known.hold(place, piece.len) => (piece.len, Extent::Zeroes),
-                _ => (piece.len, Extent::Data),
-            }
+            piece.place.map_or((piece.len, Extent::Data), |place| known.extent(place, piece.len))
         };
         let (mut done, first) = kind_at(offset);
         while done < len {
@@ -410,5 +416,24 @@ impl StripeState {
                 fill.is_cancelled |= fill.offset < at + len && at < fill.offset + fill.len;
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn zeroes_begin_and_end_within_runs() {
+        let mut known = KnownZeroes::default();
+        known.remember(Space { segment: 3, offset: 8192, len: 4096, generation: 7 });
+        let extent = |offset, len| known.extent(Place::new(3, offset, 7), len);
+        assert_eq!(extent(8192, 4096), (4096, Extent::Zeroes));
+        assert_eq!(extent(8192, 8192), (4096, Extent::Zeroes), "data follows in the same run");
+        assert_eq!(extent(9216, 512), (512, Extent::Zeroes));
+        assert_eq!(extent(4096, 16384), (4096, Extent::Data), "zeroes follow in the same run");
+        assert_eq!(extent(12288, 512), (512, Extent::Data));
+        assert_eq!(known.extent(Place::new(3, 8192, 8), 512), (512, Extent::Data), "reused");
+        assert_eq!(known.extent(Place::new(2, 8192, 7), 512), (512, Extent::Data));
     }
 }
