@@ -155,22 +155,8 @@ impl Ring {
         len: usize,
         tag: u64,
     ) {
-        let call = Call::Recv { from: offset, len, flags: 0 };
+        let call = Call::Recv { from: offset, len };
         self.start_tagged(socket, call, Memory::One(buffer), tag, false);
-    }
-
-    /// Receives into `buffer[offset..offset + len]` until it is full; fewer bytes mean that the
-    /// peer has closed.
-    pub fn recv_exact(
-        &mut self,
-        socket: &Arc<OwnedFd>,
-        buffer: Buffer,
-        offset: usize,
-        len: usize,
-        tag: u64,
-    ) {
-        let call = Call::Recv { from: offset, len, flags: libc::MSG_WAITALL };
-        self.start_tagged(socket, call, Memory::One(buffer), tag, true);
     }
 
     /// Sends all of `buffer[offset..offset + len]`.
@@ -301,7 +287,7 @@ impl Ring {
         let Owner::Tag { tag, done, is_whole } = &mut work.owner else { return };
         let moved = usize::try_from(result).unwrap_or(0);
         let rest = match &mut work.call {
-            Call::Recv { from, len, .. } | Call::Send { from, len } => {
+            Call::Send { from, len } => {
                 *from += moved;
                 *len -= moved;
                 *len

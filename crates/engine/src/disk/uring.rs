@@ -39,8 +39,8 @@ pub(super) enum Call {
     Sync,
     /// fallocate.
     Allocate { mode: i32, offset: u64, len: u64 },
-    /// Receive what is there, at most `len` bytes, with flags as recv takes them.
-    Recv { from: usize, len: usize, flags: i32 },
+    /// Receive what is there, at most `len` bytes.
+    Recv { from: usize, len: usize },
     /// Send.
     Send { from: usize, len: usize },
     /// Send all buffers of the work's message but the first `skip` bytes.
@@ -147,10 +147,8 @@ impl Work {
             Call::Allocate { mode, offset, len } => {
                 opcode::Fallocate::new(fd, len).offset(offset).mode(mode).build()
             }
-            Call::Recv { from, len, flags } => {
-                opcode::Recv::new(fd, self.part(from, len).as_mut_ptr(), len as u32)
-                    .flags(flags)
-                    .build()
+            Call::Recv { from, len } => {
+                opcode::Recv::new(fd, self.part(from, len).as_mut_ptr(), len as u32).build()
             }
             Call::Send { from, len } => {
                 opcode::Send::new(fd, self.part(from, len).as_ptr(), len as u32)
