@@ -15,6 +15,7 @@
 mod bell;
 mod clients;
 mod device;
+mod watch;
 
 use std::os::fd::OwnedFd;
 use std::sync::mpsc;

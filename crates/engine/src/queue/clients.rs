@@ -6,11 +6,6 @@
 //! server take turns on one core. The ring cannot say so, and an idle core takes longer to wake
 //! than a request takes to serve.
 //!
-//! Even so a halted core takes tens of microseconds to wake. So the socket of a client that was
-//! quick with its last request is watched for a short while before the thread sleeps in it, giving
-//! the core to whoever wants it after each look. It costs at most half of the cores, and nothing
-//! when clients are slow or silent.
-//!
 //! As soon as a request waits for a disk, or for room, everything goes through the ring: sending
 //! the answers of a turn, asking for the next bytes, starting the I/O of disks and waiting for
 //! whatever comes first are one entry into the kernel.
@@ -23,15 +18,16 @@ use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
 
 use rustix::io::Errno;
-use rustix::net::{RecvFlags, SendFlags, Shutdown};
+use rustix::net::{SendFlags, Shutdown};
 
 use super::device::DeviceEnd;
+use super::watch::Watch;
 use super::{Core, Role, STOP_SECONDS_MAX, Turn, now};
 use crate::bio::Bio;
 use crate::buffer::{Buffer, BufferPool};
 use crate::disk::{Event, Ring};
-use crate::sync::statics::atomic::{AtomicUsize, Ordering};
-use crate::sync::{Arc, OnceLock};
+use crate::sync::Arc;
+use crate::sync::atomic::Ordering;
 use crate::units::{Nanos, SECOND};
 
 const TAG_RECEIVE: u64 = 1;
@@ -40,18 +36,10 @@ const TAG_ACCEPT: u64 = 3;
 
 /// Most buffers that are sent at once; the rest follows.
 const SEND_BUFFERS_MAX: usize = 64;
-/// How long a socket is watched before its thread sleeps in it.
-const WATCH_NS: Nanos = 100_000;
-/// A client that takes no longer for its next request is worth watching for: what waking a thread
-/// takes on an idle core, twice, and as much again.
-const BRISK_NS: Nanos = 200_000;
 /// How long a stopping queue waits for bios that are parked.
 const PARKED_SECONDS_MAX: u64 = 2;
 /// How long the door stays shut after the process ran out of file descriptors or memory.
 const DOOR_PAUSE_NS: Nanos = SECOND / 10;
-
-/// Bytes received, and their number before they were cut to the memory.
-type RecvResult = rustix::io::Result<(usize, usize)>;
 
 /// Where received bytes go: `buffer[at..end]`.
 #[derive(Debug)]
@@ -114,8 +102,7 @@ pub(super) struct Client<C> {
     /// How many bytes the ring sends.
     sending: Option<usize>,
     stopping_since: Option<Nanos>,
-    /// The last bytes did not keep us waiting for long.
-    is_brisk: bool,
+    watch: Watch,
 }
 
 impl<C: Conversation> Client<C> {
@@ -127,7 +114,7 @@ impl<C: Conversation> Client<C> {
             receiving: None,
             sending: None,
             stopping_since: None,
-            is_brisk: false,
+            watch: Watch::default(),
         }
     }
 
@@ -144,18 +131,11 @@ impl<C: Conversation> Client<C> {
         self.end.is_quiet() && self.sending.is_none() && self.receiving.is_none()
     }
 
-    /// Sleeps in the socket until bytes come, and takes them. False if none are wanted.
+    /// Waits in the socket until bytes come, and takes them. False if none are wanted.
     fn receive_alone(&mut self, core: &Core) -> bool {
         let Some(mut space) = self.conversation.incoming() else { return false };
         let memory = &mut space.buffer.as_mut_slice()[space.at..space.end];
-        let since = now();
-        let watched = if self.is_brisk { watch(&self.socket, memory, since) } else { None };
-        let result = watched.unwrap_or_else(|| {
-            let sleep = || rustix::net::recv(&self.socket, &mut *memory, RecvFlags::empty());
-            rustix::io::retry_on_intr(sleep)
-        });
-        self.is_brisk = now() - since < BRISK_NS;
-        let result = result.map(|(count, _)| count).map_err(std::io::Error::from);
+        let result = self.watch.receive(&self.socket, memory).map_err(std::io::Error::from);
         self.has_received(space, result, core);
         true
     }
@@ -247,46 +227,6 @@ impl<C: Conversation> Client<C> {
     fn stop_deadline(&self) -> Option<Nanos> {
         let seconds = if self.end.is_all_parked() { PARKED_SECONDS_MAX } else { STOP_SECONDS_MAX };
         self.stopping_since.map(|since| since + seconds * SECOND)
-    }
-}
-
-/// A place among those who may watch their sockets: half of the cores, so that watching never
-/// keeps everybody else from working.
-struct WatchPlace;
-
-/// Of the whole process; a guess of what is free, which orders nothing.
-static WATCHING: AtomicUsize = AtomicUsize::new(0);
-
-impl WatchPlace {
-    fn take() -> Option<WatchPlace> {
-        static MAX: OnceLock<usize> = OnceLock::new();
-        let cores = || std::thread::available_parallelism().map_or(1, usize::from);
-        let place = WatchPlace;
-        // Counted before it is known to be free; dropping the place takes that back.
-        let others = WATCHING.fetch_add(1, Ordering::Relaxed);
-        (others < *MAX.get_or_init(|| cores() / 2)).then_some(place)
-    }
-}
-
-impl Drop for WatchPlace {
-    fn drop(&mut self) {
-        WATCHING.fetch_sub(1, Ordering::Relaxed);
-    }
-}
-
-/// Looks for bytes until they come or [`WATCH_NS`] are over.
-fn watch(socket: &OwnedFd, memory: &mut [u8], since: Nanos) -> Option<RecvResult> {
-    let _place = WatchPlace::take()?;
-    loop {
-        match rustix::net::recv(socket, &mut *memory, RecvFlags::DONTWAIT) {
-            Err(Errno::AGAIN | Errno::INTR) => {}
-            result => return Some(result),
-        }
-        if now() - since >= WATCH_NS {
-            return None;
-        }
-        // Whoever wants this core goes first, the client above all.
-        std::thread::yield_now();
     }
 }
 
