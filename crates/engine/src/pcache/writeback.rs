@@ -440,6 +440,8 @@ impl Pcache {
         }
         self.cleaned_bytes.fetch_add(writeback.batch_dirty_bytes, Ordering::SeqCst);
         if writeback.mends {
+            // The next store of the label, for whatever reason, drops it there too.
+            lock(&self.label).0.torn_until = None;
             writeback.torn_until = None;
             writeback.torn_since = None;
         }
