@@ -220,8 +220,15 @@ impl Setup {
     }
 }
 
-/// A cache device, with copies as `udm create` would make them.
+/// A cache device with all its pages, as some time after `udm create`.
 pub fn open_pmem(path: &Path) -> Result<DaxPmem> {
+    let pmem = open_untouched(path)?;
+    pmem.prefault(0, pmem.len_bytes());
+    Ok(pmem)
+}
+
+/// A cache device with copies as `udm create` would make them, as it is at first.
+pub fn open_untouched(path: &Path) -> Result<DaxPmem> {
     let mut pmem = DaxPmem::open(path, DaxOptions::default())?;
     calibrate::tune(&mut pmem);
     Ok(pmem)

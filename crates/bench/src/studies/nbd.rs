@@ -131,7 +131,7 @@ fn study(iops: &[Vec<Vec<f64>>], latencies: &[Vec<Vec<f64>>], rounds: usize) -> 
     }
     for (contender, name) in CONTENDERS.iter().enumerate().skip(1) {
         for (nth, (depth, direction)) in JOBS.into_iter().enumerate() {
-            let bound = if depth == 1 { 1.0 } else { 1.2 };
+            let bound = if depth == 1 { 1.0 } else { 1.5 };
             let what = format!("{name} / nbdkit, rand{direction}, depth {depth}");
             let rounds = ratios(&iops[nth][contender], &iops[nth][0]);
             study.claims.push(Claim::new(what, &rounds, Some(Promise::AtLeast(bound))));

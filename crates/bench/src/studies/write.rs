@@ -400,23 +400,29 @@ fn claims(results: &Results) -> Vec<Claim> {
     let single = |of: &Times, over: &Times| ratios(&of.round_single, &over.round_single);
     let micros: Vec<f64> = results.fua.round_batch.iter().map(|nanos| nanos / 1000.0).collect();
     let at_most = |bound| Some(Promise::AtMost(bound));
+    let at_least = |bound| Some(Promise::AtLeast(bound));
     let Results { copy, engine, local, copy_beside, local_beside, load, hit, .. } = results;
     let twice = |two: &[f64], one: &[f64]| ratios(two, one);
     vec![
-        Claim::new("write / bare copy, p50, batches", &over(local, copy), at_most(2.5)),
+        Claim::new("write / bare copy, p50, batches", &over(local, copy), at_most(1.75)),
         Claim::new("write / bare copy, p50, one by one", &single(local, copy), at_most(2.5)),
         Claim::new("  of it the engine", &over(engine, copy), None),
         Claim::new("write / bare copy, beside write-back", &over(local_beside, copy_beside), None),
-        Claim::new("FUA write, p50, microseconds", &micros, None),
-        Claim::new("read hit / bare load, p50", &over(hit, load), None),
+        Claim::new("FUA write, p50, microseconds", &micros, at_most(0.9)),
+        Claim::new("read hit / bare load, p50", &over(hit, load), at_most(1.5)),
         Claim::new(
             "writes: two threads / one",
             &twice(&results.write_two, &results.write_one),
-            None,
+            at_least(1.8),
         ),
         Claim::new(
             "read hits: two threads / one",
             &twice(&results.read_two, &results.read_one),
+            at_least(1.8),
+        ),
+        Claim::new(
+            "  bare durable copies: two threads / one",
+            &twice(&results.copy_two, &results.copy_one),
             None,
         ),
     ]

@@ -90,7 +90,7 @@ fn fill(study: &mut Study, fios: &[f64], rates: &[Vec<Vec<f64>>]) {
         let points = rates.iter().enumerate().map(|(nth, rates)| (nth as f64, median(rates)));
         bars.add(format!("udm {order}"), points.collect());
     }
-    let promise = Some(Promise::AtLeast(0.7));
+    let promise = Some(Promise::AtLeast(0.9));
     study.claims = vec![
         Claim::new("write-back / fio", &ratios(&rates[0][0], fios), promise),
         Claim::new("write-back, order fast / fio", &ratios(&rates[1][0], fios), None),
