@@ -155,9 +155,28 @@ struct Background {
     gc: Gc,
 }
 
+/// A counter that threads raise all the time: by port, so that they do not wait for each other's
+/// cache line.
+#[derive(Debug, Default)]
+struct BusyCounter([Line; 8]);
+
+#[derive(Debug, Default)]
+#[repr(align(128))]
+struct Line(AtomicU64);
+
+impl BusyCounter {
+    fn raise(&self, port: usize) {
+        self.0[port % self.0.len()].0.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn sum(&self) -> u64 {
+        self.0.iter().map(|line| line.0.load(Ordering::Relaxed)).sum()
+    }
+}
+
 #[derive(Debug, Default)]
 struct Counters {
-    read_hits: AtomicU64,
+    read_hits: BusyCounter,
     read_misses: AtomicU64,
     filled_bytes: AtomicU64,
     damaged_reads: AtomicU64,

@@ -211,6 +211,10 @@ impl Pmem for DaxPmem {
         has_sync_failed.then(|| format!("cache device {name} failed: msync reported an error"))
     }
 
+    fn copies(&self) -> Option<String> {
+        Some(self.plan.to_string())
+    }
+
     fn is_deleted(&self) -> bool {
         self.file.metadata().is_ok_and(|metadata| metadata.is_file() && metadata.nlink() == 0)
     }
