@@ -328,12 +328,13 @@ impl Pcache {
         (0..self.open.stripes()).any(|stripe| self.open.len(stripe) > 0)
     }
 
-    /// Logs open sets that are old, or whose keys keep segments from being collected.
+    /// Logs open sets that are old, or that are all that write-back and collection wait for.
     fn close_old_sets(&self, background: &mut Background, is_urgent: bool) {
         let is_old = background.now >= background.last_close + CLOSE_AFTER;
-        if (is_urgent || is_old) && self.has_open_keys() {
+        let is_waited_for = is_urgent && self.log.dirty_tail() == self.log.head();
+        if is_old || is_waited_for {
             // Without room the keys stay where they are; a failed medium is latched in the log.
-            let _ = self.close_all(false);
+            let _ = self.close_each();
             background.last_close = background.now;
         }
     }
