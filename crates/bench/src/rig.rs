@@ -18,7 +18,7 @@ use udm::pmem::dax::{DaxOptions, DaxPmem};
 use udm::prng::Prng;
 use udm::queue::Queue;
 use udm::shm::SharedWords;
-use udm::simple::{Linear, LinearArgs};
+use udm::simple::{Linear, LinearArgs, Zero};
 use udm::table::Table as DmTable;
 use udm::target::{Port, Wake};
 use udm::units::{GIB, MIB, human_bytes};
@@ -254,6 +254,12 @@ pub fn linear_device(disk: Arc<dyn Disk>) -> Result<Arc<Device>> {
     let args = LinearArgs::parse(&table.lines[0].args)?;
     let target = Arc::new(Linear::new(&args, bytes, disk)?);
     Ok(Device::with_table("linear", LoadedTable::single(target, bytes))?)
+}
+
+/// A device that does nothing with what it is given: what is left is the way to it.
+pub fn zero_device(bytes: u64) -> Result<Arc<Device>> {
+    let target = Arc::new(Zero::parse(&[])?);
+    Ok(Device::with_table("zero", LoadedTable::single(target, bytes))?)
 }
 
 /// A disk in memory.
