@@ -212,7 +212,28 @@ impl Setup {
 
     /// A fresh cache in front of `backing`; `words` are those of the table behind the devices.
     pub fn cache(&self, name: &str, backing: Arc<dyn Disk>, words: &str) -> Result<Cache> {
-        let pmem = open_pmem(&self.cache_path(name)?)?;
+        self.cache_on(&self.cache_path(name)?, name, backing, words)
+    }
+
+    /// As [`Setup::cache`], but in memory and with so many bytes, whatever the user named.
+    pub fn small_cache(
+        &self,
+        name: &str,
+        bytes: u64,
+        backing: Arc<dyn Disk>,
+        words: &str,
+    ) -> Result<Cache> {
+        self.cache_on(&self.places.memory.file(name, bytes)?, name, backing, words)
+    }
+
+    fn cache_on(
+        &self,
+        path: &Path,
+        name: &str,
+        backing: Arc<dyn Disk>,
+        words: &str,
+    ) -> Result<Cache> {
+        let pmem = open_pmem(path)?;
         let shared = self.places.memory.path(&format!("{name}.open-keys"));
         let _ = std::fs::remove_file(&shared);
         let shared = SharedWords::open(&shared, shared_words(OpenOptions::new(1).stripes))?;
@@ -380,6 +401,8 @@ impl Cache {
         let words: Vec<&str> = text.split_whitespace().collect();
         let args = TableArgs::parse(&words).map_err(|error| error.error)?;
         let mut options = OpenOptions::new(1);
+        // Studies also ask what happens in caches that are soon full.
+        options.geometry.device_bytes_min = 0;
         options.force_format = is_fresh;
         let bytes = backing.limits().size_bytes;
         let pcache = Pcache::open(args, bytes, pmem.clone(), backing, shared, &options)?;
