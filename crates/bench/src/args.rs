@@ -30,6 +30,8 @@ pub enum StudyName {
     Recovery,
     /// Memory per cached block, and bytes written to the cache device per byte
     Footprint,
+    /// The writecache target: mode p by block size and instruction, mode s beside fio
+    Writecache,
     /// All of them but `job`
     All,
 }

@@ -256,7 +256,7 @@ pub fn open_untouched(path: &Path) -> Result<DaxPmem> {
 }
 
 /// Gives a file all its blocks, so that nobody pays for their allocation later.
-fn write_out(path: &Path, len_bytes: u64) -> Result<()> {
+pub fn write_out(path: &Path, len_bytes: u64) -> Result<()> {
     let file = File::options().write(true).open(path).context("cannot open the backing file")?;
     let mut bytes = vec![0; 4 << 20];
     Prng::new(3).fill(&mut bytes);
