@@ -5,7 +5,7 @@
 //! `EXPLORE_MUTANT=Name` runs that one mutant (with a seed: on that one history),
 //! `EXPLORE_SECONDS=n` bounds the long run.
 
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -14,8 +14,10 @@ use udm::pmem::Persistence;
 use udm::prng::Prng;
 
 use crate::explore::{Counts, Effort, Explorer, Found, quietly};
-use crate::machine::{Scene, Setup};
+use crate::machine::Scene;
+use crate::of_pcache::PcacheKind;
 use crate::program::{Step, WRITTEN, random, written};
+use crate::subject::Kind;
 
 /// Histories of the normal run. Mutants must be killed within them.
 const HISTORIES: u64 = 480 + ADAPTIVE;
@@ -29,48 +31,48 @@ const REGRESSIONS: [u64; 1] = [
 /// From here on, seeds mean long histories, tried harder.
 const LONG_FROM: u64 = 1_000_000;
 const TABLES: [&str; 3] = ["C B 0", "C B 2 data_crc true", "C B 2 writeback_order fast"];
+/// A target and what is done with it.
+type Story = (Arc<dyn Kind>, Vec<Step>);
 const ADAPTIVE_TABLE: &str = "C B 2 writeback_order adaptive";
 
 /// What a seed stands for. The first ones are the written programs, without and with data CRCs.
-fn story(seed: u64) -> (Setup, Vec<Step>) {
+fn story(seed: u64) -> Story {
     let mut prng = Prng::new(seed);
-    let mut setup = Setup { segments: 10, persistence: Persistence::Cpu, table: TABLES[0] };
     if seed < 2 * WRITTEN as u64 {
         let (table, nth) = (seed as usize / WRITTEN, seed as usize % WRITTEN);
-        setup.table = TABLES[table];
-        setup.segments = if nth + 1 == WRITTEN { 7 } else { 10 };
-        return (setup, written(nth));
+        let segments = if nth + 1 == WRITTEN { 7 } else { 10 };
+        let kind = PcacheKind::new(segments, Persistence::Cpu, TABLES[table]);
+        return (Arc::new(kind), written(nth));
     }
-    setup.segments = 8 + prng.below(5);
-    setup.persistence = if prng.one_in(4) { Persistence::Msync } else { Persistence::Cpu };
-    setup.table = TABLES[[0, 0, 0, 1, 1, 2][prng.below(6) as usize]];
+    let segments = 8 + prng.below(5);
+    let persistence = if prng.one_in(4) { Persistence::Msync } else { Persistence::Cpu };
+    let table = TABLES[[0, 0, 0, 1, 1, 2][prng.below(6) as usize]];
     let is_adaptive = match seed < LONG_FROM {
         true => (HISTORIES - ADAPTIVE..HISTORIES).contains(&seed),
         false => seed % 8 == 3,
     };
-    if is_adaptive {
-        setup.table = ADAPTIVE_TABLE;
-    }
+    let table = if is_adaptive { ADAPTIVE_TABLE } else { table };
     let longest = if seed < LONG_FROM { 40 } else { 120 };
     let len = 6 + prng.below(longest) as usize;
     let has_kernel = prng.one_in(3);
-    (setup, random(&mut prng, len, has_kernel))
+    let kind = PcacheKind::new(segments, persistence, table);
+    (Arc::new(kind), random(&mut prng, len, has_kernel))
 }
 
 fn effort(seed: u64) -> Effort {
     match seed < LONG_FROM {
-        true => Effort { exhaust: 300, sample: 60, onward_one_in: 40, depth: 1 },
-        false => Effort { exhaust: 400, sample: 80, onward_one_in: 150, depth: 2 },
+        true => Effort { exhaust: 300, sample: 60, deaths: 8, onward_one_in: 40, depth: 1 },
+        false => Effort { exhaust: 400, sample: 80, deaths: 8, onward_one_in: 150, depth: 2 },
     }
 }
 
-fn explore(seed: u64, setup: Setup, program: &[Step]) -> (Counts, Found) {
-    let mut explorer = Explorer::new(setup, effort(seed), seed);
+fn explore(seed: u64, kind: &Arc<dyn Kind>, program: &[Step]) -> (Counts, Found) {
+    let mut explorer = Explorer::new(kind, effort(seed), seed);
     // The first story is that of a blank device; in the others the cache is there already.
     let salt = seed ^ 0x00DD_5EED;
     let scene = match program.is_empty() {
-        true => Ok(Scene::blank(&setup, salt)),
-        false => quietly(|| Scene::formatted(&setup, salt)),
+        true => Ok(Scene::blank(&**kind, salt)),
+        false => quietly(|| Scene::formatted(kind, salt)),
     };
     let found = scene.and_then(|scene| explorer.history(&scene, program, 0));
     explorer.counts.histories = 1;
@@ -78,19 +80,19 @@ fn explore(seed: u64, setup: Setup, program: &[Step]) -> (Counts, Found) {
 }
 
 fn explore_seed(seed: u64) -> (Counts, Found) {
-    let (setup, program) = story(seed);
-    explore(seed, setup, &program)
+    let (kind, program) = story(seed);
+    explore(seed, &kind, &program)
 }
 
 /// Leaves out whatever the failure does not need, for a while.
 fn minimised(seed: u64) -> (Vec<Step>, String) {
-    let (setup, mut program) = story(seed);
+    let (kind, mut program) = story(seed);
     let mut what = String::new();
     let end = Instant::now() + Duration::from_secs(20);
     let mut nth = 0;
     while nth < program.len() && Instant::now() < end {
         let step = program.remove(nth);
-        match explore(seed, setup, &program).1 {
+        match explore(seed, &kind, &program).1 {
             Err(found) if !program.is_empty() => what = found,
             _ => {
                 program.insert(nth, step);
@@ -102,10 +104,10 @@ fn minimised(seed: u64) -> (Vec<Step>, String) {
 }
 
 fn describe(seed: u64, what: &str) -> String {
-    let (setup, program) = story(seed);
+    let (kind, program) = story(seed);
     let (least, least_what) = minimised(seed);
     format!(
-        "{what}\n  replay: make explore EXPLORE_SEED={seed}\n  on {setup:?}, {} steps\n  \
+        "{what}\n  replay: make explore EXPLORE_SEED={seed}\n  on {kind:?}, {} steps\n  \
          enough: {least:?}\n  there: {least_what}",
         program.len()
     )

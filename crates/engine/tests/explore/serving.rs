@@ -1,0 +1,301 @@
+//! The machine at work: requests and their ends, and the I/O of both disks in any order.
+
+use std::collections::VecDeque;
+
+use udm::bio::{Bio, Op};
+use udm::buffer::Buffer;
+use udm::disk::DiskIo;
+use udm::error::Status;
+use udm::units::SECOND;
+
+use crate::machine::{Machine, Outcome};
+use crate::model::{SECTOR, SLOTS, WILD, fill, offset_of, slot_at, stamp_of};
+use crate::sectors::End;
+use crate::ssd::is_for_cache;
+use crate::trace::{Ask, Event};
+
+impl Machine {
+    /// Submits a request, and waits for its end or leaves it under way.
+    pub(crate) fn ask(&mut self, ask: Ask, waits: bool) -> Outcome {
+        let ask = self.in_blocks(ask);
+        let id = self.id();
+        let bio = self.bio(id, ask);
+        self.note(Event::Submit(id, ask));
+        self.model.submit(id, ask);
+        if !waits {
+            self.posted.push(id);
+            self.submit(bio);
+            return self.collect();
+        }
+        let done = self.serve(bio)?;
+        self.ended(id, done.status)
+    }
+
+    fn whole(&self, first: usize, count: usize) -> (usize, usize) {
+        let block = self.kind.block_slots();
+        let end = (first + count).next_multiple_of(block);
+        (first / block * block, end - first / block * block)
+    }
+
+    /// The same for whole blocks.
+    fn in_blocks(&self, ask: Ask) -> Ask {
+        match ask {
+            Ask::Write { first, count, fua, is_zero } => {
+                let (first, count) = self.whole(first, count);
+                Ask::Write { first, count, fua, is_zero }
+            }
+            Ask::Discard { first, count } => {
+                let (first, count) = self.whole(first, count);
+                Ask::Discard { first, count }
+            }
+            Ask::Flush | Ask::Percent(_) => ask,
+        }
+    }
+
+    fn bio(&mut self, id: u32, ask: Ask) -> Bio {
+        let token = u64::from(id);
+        match ask {
+            Ask::Write { first, count, fua, is_zero: true } => {
+                let len = (count * SECTOR) as u64;
+                // Where what is discarded means anything, zeroes are asked for by their own name.
+                let is_discard = self.kind.discards_zero() && self.prng.one_in(2);
+                let op = if is_discard { Op::Discard } else { Op::WriteZeroes };
+                Bio::bare(op, offset_of(first), len, fua, token)
+            }
+            Ask::Write { first, count, fua, .. } => {
+                let mut buffer = Buffer::zeroed(count * SECTOR);
+                for (nth, sector) in buffer.as_mut_slice().chunks_mut(SECTOR).enumerate() {
+                    fill(sector, self.model.next_stamp(first + nth, false));
+                }
+                Bio::write(offset_of(first), buffer, fua, token)
+            }
+            Ask::Discard { first, count } => {
+                let len = (count * SECTOR) as u64;
+                Bio::bare(Op::Discard, offset_of(first), len, false, token)
+            }
+            Ask::Flush | Ask::Percent(_) => Bio::flush(token),
+        }
+    }
+
+    fn ended(&mut self, id: u32, status: Result<(), Status>) -> Outcome {
+        match status {
+            Ok(()) => {
+                self.note(Event::Ack(id));
+                self.model.ack(id);
+                Ok(())
+            }
+            Err(status) => {
+                self.note(Event::Failed(id));
+                self.model.failed(id);
+                self.excused(format!("request failed: {status}"))
+            }
+        }
+    }
+
+    fn submit(&mut self, bio: Bio) {
+        self.subject.as_ref().unwrap().submit(bio, &mut self.port);
+        self.settle();
+    }
+
+    /// Ends what came back and nobody waits for.
+    pub(crate) fn collect(&mut self) -> Outcome {
+        let mut others = VecDeque::new();
+        while let Some(bio) = self.port.done.pop_front() {
+            let id = bio.token as u32;
+            if let Some(place) = self.posted.iter().position(|posted| *posted == id) {
+                self.posted.remove(place);
+                self.ended(id, bio.status)?;
+            } else if let Some((first, oldest)) = self.asked.remove(&id) {
+                self.has_read(&bio, first, &oldest)?;
+            } else {
+                others.push_back(bio);
+            }
+        }
+        self.port.done = others;
+        Ok(())
+    }
+
+    /// Submits a bio and waits for it, with background ticks while it is parked.
+    fn serve(&mut self, bio: Bio) -> Result<Bio, String> {
+        let token = bio.token;
+        self.submit(bio);
+        for _ in 0..400 {
+            self.collect()?;
+            if let Some(place) = self.port.done.iter().position(|done| done.token == token) {
+                return Ok(self.port.done.remove(place).unwrap());
+            }
+            // Waiting ends only if the disks are let go on.
+            self.release();
+            self.tick(SECOND / 10);
+            for parked in std::mem::take(&mut self.port.parked) {
+                self.submit(parked);
+            }
+        }
+        Err(format!("a request waits for ever: {}", self.target().status()))
+    }
+
+    /// Starts what the target wants; completes it unless it is held.
+    pub(crate) fn settle(&mut self) {
+        loop {
+            while let Some(io) = self.port.ios.pop_front() {
+                self.start(io);
+            }
+            if !self.is_holding_reads && !self.reads.is_empty() {
+                let io = self.reads.remove(0);
+                self.finish_read(io);
+                continue;
+            }
+            let origin = !self.is_holding_writes && !self.writes.is_empty();
+            let cache = !self.is_holding_cache && !self.cache_ios.is_empty();
+            match (origin, cache) {
+                (false, false) => return,
+                (true, false) => self.one_write(),
+                (true, true) if self.prng.one_in(2) => self.one_write(),
+                (_, true) => self.one_cache_io(),
+            }
+        }
+    }
+
+    fn start(&mut self, io: DiskIo) {
+        match io.op {
+            Op::Read => self.reads.push(io),
+            _ if is_for_cache(&io) => {
+                let id = self.devices.ssd.begin(&io);
+                self.cache_ios.push((id, io));
+            }
+            Op::Flush => {
+                let id = self.id();
+                self.note(Event::OriginFlush(id));
+                self.writes.push((id, io));
+            }
+            Op::Write | Op::Discard | Op::WriteZeroes => {
+                self.claim();
+                let id = self.id();
+                self.note(Event::OriginWrite(id, contents(&io)));
+                self.writes.push((id, io));
+            }
+        }
+    }
+
+    fn finish_read(&mut self, mut io: DiskIo) {
+        if is_for_cache(&io) {
+            self.devices.ssd.carry_out(&mut io);
+        } else {
+            for (nth, sector) in io.buffer.as_mut_slice().chunks_mut(SECTOR).enumerate() {
+                let slot = slot_at(io.offset + (nth * SECTOR) as u64);
+                fill(sector, slot.map_or(0, |slot| self.visible[slot]));
+            }
+        }
+        self.subject.as_ref().unwrap().complete(io, &mut self.port);
+    }
+
+    /// Completes any one write or flush of the origin.
+    pub(crate) fn one_write(&mut self) {
+        if self.writes.is_empty() {
+            return;
+        }
+        let nth = self.prng.below(self.writes.len() as u64) as usize;
+        let (id, mut io) = self.writes.remove(nth);
+        let fails = match &mut self.failing {
+            Some((op, left)) if *op == io.op => {
+                *left -= 1;
+                if *left == 0 {
+                    self.failing = None;
+                }
+                true
+            }
+            _ => false,
+        };
+        // A discarded sector reads as zeroes or as before; nobody can rely on either.
+        let is_void = io.op == Op::Discard && self.prng.one_in(2);
+        if fails {
+            io.result = Err(Status::Io);
+        } else if io.op != Op::Flush && !is_void {
+            self.arrive(&io);
+        }
+        self.note(Event::OriginDone(id, !fails && !is_void));
+        self.subject.as_ref().unwrap().complete(io, &mut self.port);
+        self.claim();
+    }
+
+    pub(crate) fn arrive(&mut self, io: &DiskIo) {
+        for (slot, stamp) in contents(io) {
+            if slot < SLOTS {
+                self.visible[slot] = stamp;
+            }
+        }
+    }
+
+    /// Completes any one write or flush of the cache.
+    pub(crate) fn one_cache_io(&mut self) {
+        if self.cache_ios.is_empty() {
+            return;
+        }
+        let nth = self.prng.below(self.cache_ios.len() as u64) as usize;
+        let (id, mut io) = self.cache_ios.remove(nth);
+        let fails = self.failing_cache == Some(io.op);
+        let end = match fails {
+            true => End::Failed { arrives: self.prng.one_in(2) },
+            false => End::Good,
+        };
+        if fails {
+            self.failing_cache = None;
+            self.has_cache_failed = true;
+        }
+        self.devices.ssd.end(id, &mut io, end);
+        self.subject.as_ref().unwrap().complete(io, &mut self.port);
+        self.claim();
+    }
+
+    pub(crate) fn release(&mut self) {
+        self.is_holding_writes = false;
+        self.is_holding_cache = false;
+        self.settle();
+    }
+
+    pub(crate) fn read(&mut self, first: usize, count: usize) -> Outcome {
+        let (first, count) = self.whole(first, count);
+        let id = self.id();
+        let bio = Bio::read(offset_of(first), Buffer::zeroed(count * SECTOR), u64::from(id));
+        let oldest = self.model.done[first..first + count].to_vec();
+        if self.is_holding_reads || self.is_holding_cache {
+            self.asked.insert(id, (first, oldest));
+            self.submit(bio);
+            return self.collect();
+        }
+        let done = self.serve(bio)?;
+        self.has_read(&done, first, &oldest)
+    }
+
+    fn has_read(&self, bio: &Bio, first: usize, oldest: &[usize]) -> Outcome {
+        if let Err(status) = bio.status {
+            return self.excused(format!("read failed: {status}"));
+        }
+        for (nth, sector) in bio.buffer.as_slice().chunks(SECTOR).enumerate() {
+            let slot = first + nth;
+            let stamp = stamp_of(sector).filter(|stamp| *stamp != WILD);
+            if !stamp.is_some_and(|stamp| self.model.is_since(slot, oldest[nth], stamp)) {
+                return Err(format!("a live read of slot {slot} does not show the last write"));
+            }
+        }
+        Ok(())
+    }
+
+    pub(crate) fn check_content(&mut self) -> Outcome {
+        self.is_holding_reads = false;
+        self.settle();
+        self.collect()?;
+        self.read(0, 12)?;
+        self.read(12, 8)
+    }
+}
+
+/// What a write carries: slot (or a number beyond, for foreign sectors) and content.
+pub fn contents(io: &DiskIo) -> Vec<(usize, u64)> {
+    let slot = |nth: usize| slot_at(io.offset + (nth * SECTOR) as u64).unwrap_or(usize::MAX);
+    if io.buffer.is_empty() {
+        return (0..io.len as usize / SECTOR).map(|nth| (slot(nth), 0)).collect();
+    }
+    let sectors = io.buffer.as_slice().chunks(SECTOR).enumerate();
+    sectors.map(|(nth, sector)| (slot(nth), stamp_of(sector).unwrap_or(u64::MAX))).collect()
+}
