@@ -5,7 +5,7 @@
 //! * nouns: [`units`], [`error`], [`bio`], [`buffer`], [`crc`], [`prng`];
 //! * ground, the only rooms that touch the world: [`disk`] and [`pmem`];
 //! * engines, plain state machines without clock, thread or file: [`target`] is their contract,
-//!   [`simple`] and [`pcache`] keep it;
+//!   [`simple`], [`pcache`] and [`writecache`] keep it;
 //! * assembly: [`table`] (dmsetup's lines), [`world`] (from lines to targets), [`device`] (active
 //!   and inactive table), [`local`] (the in-process caller), [`queue`] (one thread, one ring, one
 //!   loop).
@@ -40,3 +40,4 @@ pub mod table;
 pub mod target;
 pub mod units;
 pub mod world;
+pub mod writecache;

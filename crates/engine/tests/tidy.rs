@@ -27,7 +27,8 @@ const UNSAFE_FILES: [&str; 12] = [
 ];
 
 /// Engines and nouns: no thread, clock, file or environment, and no other engine.
-const PURE_ROOMS: [&str; 2] = ["crates/engine/src/pcache/", "crates/engine/src/simple/"];
+const PURE_ROOMS: [&str; 3] =
+    ["crates/engine/src/pcache/", "crates/engine/src/simple/", "crates/engine/src/writecache/"];
 const WORLDLY_WORDS: [&str; 8] = [
     "std::thread",
     "std::time",

@@ -21,7 +21,7 @@ use std::path::Path;
 use super::open::{FileOptions, Opened, open};
 use super::ring::Owner;
 use super::uring::{CALL_BYTES_MAX, Call, Memory, Work};
-use super::{Disk, DiskIo, DiskLimits, Ring, check};
+use super::{Disk, DiskIo, DiskLimits, Ring, carry_out_with, check};
 use crate::bio::Op;
 use crate::buffer::Buffer;
 use crate::error::{Result, Status};
@@ -122,7 +122,24 @@ impl Disk for FileDisk {
             }
         }
     }
+
+    fn carry_out(&self, mut ios: Vec<DiskIo>) -> Vec<DiskIo> {
+        match Ring::new(CARRY_OUT_DEPTH) {
+            Ok(ring) => carry_out_with(self, ios, ring, |ring| {
+                while !ring.has_ended() {
+                    ring.submit_and_wait(None);
+                }
+            }),
+            Err(_) => {
+                ios.iter_mut().for_each(|io| io.result = Err(Status::Unsupported));
+                ios
+            }
+        }
+    }
 }
+
+/// Entries of the ring of [`Disk::carry_out`].
+const CARRY_OUT_DEPTH: u32 = 64;
 
 /// How an I/O is being carried out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

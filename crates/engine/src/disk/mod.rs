@@ -83,6 +83,31 @@ pub trait Disk: Send + Sync + std::fmt::Debug {
 
     /// Starts `io`; it comes out of `ring` when it is complete, with `result` set.
     fn start(&self, io: DiskIo, ring: &mut Ring);
+
+    /// Carries out `ios` of this disk and waits for all of them; they come back in any order. For
+    /// whoever opens a device or looks at one: nothing that serves requests may wait like this.
+    fn carry_out(&self, ios: Vec<DiskIo>) -> Vec<DiskIo> {
+        carry_out_with(self, ios, Ring::without_kernel(), |_| {})
+    }
+}
+
+/// Carries out `ios` through `ring`; `wait` lets the ring go on.
+fn carry_out_with<D: Disk + ?Sized>(
+    disk: &D,
+    ios: Vec<DiskIo>,
+    mut ring: Ring,
+    wait: impl Fn(&mut Ring),
+) -> Vec<DiskIo> {
+    let mut started = ios.len();
+    let mut done = Vec::with_capacity(started);
+    ios.into_iter().for_each(|io| disk.start(io, &mut ring));
+    while started > 0 {
+        wait(&mut ring);
+        let Some(io) = ring.pop_completed() else { panic!("a disk keeps an I/O for ever") };
+        done.push(io);
+        started -= 1;
+    }
+    done
 }
 
 /// Whether `io` keeps the contract: whole sectors, within the disk, as long as its buffer.

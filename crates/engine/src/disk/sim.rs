@@ -18,7 +18,7 @@ use std::ops::Range;
 
 use super::fault::{Effect, Fault};
 use super::ram::{Counters, DiskCounts};
-use super::{Disk, DiskIo, DiskLimits, Ring, check};
+use super::{Disk, DiskIo, DiskLimits, Ring, carry_out_with, check};
 use crate::bio::Op;
 use crate::error::Status;
 use crate::prng::Prng;
@@ -156,6 +156,15 @@ impl SimDisk {
         while self.complete_one(0, ring) {}
     }
 
+    /// Fails what sticks of `ring`.
+    fn fail_stuck(&self, ring: &mut Ring) {
+        let mut state = lock(&self.state);
+        let stuck = state.held.iter().position(|held| held.ring == ring.id());
+        let held = stuck.map(|place| state.held.remove(place));
+        drop(state);
+        ring.finish(held.expect("an I/O that was started is held").io, Err(Status::Timeout));
+    }
+
     /// Forgets what is held: it never completes. An I/O that is held keeps its disk alive, so a
     /// disk that is left behind after a crash is told to let go.
     pub fn abandon(&self) {
@@ -275,6 +284,19 @@ impl Disk for SimDisk {
         let (io, result) = state.carry_out(held);
         drop(state);
         ring.finish(io, result);
+    }
+
+    /// What is held is completed in an order of the disk's own; what sticks fails.
+    fn carry_out(&self, ios: Vec<DiskIo>) -> Vec<DiskIo> {
+        carry_out_with(self, ios, Ring::without_kernel(), |ring| {
+            while !ring.has_ended() {
+                let mut prng = lock(&self.state).prng.clone();
+                if !self.step(ring, &mut prng) {
+                    self.fail_stuck(ring);
+                }
+                lock(&self.state).prng = prng;
+            }
+        })
     }
 }
 

@@ -1,0 +1,348 @@
+//! writecache's words in a table line.
+//!
+//! ```text
+//! writecache p|s <origin> <cache> <block size> <#words> [<option> ...] [rebind true|false]
+//! ```
+//!
+//! The kernel ignores what stands behind the counted words. We take our own option there, and
+//! refuse anything else: an option outside the count was meant to have an effect. Numbers that
+//! do not fit are refused, where the kernel takes them modulo 2^32.
+
+use std::fmt::Write as _;
+
+use crate::error::{Error, Kind};
+use crate::units::SECTOR;
+
+use super::layout::is_block_size;
+
+/// What the cache device is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    /// `p`: persistent memory, or whatever can be mapped like it.
+    Pmem,
+    /// `s`: a disk.
+    Ssd,
+}
+
+impl Mode {
+    /// As the table line has it.
+    pub fn word(self) -> &'static str {
+        match self {
+            Mode::Pmem => "p",
+            Mode::Ssd => "s",
+        }
+    }
+}
+
+/// The options that a table line gives; `None`: not given.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Options {
+    /// Where the cache begins on its device.
+    pub start_sector: Option<u64>,
+    /// Write-back begins when so many percent are used.
+    pub high_watermark: Option<u32>,
+    /// And ends at so many.
+    pub low_watermark: Option<u32>,
+    /// Blocks under write-back at most; 0: no limit.
+    pub writeback_jobs: Option<u32>,
+    /// Commit after so many new blocks.
+    pub autocommit_blocks: Option<u32>,
+    /// Commit so many milliseconds after the first of them.
+    pub autocommit_time: Option<u32>,
+    /// Write back what is older than so many milliseconds.
+    pub max_age: Option<u32>,
+    /// Admit nothing new.
+    pub cleaner: bool,
+    /// How write-back makes the origin durable, by FUA or by flushes. We flush either way.
+    pub fua: Option<bool>,
+    /// Admit metadata of file systems only.
+    pub metadata_only: bool,
+    /// Rest write-back for so many milliseconds after each write to the origin that passed by.
+    pub pause_writeback: Option<u32>,
+}
+
+/// The parsed words.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TableArgs {
+    /// What the cache device is.
+    pub mode: Mode,
+    /// The origin, as written.
+    pub origin: String,
+    /// The cache device, as written.
+    pub cache: String,
+    /// Bytes of a block.
+    pub block_bytes: u32,
+    /// The options.
+    pub options: Options,
+    /// Attach although the label names another origin.
+    pub rebinds: bool,
+}
+
+/// An error about one of the words.
+#[derive(Debug)]
+pub struct ArgError {
+    /// Which word, counted from the mode as 0; the number of words if one is missing.
+    pub word: usize,
+    /// What is wrong with it.
+    pub error: Error,
+}
+
+/// Most counted words.
+const COUNTED_MAX: usize = 18;
+/// `high_watermark` and `low_watermark` where they are not given.
+const WATERMARKS: (u32, u32) = (50, 45);
+
+fn wrong(word: usize, words: &str, details: &str) -> ArgError {
+    ArgError { word, error: Error::new(Kind::Invalid, format!("writecache: {words}: {details}")) }
+}
+
+impl TableArgs {
+    /// Parses the words behind `writecache`, in the kernel's order.
+    pub fn parse(words: &[&str]) -> Result<TableArgs, ArgError> {
+        let required = |nth: usize, what: &str| {
+            let missing = || wrong(nth.min(words.len()), "Bad arguments", what);
+            words.get(nth).copied().ok_or_else(missing)
+        };
+        let mode = match required(0, "the mode is missing; it is p or s")? {
+            word if word.eq_ignore_ascii_case("p") => Mode::Pmem,
+            word if word.eq_ignore_ascii_case("s") => Mode::Ssd,
+            word => return Err(wrong(0, "Bad arguments", &format!("mode '{word}' is not p or s"))),
+        };
+        let origin = required(1, "the origin is missing")?.to_string();
+        let cache = required(2, "the cache device is missing")?.to_string();
+        let word = required(3, "the block size is missing")?;
+        let block_bytes = number(word).filter(|&bytes| is_block_size(bytes)).ok_or_else(|| {
+            let details = format!("'{word}' is not a power of two from 512 to 65536");
+            wrong(3, "Invalid block size", &details)
+        })? as u32;
+        let mut args = TableArgs {
+            mode,
+            origin,
+            cache,
+            block_bytes,
+            options: Options::default(),
+            rebinds: false,
+        };
+        args.take_counted(words)?;
+        Ok(args)
+    }
+
+    fn take_counted(&mut self, words: &[&str]) -> Result<(), ArgError> {
+        let bad_count = |details: &str| {
+            Err(wrong(4.min(words.len()), "Invalid number of feature args", details))
+        };
+        let Some(word) = words.get(4) else { return bad_count("it is missing") };
+        let count = number(word).filter(|&count| count <= COUNTED_MAX as u64);
+        let Some(count) = count.map(|count| count as usize) else {
+            return bad_count(&format!("'{word}' is not a number up to {COUNTED_MAX}"));
+        };
+        let rest = &words[5..];
+        if count > rest.len() {
+            return bad_count(&format!("{count} announced, {} present", rest.len()));
+        }
+        let (counted, ours) = rest.split_at(count);
+        let mut at = 0;
+        while at < counted.len() {
+            at += self.take_option(&counted[at..]).map_err(|(nth, details)| {
+                wrong(5 + at + nth, "Invalid optional argument", &details)
+            })?;
+        }
+        match ours {
+            [] => {}
+            ["rebind", "true"] => self.rebinds = true,
+            ["rebind", "false"] => self.rebinds = false,
+            [word, ..] => {
+                let details = format!("'{word}' stands behind the {count} counted words");
+                return Err(wrong(5 + count, "Invalid optional argument", &details));
+            }
+        }
+        self.check_watermarks(4)
+    }
+
+    fn check_watermarks(&self, word: usize) -> Result<(), ArgError> {
+        let (high, low) = self.watermarks();
+        if high >= low {
+            return Ok(());
+        }
+        let words = "High watermark must be greater than or equal to low watermark";
+        Err(wrong(word, words, &format!("{high} and {low}")))
+    }
+
+    /// `high_watermark` and `low_watermark`, in percent.
+    pub fn watermarks(&self) -> (u32, u32) {
+        let options = &self.options;
+        let (high, low) = WATERMARKS;
+        (options.high_watermark.unwrap_or(high), options.low_watermark.unwrap_or(low))
+    }
+
+    /// Takes the option that `words` begin with, and says how many words it has.
+    fn take_option(&mut self, words: &[&str]) -> Result<usize, (usize, String)> {
+        let name = words[0].to_ascii_lowercase();
+        let is_of_mode = |mode: Mode| {
+            let is_so = self.mode == mode;
+            let details = format!("{name} is for mode {} only", mode.word());
+            if is_so { Ok(()) } else { Err((0, details)) }
+        };
+        match name.as_str() {
+            "fua" | "nofua" => is_of_mode(Mode::Pmem)?,
+            "pause_writeback" => is_of_mode(Mode::Ssd)?,
+            _ => {}
+        }
+        let options = &mut self.options;
+        match name.as_str() {
+            "cleaner" => options.cleaner = true,
+            "metadata_only" => options.metadata_only = true,
+            "fua" => options.fua = Some(true),
+            "nofua" => options.fua = Some(false),
+            _ => {
+                let field = match name.as_str() {
+                    "start_sector" => {
+                        let max = u64::MAX / SECTOR;
+                        options.start_sector = Some(value(&name, words, max)?);
+                        return Ok(2);
+                    }
+                    "high_watermark" => (&mut options.high_watermark, 100),
+                    "low_watermark" => (&mut options.low_watermark, 100),
+                    "writeback_jobs" => (&mut options.writeback_jobs, u32::MAX),
+                    "autocommit_blocks" => (&mut options.autocommit_blocks, u32::MAX),
+                    "autocommit_time" => (&mut options.autocommit_time, 3_600_000),
+                    "max_age" => (&mut options.max_age, 86_400_000),
+                    "pause_writeback" => (&mut options.pause_writeback, 60_000),
+                    _ => return Err((0, format!("'{}' is unknown", words[0]))),
+                };
+                *field.0 = Some(value(&name, words, u64::from(field.1))? as u32);
+                return Ok(2);
+            }
+        }
+        Ok(1)
+    }
+
+    /// The table line's words behind the devices: only what was given, in the kernel's order.
+    pub fn words(&self) -> String {
+        let options = &self.options;
+        let mut words = String::new();
+        let mut count = 0;
+        let mut put = |name: &str, value: Option<u64>| {
+            if let Some(value) = value {
+                let _ = write!(words, " {name} {value}");
+                count += 2;
+            }
+        };
+        put("start_sector", options.start_sector);
+        put("high_watermark", options.high_watermark.map(u64::from));
+        put("low_watermark", options.low_watermark.map(u64::from));
+        put("writeback_jobs", options.writeback_jobs.map(u64::from));
+        put("autocommit_blocks", options.autocommit_blocks.map(u64::from));
+        put("autocommit_time", options.autocommit_time.map(u64::from));
+        put("max_age", options.max_age.map(u64::from));
+        let flags = [
+            ("cleaner", options.cleaner),
+            ("fua", options.fua == Some(true)),
+            ("nofua", options.fua == Some(false)),
+            ("metadata_only", options.metadata_only),
+        ];
+        for (name, is_given) in flags {
+            if is_given {
+                let _ = write!(words, " {name}");
+                count += 1;
+            }
+        }
+        if let Some(value) = options.pause_writeback {
+            let _ = write!(words, " pause_writeback {value}");
+            count += 2;
+        }
+        format!("{} {count}{words}", self.block_bytes)
+    }
+}
+
+/// The number behind an option's name.
+fn value(name: &str, words: &[&str], max: u64) -> Result<u64, (usize, String)> {
+    let Some(word) = words.get(1) else { return Err((0, format!("{name} has no value"))) };
+    number(word)
+        .filter(|&value| value <= max)
+        .ok_or_else(|| (1, format!("{name} '{word}' is not a number up to {max}")))
+}
+
+/// A plain decimal number.
+fn number(word: &str) -> Option<u64> {
+    let is_plain = !word.is_empty() && word.bytes().all(|byte| byte.is_ascii_digit());
+    word.parse().ok().filter(|_| is_plain)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(line: &str) -> Result<TableArgs, ArgError> {
+        TableArgs::parse(&line.split_whitespace().collect::<Vec<_>>())
+    }
+
+    #[test]
+    fn every_wrong_line_says_what_the_kernel_says_and_where() {
+        let high = "High watermark must be greater than or equal to low watermark";
+        let (count, option) = ("Invalid number of feature args", "Invalid optional argument");
+        for (line, word, words) in [
+            ("", 0, "Bad arguments"),
+            ("x O C 4096 0", 0, "Bad arguments"),
+            ("p", 1, "Bad arguments"),
+            ("p O", 2, "Bad arguments"),
+            ("p O C", 3, "Bad arguments"),
+            ("p O C x 0", 3, "Invalid block size"),
+            ("p O C 256 0", 3, "Invalid block size"),
+            ("p O C 131072 0", 3, "Invalid block size"),
+            ("p O C 4097 0", 3, "Invalid block size"),
+            ("p O C 4294971392 0", 3, "Invalid block size"),
+            ("p O C 4096", 4, count),
+            ("p O C 4096 x", 4, count),
+            ("p O C 4096 19", 4, count),
+            ("p O C 4096 1", 4, count),
+            ("p O C 4096 -1", 4, count),
+            ("p O C 4096 1 nonsense", 5, option),
+            ("p O C 4096 1 start_sector", 5, option),
+            ("p O C 4096 2 start_sector x", 6, option),
+            ("p O C 4096 2 high_watermark 101", 6, option),
+            ("p O C 4096 2 low_watermark -1", 6, option),
+            ("p O C 4096 2 writeback_jobs 4294967297", 6, option),
+            ("p O C 4096 2 autocommit_time 3600001", 6, option),
+            ("p O C 4096 2 max_age 86400001", 6, option),
+            ("s O C 4096 2 pause_writeback 60001", 6, option),
+            ("p O C 4096 2 pause_writeback 1", 5, option),
+            ("s O C 4096 1 fua", 5, option),
+            ("s O C 4096 1 nofua", 5, option),
+            ("p O C 4096 3 cleaner max_age x", 7, option),
+            ("p O C 4096 0 junk trailing", 5, option),
+            ("p O C 4096 2 high_watermark 40", 4, high),
+            ("p O C 4096 2 low_watermark 51", 4, high),
+        ] {
+            let wrong = parse(line).expect_err(line);
+            assert_eq!(wrong.word, word, "{line}: {}", wrong.error);
+            let text = wrong.error.to_string();
+            assert!(text.starts_with(&format!("writecache: {words}: ")), "{line}: {text}");
+        }
+    }
+
+    #[test]
+    fn the_table_line_has_what_was_given_in_the_kernels_order() {
+        assert_eq!(parse("P O C 4096 0").unwrap().words(), "4096 0");
+        let all = "p O C 512 18 metadata_only nofua FUA Cleaner max_age 7 autocommit_time 6 \
+                   autocommit_blocks 5 writeback_jobs 4 low_watermark 3 high_watermark 20 \
+                   start_sector 8";
+        assert_eq!(
+            parse(all).unwrap().words(),
+            "512 17 start_sector 8 high_watermark 20 low_watermark 3 writeback_jobs 4 \
+             autocommit_blocks 5 autocommit_time 6 max_age 7 cleaner fua metadata_only"
+        );
+        let line = "S O C 1024 6 pause_writeback 0 pause_writeback 9 writeback_jobs 0";
+        let args = parse(line).unwrap();
+        assert_eq!(args.words(), "1024 4 writeback_jobs 0 pause_writeback 9");
+        assert_eq!(args.mode, Mode::Ssd);
+        // What it prints it takes back.
+        let again = format!("s O C {}", args.words());
+        assert_eq!(parse(&again).unwrap(), args);
+        assert!(parse("s O C 4096 1 cleaner rebind true").unwrap().rebinds);
+        assert_eq!(
+            parse("s O C 4096 4 high_watermark 40 low_watermark 40").unwrap().watermarks(),
+            (40, 40)
+        );
+    }
+}

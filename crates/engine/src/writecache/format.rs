@@ -1,0 +1,178 @@
+//! Formatting a cache device, and deciding whether that is allowed.
+//!
+//! The kernel formats whatever has zeroes for magic and version. We do so only where nothing
+//! else is in the way: the whole front of the device must be zero, or the user says that what is
+//! there may be lost. A format that was cut short leaves magic 0 and version 1, which the kernel
+//! refuses; we too, unless told to start over.
+
+use zerocopy::IntoBytes;
+
+use crate::error::{Error, Kind, Result};
+use crate::units::{KIB, MIB};
+
+use super::inspect::inspect;
+use super::layout::{
+    ENTRY_BYTES, Entry, Geometry, GeometryError, MAGIC, MAGIC_BYTES, SUPERBLOCK_BYTES, Superblock,
+};
+use super::media::Medium;
+
+/// A device is taken for empty when so many bytes from its start on are zero.
+const EMPTY_BYTES: u64 = 64 * KIB;
+/// Entries are written so many bytes at a time.
+const CHUNK_BYTES: u64 = 16 * MIB;
+
+/// Makes sure that the device holds a writecache from byte `start` on: formats it where that can
+/// do no harm.
+pub fn prepare(medium: &Medium, start: u64, block_bytes: u32, is_forced: bool) -> Result<()> {
+    let raw = medium.size_bytes().saturating_sub(start);
+    if raw < SUPERBLOCK_BYTES {
+        return Err(cannot_format(medium, GeometryError::TooSmall, raw));
+    }
+    let superblock = medium.superblock(start)?;
+    if is_forced {
+        refuse_dirty(medium, start, &superblock)?;
+        return format(medium, start, block_bytes);
+    }
+    if superblock.magic.get() != 0 || superblock.version.get() != 0 {
+        // What is wrong with it, if anything, the checks of the superblock say.
+        return Ok(());
+    }
+    let mut front = vec![0; EMPTY_BYTES.min(raw) as usize];
+    medium.load(start, &mut front)?;
+    if front.iter().any(|&byte| byte != 0) {
+        let what = "it is not a writecache, and its first 64 KiB are not empty: it may hold data; \
+                    --force-format overwrites it";
+        return Err(medium.error(Kind::Refused, what));
+    }
+    format(medium, start, block_bytes)
+}
+
+/// By force or not, blocks that no other device has are not thrown away.
+fn refuse_dirty(medium: &Medium, start: u64, superblock: &Superblock) -> Result<()> {
+    if superblock.magic.get() != MAGIC {
+        return Ok(());
+    }
+    let advice = "erase its first 64 KiB if that may be lost";
+    let report = inspect(medium, start, None).map_err(|error| {
+        let what = "damaged, and may hold dirty data";
+        Error::new(error.kind(), format!("{error}; {what}: {advice}"))
+    })?;
+    let dirty_blocks = report.census.live + report.census.damaged;
+    if dirty_blocks == 0 {
+        return Ok(());
+    }
+    let what = format_args!(
+        "it holds {dirty_blocks} dirty blocks that no other device has: write them back with \
+         `udm recover`, or {advice}"
+    );
+    Err(medium.error(Kind::Refused, what))
+}
+
+fn cannot_format(medium: &Medium, error: GeometryError, raw: u64) -> Error {
+    let what = match error {
+        GeometryError::TooSmall => "not one block fits",
+        GeometryError::TooLarge => "more blocks than a cache can have would fit",
+    };
+    let kind = match error {
+        GeometryError::TooSmall => Kind::NoSpace,
+        GeometryError::TooLarge => Kind::Invalid,
+    };
+    medium.error(kind, format_args!("Unable to initialize device: {what} into {raw} bytes"))
+}
+
+/// Writes an empty cache; its magic last, when all else is durable.
+pub fn format(medium: &Medium, start: u64, block_bytes: u32) -> Result<()> {
+    let raw = medium.size_bytes().saturating_sub(start);
+    let geometry = Geometry::of_size(start, raw, block_bytes)
+        .map_err(|error| cannot_format(medium, error, raw))?;
+    let superblock = Superblock::fresh(&geometry);
+    // No old magic may outlive the first change.
+    let mut headless = superblock;
+    headless.magic.set(0);
+    medium.store(start, headless.as_bytes())?;
+    medium.settle()?;
+    let table_end = geometry.entry_at(geometry.blocks);
+    let chunk = Entry::FRESH.as_bytes().repeat((CHUNK_BYTES / ENTRY_BYTES) as usize);
+    let mut at = geometry.entry_at(0);
+    while at < table_end {
+        // A chunk ends at the end of a disk's block, so that none is written twice.
+        let until =
+            table_end.min((at + CHUNK_BYTES) / (64 * KIB) * (64 * KIB)).max(at + ENTRY_BYTES);
+        medium.store(at, &chunk[..(until - at) as usize])?;
+        at = until;
+    }
+    medium.settle()?;
+    medium.store(start, &superblock.as_bytes()[..MAGIC_BYTES])?;
+    medium.settle()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::disk::RamDisk;
+    use crate::pmem::Persistence;
+    use crate::pmem::sim::SimPmem;
+    use crate::sync::Arc;
+
+    fn media(bytes: u64) -> [Medium; 2] {
+        [
+            Medium::Pmem(Arc::new(SimPmem::new(bytes, Persistence::Cpu))),
+            Medium::Disk(Arc::new(RamDisk::new(bytes, 512))),
+        ]
+    }
+
+    fn front(medium: &Medium, len: usize) -> Vec<u8> {
+        let mut bytes = vec![0; len];
+        medium.load(0, &mut bytes).unwrap();
+        bytes
+    }
+
+    #[test]
+    fn a_fresh_cache_has_the_specifications_bytes() {
+        for medium in media(64 << 20) {
+            prepare(&medium, 0, 4096, false).unwrap();
+            let found = front(&medium, 262_144);
+            let mut wanted = vec![0; 64];
+            wanted[..16]
+                .copy_from_slice(&[0x21, 0x93, 0x48, 0x23, 1, 0, 0, 0, 0, 0x10, 0, 0, 0, 0, 0, 0]);
+            wanted[16..18].copy_from_slice(&[0xc0, 0x3f]);
+            wanted.resize(261_184, 0xFF);
+            assert!(found[..261_184] == wanted[..]);
+            let report = inspect(&medium, 0, None).unwrap();
+            assert_eq!((report.geometry.blocks, report.census.free), (16_320, 16_320));
+            assert_eq!((report.seq_count, report.dirty_bytes), (0, 0));
+            prepare(&medium, 0, 4096, false).unwrap();
+        }
+    }
+
+    #[test]
+    fn what_may_hold_data_is_not_formatted() {
+        for medium in media(1 << 20) {
+            medium.store(100, b"data").unwrap();
+            let error = prepare(&medium, 0, 4096, false).unwrap_err();
+            assert_eq!(error.kind(), Kind::Refused, "{error}");
+            prepare(&medium, 0, 4096, true).unwrap();
+            // A format that was cut short.
+            medium.store(0, &[0; 4]).unwrap();
+            prepare(&medium, 0, 4096, false).unwrap();
+            let error = super::super::inspect::load_geometry(&medium, 0, Some(4096)).unwrap_err();
+            assert!(error.to_string().contains("Invalid magic"), "{error}");
+            prepare(&medium, 0, 4096, true).unwrap();
+            // A live block.
+            medium.store(24, &1_u64.to_le_bytes()).unwrap();
+            medium.store(64, Entry::new(8, 0).as_bytes()).unwrap();
+            let error = prepare(&medium, 0, 4096, true).unwrap_err();
+            assert!(error.to_string().contains("1 dirty blocks"), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_device_too_small_is_refused() {
+        for medium in media(7 << 10) {
+            let error = prepare(&medium, 0, 8192, false).unwrap_err();
+            assert_eq!(error.kind(), Kind::NoSpace);
+            let error = prepare(&medium, 1 << 20, 512, false).unwrap_err();
+            assert!(error.to_string().contains("Unable to initialize device"), "{error}");
+        }
+    }
+}

@@ -1,0 +1,81 @@
+//! Looking at a cache device without changing it.
+
+use crate::error::Result;
+
+use super::layout::{Geometry, MAGIC, SUPERBLOCK_BYTES, Superblock};
+use super::media::Medium;
+use super::walk::{Census, Lookup, walk};
+
+/// What a cache device holds.
+#[derive(Clone, Debug)]
+pub struct Report {
+    /// Where everything is.
+    pub geometry: Geometry,
+    /// The commit counter.
+    pub seq_count: u64,
+    /// What the entries say.
+    pub census: Census,
+    /// Bytes that the origin does not have, those of damaged entries not counted.
+    pub dirty_bytes: u64,
+    /// The origin has at least so many bytes.
+    pub origin_bytes_min: u64,
+    /// Blocks whose entries contradict each other.
+    pub contradictions: Vec<u64>,
+    /// Our label, if there is one: sectors of the origin, number of the last attach.
+    pub label: Option<LabelReport>,
+}
+
+/// What our label says.
+#[derive(Clone, Copy, Debug)]
+pub struct LabelReport {
+    /// Size of the origin when last attached.
+    pub origin_bytes: u64,
+    /// The last attach.
+    pub attach_id: u64,
+}
+
+/// Whether a writecache's superblock stands at byte `start`.
+pub fn is_writecache(medium: &Medium, start: u64) -> bool {
+    let fits = start.checked_add(SUPERBLOCK_BYTES).is_some_and(|end| end <= medium.size_bytes());
+    fits && medium.superblock(start).is_ok_and(|superblock| superblock.magic.get() == MAGIC)
+}
+
+/// Reads the superblock at byte `start`, and says where everything is.
+pub fn load_geometry(
+    medium: &Medium,
+    start: u64,
+    block_bytes: Option<u32>,
+) -> Result<(Superblock, Geometry)> {
+    let superblock = medium.superblock(start)?;
+    let raw = medium.size_bytes().saturating_sub(start);
+    let geometry = Geometry::of_superblock(&superblock, start, raw, block_bytes)
+        .map_err(|error| medium.error(error.kind(), error))?;
+    Ok((superblock, geometry))
+}
+
+/// Reads everything that an attach would read; never writes. `start`: first byte of the cache on
+/// its device. Without `origin_bytes`, what the label says is taken for the origin's size.
+pub fn inspect(medium: &Medium, start: u64, origin_bytes: Option<u64>) -> Result<Report> {
+    let (superblock, geometry) = load_geometry(medium, start, None)?;
+    let label = superblock.label;
+    let label = label.is_valid().then(|| LabelReport {
+        origin_bytes: label.origin_sectors.get() * crate::units::SECTOR,
+        attach_id: label.attach_id.get(),
+    });
+    let origin_bytes = origin_bytes.or(label.map(|label| label.origin_bytes));
+    let seq_count = superblock.seq_count.get();
+    let mut found = Lookup::default();
+    let census = walk(medium, &geometry, seq_count, origin_bytes, &mut found)?;
+    let block_bytes = u64::from(geometry.block_bytes);
+    let last = found.blocks.keys().max().map_or(0, |block| (block + 1) * block_bytes);
+    let damaged = found.twins.len() as u64;
+    Ok(Report {
+        geometry,
+        seq_count,
+        dirty_bytes: (found.blocks.len() as u64 - damaged) * block_bytes,
+        census,
+        origin_bytes_min: last,
+        contradictions: found.twins,
+        label,
+    })
+}

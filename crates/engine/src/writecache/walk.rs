@@ -1,0 +1,219 @@
+//! The walk over the entries of a cache, for an attach and for looking: which are live, and which
+//! cannot be believed.
+//!
+//! Of several live entries for a block the one with the highest sequence number counts, the
+//! others are superseded. Two with the same number (a kernel's defect leaves such) are told apart
+//! by nothing: where their data is the same, the later one counts, as in the kernel; where it is
+//! not, neither is believed, and the block is damaged until somebody writes it anew.
+
+use std::collections::HashMap;
+
+use zerocopy::{FromBytes, FromZeros, IntoBytes};
+
+use crate::error::Result;
+use crate::units::MIB;
+
+use super::layout::{ENTRY_BYTES, Entry, EntryState, Geometry};
+use super::media::Medium;
+
+/// Entries read at a time.
+const CHUNK_ENTRIES: u64 = 16 * MIB / ENTRY_BYTES;
+/// So many places of damage are named; all are counted.
+pub const PLACES_MAX: usize = 16;
+
+/// What is wrong with an entry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Damage {
+    /// Its sector is not the first of a block.
+    Misaligned,
+    /// Its sector is behind the origin's end.
+    BeyondOrigin,
+    /// Another entry has the same sector and number, but other data.
+    Twin,
+}
+
+/// A damaged entry, with its place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// Which entry.
+    pub index: u64,
+    /// What is wrong.
+    pub damage: Damage,
+    /// The sector it names.
+    pub sector: u64,
+    /// Its sequence number.
+    pub seq: u64,
+}
+
+impl std::fmt::Display for Place {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let what = match self.damage {
+            Damage::Misaligned => "is not at the start of a block",
+            Damage::BeyondOrigin => "is behind the end of the origin",
+            Damage::Twin => "is named by another entry of that number, with other data",
+        };
+        let Place { index, sector, seq, .. } = self;
+        write!(f, "entry {index}: sector {sector} {what} (sequence {seq})")
+    }
+}
+
+/// How many entries are what.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Census {
+    /// Blocks of the origin that are cached, damaged ones not counted.
+    pub live: u64,
+    /// Free, and marked so.
+    pub free: u64,
+    /// Never committed.
+    pub uncommitted: u64,
+    /// Older than another entry for their block.
+    pub superseded: u64,
+    /// Not to be believed.
+    pub damaged: u64,
+    /// The first of those.
+    pub places: Vec<Place>,
+}
+
+impl Census {
+    fn damage(&mut self, index: u64, entry: &Entry, damage: Damage) {
+        self.damaged += 1;
+        if self.places.len() < PLACES_MAX {
+            let (sector, seq) = (entry.original_sector.get(), entry.seq_count.get());
+            self.places.push(Place { index, damage, sector, seq });
+        }
+    }
+}
+
+/// Who keeps what the walk finds.
+pub trait Finder {
+    /// The entry that was reported live for `block`, or the last of its twins.
+    fn known(&self, block: u64) -> Option<u64>;
+    /// Entry `index` is live for `block`; all that were known for it are superseded.
+    fn live(&mut self, block: u64, index: u64);
+    /// Entry `index` is superseded by the one that is known for `block`.
+    fn superseded(&mut self, block: u64, index: u64);
+    /// Entry `index` was never committed.
+    fn uncommitted(&mut self, index: u64);
+    /// Entry `index` must stay as it is, and serve nobody.
+    fn damaged(&mut self, index: u64, entry: &Entry);
+    /// Both the entry known for `block` and entry `index` must stay as they are, and whoever reads
+    /// the block must hear of it.
+    fn twin(&mut self, block: u64, index: u64, entry: &Entry);
+}
+
+/// Looks at every entry in order.
+pub fn walk(
+    medium: &Medium,
+    geometry: &Geometry,
+    seq_count: u64,
+    origin_bytes: Option<u64>,
+    finder: &mut impl Finder,
+) -> Result<Census> {
+    let mut walk =
+        Walk { medium, geometry, seq_count, origin_bytes, finder, census: Census::default() };
+    let mut chunk = Vec::new();
+    let mut first = 0;
+    while first < geometry.blocks {
+        let count = (geometry.blocks - first).min(CHUNK_ENTRIES);
+        chunk.resize((count * ENTRY_BYTES) as usize, 0);
+        medium.load(geometry.entry_at(first), &mut chunk)?;
+        for (nth, bytes) in chunk.chunks_exact(ENTRY_BYTES as usize).enumerate() {
+            let entry = Entry::read_from_bytes(bytes).expect("a chunk is as long as an entry");
+            walk.entry(first + nth as u64, &entry)?;
+        }
+        first += count;
+    }
+    Ok(walk.census)
+}
+
+struct Walk<'a, F> {
+    medium: &'a Medium,
+    geometry: &'a Geometry,
+    seq_count: u64,
+    origin_bytes: Option<u64>,
+    finder: &'a mut F,
+    census: Census,
+}
+
+impl<F: Finder> Walk<'_, F> {
+    fn entry(&mut self, index: u64, entry: &Entry) -> Result<()> {
+        match self.geometry.state_of(entry, self.seq_count, self.origin_bytes) {
+            EntryState::Free => self.census.free += 1,
+            EntryState::Uncommitted => {
+                self.census.uncommitted += 1;
+                self.finder.uncommitted(index);
+            }
+            EntryState::Misaligned => self.set_aside(index, entry, Damage::Misaligned),
+            EntryState::BeyondOrigin => self.set_aside(index, entry, Damage::BeyondOrigin),
+            EntryState::Live { block } => self.live(block, index, entry)?,
+        }
+        Ok(())
+    }
+
+    fn set_aside(&mut self, index: u64, entry: &Entry, damage: Damage) {
+        self.census.damage(index, entry, damage);
+        self.finder.damaged(index, entry);
+    }
+
+    fn live(&mut self, block: u64, index: u64, entry: &Entry) -> Result<()> {
+        let Some(known) = self.finder.known(block) else {
+            self.census.live += 1;
+            self.finder.live(block, index);
+            return Ok(());
+        };
+        let mut other = Entry::new_zeroed();
+        self.medium.load(self.geometry.entry_at(known), other.as_mut_bytes())?;
+        match entry.seq_count.get().cmp(&other.seq_count.get()) {
+            std::cmp::Ordering::Less => {
+                self.census.superseded += 1;
+                self.finder.superseded(block, index);
+            }
+            std::cmp::Ordering::Equal if !self.has_same_data(known, index)? => {
+                self.census.damage(index, entry, Damage::Twin);
+                self.finder.twin(block, index, entry);
+            }
+            _ => {
+                self.census.superseded += 1;
+                self.finder.live(block, index);
+            }
+        }
+        Ok(())
+    }
+
+    fn has_same_data(&self, one: u64, other: u64) -> Result<bool> {
+        let load = |index| {
+            let mut data = vec![0; self.geometry.block_bytes as usize];
+            self.medium.load(self.geometry.block_at(index), &mut data).map(|()| data)
+        };
+        Ok(load(one)? == load(other)?)
+    }
+}
+
+/// Remembers blocks only: for whoever looks, and attaches nothing.
+#[derive(Debug, Default)]
+pub struct Lookup {
+    /// The entry of each block.
+    pub blocks: HashMap<u64, u64>,
+    /// Blocks that have twins.
+    pub twins: Vec<u64>,
+}
+
+impl Finder for Lookup {
+    fn known(&self, block: u64) -> Option<u64> {
+        self.blocks.get(&block).copied()
+    }
+
+    fn live(&mut self, block: u64, index: u64) {
+        self.blocks.insert(block, index);
+        self.twins.retain(|twin| *twin != block);
+    }
+
+    fn superseded(&mut self, _block: u64, _index: u64) {}
+    fn uncommitted(&mut self, _index: u64) {}
+    fn damaged(&mut self, _index: u64, _entry: &Entry) {}
+
+    fn twin(&mut self, block: u64, index: u64, _entry: &Entry) {
+        self.blocks.insert(block, index);
+        self.twins.push(block);
+    }
+}
