@@ -19,6 +19,7 @@ mod runs;
 mod sectors;
 mod serving;
 mod ssd;
+mod stories;
 mod subject;
 mod trace;
 mod twin;

@@ -5,59 +5,18 @@
 //! `EXPLORE_MUTANT=Name` runs that one mutant (with a seed: on that one history),
 //! `EXPLORE_SECONDS=n` bounds the long run.
 
-use std::sync::{Arc, Mutex};
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use udm::mutants::{self, Mutant};
-use udm::pmem::Persistence;
-use udm::prng::Prng;
 
 use crate::explore::{Counts, Effort, Explorer, Found, quietly};
 use crate::machine::Scene;
-use crate::of_pcache::PcacheKind;
-use crate::program::{Step, WRITTEN, random, written};
+use crate::program::Step;
+use crate::stories::{HISTORIES, LONG_FROM, REGRESSIONS, WRITECACHE, story};
 use crate::subject::Kind;
-
-/// Histories of the normal run. Mutants must be killed within them.
-const HISTORIES: u64 = 480 + ADAPTIVE;
-/// So many of them, the last ones, with the order `adaptive`.
-const ADAPTIVE: u64 = 40;
-/// Long histories that once found a defect; part of the normal run.
-const REGRESSIONS: [u64; 1] = [
-    // A server died owing the mark behind what it had found; the next one logged its keys first.
-    6_000_031,
-];
-/// From here on, seeds mean long histories, tried harder.
-const LONG_FROM: u64 = 1_000_000;
-const TABLES: [&str; 3] = ["C B 0", "C B 2 data_crc true", "C B 2 writeback_order fast"];
-/// A target and what is done with it.
-type Story = (Arc<dyn Kind>, Vec<Step>);
-const ADAPTIVE_TABLE: &str = "C B 2 writeback_order adaptive";
-
-/// What a seed stands for. The first ones are the written programs, without and with data CRCs.
-fn story(seed: u64) -> Story {
-    let mut prng = Prng::new(seed);
-    if seed < 2 * WRITTEN as u64 {
-        let (table, nth) = (seed as usize / WRITTEN, seed as usize % WRITTEN);
-        let segments = if nth + 1 == WRITTEN { 7 } else { 10 };
-        let kind = PcacheKind::new(segments, Persistence::Cpu, TABLES[table]);
-        return (Arc::new(kind), written(nth));
-    }
-    let segments = 8 + prng.below(5);
-    let persistence = if prng.one_in(4) { Persistence::Msync } else { Persistence::Cpu };
-    let table = TABLES[[0, 0, 0, 1, 1, 2][prng.below(6) as usize]];
-    let is_adaptive = match seed < LONG_FROM {
-        true => (HISTORIES - ADAPTIVE..HISTORIES).contains(&seed),
-        false => seed % 8 == 3,
-    };
-    let table = if is_adaptive { ADAPTIVE_TABLE } else { table };
-    let longest = if seed < LONG_FROM { 40 } else { 120 };
-    let len = 6 + prng.below(longest) as usize;
-    let has_kernel = prng.one_in(3);
-    let kind = PcacheKind::new(segments, persistence, table);
-    (Arc::new(kind), random(&mut prng, len, has_kernel))
-}
 
 fn effort(seed: u64) -> Effort {
     match seed < LONG_FROM {
@@ -133,7 +92,7 @@ fn on_all_cores(work: impl Fn() + Sync) {
 }
 
 /// Explores seeds in turn on all cores until there are no more or a promise is broken.
-fn explore_all(next: impl Fn() -> Option<u64> + Sync) -> Counts {
+fn explore_all(what: &str, next: impl Fn() -> Option<u64> + Sync) -> Counts {
     std::panic::set_hook(Box::new(|_| {}));
     let sum = Mutex::new((Counts::default(), Duration::ZERO, None::<(u64, String)>));
     let is_over = AtomicBool::new(false);
@@ -156,7 +115,7 @@ fn explore_all(next: impl Fn() -> Option<u64> + Sync) -> Counts {
     });
     let (counts, time, failure) = sum.into_inner().unwrap();
     let rate = counts.judged as f64 / time.as_secs_f64();
-    println!("{counts}; {rate:.0} states/s and core");
+    println!("{what}: {counts}; {rate:.0} states/s and core");
     let _ = std::panic::take_hook();
     if let Some((seed, what)) = failure {
         std::panic::set_hook(Box::new(|_| {}));
@@ -167,21 +126,34 @@ fn explore_all(next: impl Fn() -> Option<u64> + Sync) -> Counts {
     counts
 }
 
-#[test]
-fn every_crash_state_keeps_the_promises() {
+/// Explores these seeds, or the one that is asked for.
+fn explore_these(what: &str, seeds: Vec<u64>, distinct_min: u64) {
     if std::env::var_os("EXPLORE_MUTANT").is_some() {
         return;
     }
-    let seed = number("EXPLORE_SEED");
-    let seeds: Vec<u64> = match seed {
-        Some(seed) => vec![seed],
-        None => REGRESSIONS.into_iter().chain(0..HISTORIES).collect(),
+    let wanted = number("EXPLORE_SEED");
+    let seeds = match wanted {
+        Some(seed) if seeds.contains(&seed) || seed >= LONG_FROM => vec![seed],
+        Some(_) => return,
+        None => seeds,
     };
     let next = AtomicU64::new(0);
-    let counts = explore_all(|| seeds.get(next.fetch_add(1, Ordering::Relaxed) as usize).copied());
-    if seed.is_none() {
-        assert!(counts.distinct >= 1_000_000, "fewer than a million distinct states: {counts}");
+    let take = || seeds.get(next.fetch_add(1, Ordering::Relaxed) as usize).copied();
+    let counts = explore_all(what, take);
+    if wanted.is_none() {
+        let distinct = counts.distinct;
+        assert!(distinct >= distinct_min, "fewer than {distinct_min} distinct states: {counts}");
     }
+}
+
+#[test]
+fn every_crash_state_of_pcache_keeps_the_promises() {
+    explore_these("pcache", REGRESSIONS.into_iter().chain(0..HISTORIES).collect(), 1_000_000);
+}
+
+#[test]
+fn every_crash_state_of_writecache_keeps_the_promises() {
+    explore_these("writecache", WRITECACHE.collect(), 300_000);
 }
 
 /// The long run: `make soak SECONDS=n SEED=s`.
@@ -190,23 +162,22 @@ fn every_crash_state_keeps_the_promises() {
 fn soak() {
     let end = Instant::now() + Duration::from_secs(number("EXPLORE_SECONDS").unwrap_or(60));
     let next = AtomicU64::new(LONG_FROM + number("EXPLORE_SEED").unwrap_or(0) * LONG_FROM);
-    explore_all(|| (Instant::now() < end).then(|| next.fetch_add(1, Ordering::Relaxed)));
+    explore_all("both targets", || (Instant::now() < end).then(|| next.fetch_add(1, Ordering::Relaxed)));
 }
 
-#[test]
-fn every_mutant_is_killed() {
+/// Lets every mutant of `group` run until one of `seeds` kills it.
+fn kill_all(group: &[Mutant], seeds: Range<u64>) {
     let wanted = std::env::var("EXPLORE_MUTANT").ok();
     let seed = number("EXPLORE_SEED");
     if wanted.is_none() && seed.is_some() {
         return;
     }
     std::panic::set_hook(Box::new(|_| {}));
-    let seeds = seed.map_or(0..HISTORIES, |seed| seed..seed + 1);
+    let seeds = seed.map_or(seeds, |seed| seed..seed + 1);
     let next = AtomicU64::new(0);
     let survivors = Mutex::new(Vec::new());
     on_all_cores(|| {
-        while let Some(&mutant) = Mutant::CRASHES.get(next.fetch_add(1, Ordering::Relaxed) as usize)
-        {
+        while let Some(&mutant) = group.get(next.fetch_add(1, Ordering::Relaxed) as usize) {
             let name = format!("{mutant:?}");
             if wanted.as_ref().is_some_and(|wanted| *wanted != name) {
                 continue;
@@ -225,4 +196,14 @@ fn every_mutant_is_killed() {
     let survivors = survivors.into_inner().unwrap();
     let _ = std::panic::take_hook();
     assert!(survivors.is_empty(), "mutants survive: {survivors:?}");
+}
+
+#[test]
+fn every_mutant_of_pcache_is_killed() {
+    kill_all(Mutant::CRASHES, 0..HISTORIES);
+}
+
+#[test]
+fn every_mutant_of_writecache_is_killed() {
+    kill_all(Mutant::WRITECACHE, WRITECACHE);
 }

@@ -1,0 +1,1 @@
+//! writecache under exploration, over memory and over a disk.
