@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use udm::bio::{Bio, Op};
 use udm::buffer::Buffer;
 use udm::device::DeviceState;
-use udm::disk::Disk;
+use udm::disk::Ring;
 use udm::error::{Kind, Status};
 use udm::pmem::sim::SimPmem;
 use udm::prng::Prng;
@@ -186,10 +186,11 @@ impl Run {
     }
 
     /// Lets one thing happen, somewhere; false if nothing can.
-    fn step_world(&mut self, is_slow: bool, prng: &mut Prng) -> Outcome<bool> {
+    pub fn step_world(&mut self, is_slow: bool, prng: &mut Prng) -> Outcome<bool> {
         self.tally.moves += 1;
         self.now += prng.below(20_000);
-        let disk = self.machine.disk.clone();
+        let disks = self.machine.disks();
+        let held = |ring: &Ring| disks.iter().map(|disk| disk.held(ring)).sum::<usize>();
         let now = self.now;
         let server = self.server();
         let threads = server.ports.len() as u64;
@@ -206,13 +207,16 @@ impl Run {
             } else if !port.ios.is_empty() {
                 let count = 1 + prng.below(port.ios.len() as u64);
                 for io in port.ios.drain(..count as usize) {
-                    disk.start(io, &mut driver.ring);
+                    io.disk.clone().start(io, &mut driver.ring);
                 }
             } else if driver.ring.has_ended() && !prng.one_in(4) {
                 let io = driver.ring.pop_completed().expect("something has ended");
                 server.device.complete(io, port);
-            } else if disk.held(&driver.ring) > 0 && (!is_slow || prng.one_in(16)) {
-                disk.step(&mut driver.ring, prng);
+            } else if held(&driver.ring) > 0 && (!is_slow || prng.one_in(16)) {
+                let movable: Vec<_> =
+                    disks.iter().filter(|disk| disk.held(&driver.ring) > 0).collect();
+                let nth = if movable.len() > 1 { prng.below(movable.len() as u64) } else { 0 };
+                movable[nth as usize].step(&mut driver.ring, prng);
             } else if driver.ring.has_ended() {
                 continue;
             } else if !port.parked.is_empty() && driver.room_epoch != epoch {
@@ -233,7 +237,7 @@ impl Run {
             || server
                 .ports
                 .iter()
-                .any(|driver| driver.ring.has_ended() || (is_slow && disk.held(&driver.ring) > 0));
+                .any(|driver| driver.ring.has_ended() || (is_slow && held(&driver.ring) > 0));
         Ok(has_work)
     }
 
@@ -427,7 +431,7 @@ impl Run {
     /// Leaves the world, whatever state it is in.
     pub fn abandon(mut self) {
         if let Some(server) = self.server.take() {
-            self.machine.disk.abandon();
+            self.machine.disks().iter().for_each(|disk| disk.abandon());
             server.die();
         }
     }
