@@ -11,8 +11,8 @@ use std::sync::Arc;
 
 use udm::prng::Prng;
 
-use crate::judge::{Judge, Scope, Shown, words};
 use crate::in_flight::InFlight;
+use crate::judge::{Judge, Scope, Shown, words};
 use crate::machine::{Machine, Origin, Scene, shared_of};
 use crate::model::{Model, SLOTS};
 use crate::program::{Step, aftermath};

@@ -53,9 +53,14 @@ impl InFlight {
             DiskEvent::Write { id, at, bytes } => sectors.begin(id, at, bytes),
             DiskEvent::Flush { id } => sectors.begin_flush(id),
             DiskEvent::Done { id, end } => {
-                sectors.end(id, end, |sector| peek(twin, sector), |sector, bytes| {
-                    settle(sector * SECTOR as u32, bytes);
-                });
+                sectors.end(
+                    id,
+                    end,
+                    |sector| peek(twin, sector),
+                    |sector, bytes| {
+                        settle(sector * SECTOR as u32, bytes);
+                    },
+                );
             }
         }
     }

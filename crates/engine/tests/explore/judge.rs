@@ -99,11 +99,7 @@ impl Judge {
 
     /// A cache is not attached to an origin that it does not belong to; unless it is empty, and
     /// new or about to be formatted.
-    pub fn other_origin(
-        &mut self,
-        model: &Model,
-        attaches: u64,
-    ) -> Result<(), String> {
+    pub fn other_origin(&mut self, model: &Model, attaches: u64) -> Result<(), String> {
         let opened = self.open(&self.other, attaches, true);
         let Ok(subject) = opened else { return Ok(()) };
         if model.is_labelled || self.read(&*subject)? != [Shown::Origin; SLOTS] {

@@ -73,12 +73,7 @@ impl<'a> Media<'a> {
 }
 
 /// A kernel that attached now would show nothing older than what was flushed, either.
-pub fn kernel_reads(
-    twin: &Arc<Twin>,
-    start: u64,
-    block: u64,
-    model: &Model,
-) -> Result<(), String> {
+pub fn kernel_reads(twin: &Arc<Twin>, start: u64, block: u64, model: &Model) -> Result<(), String> {
     let Some(media) = Media::read(twin, start, block) else {
         let what = || Err("a kernel does not take it for a cache".into());
         return if model.is_labelled { what() } else { Ok(()) };

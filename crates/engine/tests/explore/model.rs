@@ -299,8 +299,7 @@ impl Model {
     pub fn is_since(&self, slot: usize, oldest: usize, stamp: u64) -> bool {
         let versions = &self.versions[slot];
         let is_known = || stamp == 0 || versions.contains(&stamp) && stamp != WILD;
-        versions[oldest..].contains(&stamp)
-            || versions[oldest..].contains(&WILD) && is_known()
+        versions[oldest..].contains(&stamp) || versions[oldest..].contains(&WILD) && is_known()
     }
 
     pub fn origin_write(&mut self, id: u32, slots: &[(usize, u64)]) {

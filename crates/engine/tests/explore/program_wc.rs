@@ -150,9 +150,7 @@ pub fn random(prng: &mut Prng, len: usize, has_kernel: bool, is_disk: bool) -> V
                 1 => What::OlderVersion { slot: first },
                 _ => What::TwoFlushes { first, second: prng.below(SLOTS as u64) as usize },
             }),
-            88 if is_disk && fails => {
-                FailCache([Op::Write, Op::Flush][prng.below(2) as usize])
-            }
+            88 if is_disk && fails => FailCache([Op::Write, Op::Flush][prng.below(2) as usize]),
             88..91 if is_disk => HoldCache,
             91..94 if is_disk => OneCache,
             94..97 => Post { first, count, fua },

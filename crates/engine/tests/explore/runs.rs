@@ -162,7 +162,9 @@ fn every_crash_state_of_writecache_keeps_the_promises() {
 fn soak() {
     let end = Instant::now() + Duration::from_secs(number("EXPLORE_SECONDS").unwrap_or(60));
     let next = AtomicU64::new(LONG_FROM + number("EXPLORE_SEED").unwrap_or(0) * LONG_FROM);
-    explore_all("both targets", || (Instant::now() < end).then(|| next.fetch_add(1, Ordering::Relaxed)));
+    explore_all("both targets", || {
+        (Instant::now() < end).then(|| next.fetch_add(1, Ordering::Relaxed))
+    });
 }
 
 /// Lets every mutant of `group` run until one of `seeds` kills it.

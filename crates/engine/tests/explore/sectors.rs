@@ -21,7 +21,9 @@ pub enum DiskEvent {
 pub enum End {
     Good,
     /// It fails; it is read from now on or not, and no later flush settles which.
-    Failed { arrives: bool },
+    Failed {
+        arrives: bool,
+    },
     /// Whoever started it is gone, and it never arrives.
     Dropped,
 }
@@ -83,8 +85,7 @@ impl Sectors {
             match end {
                 End::Good => later.push((self.newest, content, false)),
                 End::Failed { arrives } => {
-                    let (first, last) =
-                        if arrives { (before, content) } else { (content, before) };
+                    let (first, last) = if arrives { (before, content) } else { (content, before) };
                     later.push((self.newest, first, true));
                     later.push((self.newest, last, true));
                 }
@@ -106,7 +107,8 @@ impl Sectors {
 
     /// What is there when whoever started I/O is gone, and these sectors arrived.
     pub fn left_behind(&self, arrived: impl Iterator<Item = (u32, Box<[u8]>)>) -> Sectors {
-        let mut left = Sectors { later: self.later.clone(), newest: self.newest, ..Sectors::default() };
+        let mut left =
+            Sectors { later: self.later.clone(), newest: self.newest, ..Sectors::default() };
         for (sector, content) in arrived {
             left.later.entry(sector).or_default().push((left.newest, content, false));
         }
@@ -134,7 +136,11 @@ impl Sectors {
     pub fn left_by_power_cut(&self, durable: impl Fn(u32) -> Box<[u8]>) -> Arc<[PendingLine]> {
         let left = |number: u32| {
             let later = self.later.get(&number).into_iter().flatten();
-            line(number, durable(number), later.map(|later| &*later.1).chain(self.under_way(number)))
+            line(
+                number,
+                durable(number),
+                later.map(|later| &*later.1).chain(self.under_way(number)),
+            )
         };
         self.numbers().into_iter().filter_map(left).collect()
     }

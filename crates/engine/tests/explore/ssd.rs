@@ -48,9 +48,11 @@ impl Ssd {
             Op::Write => {
                 DiskEvent::Write { id, at: io.offset as u32, bytes: io.buffer.as_slice().into() }
             }
-            Op::WriteZeroes => {
-                DiskEvent::Write { id, at: io.offset as u32, bytes: vec![0; io.len as usize].into() }
-            }
+            Op::WriteZeroes => DiskEvent::Write {
+                id,
+                at: io.offset as u32,
+                bytes: vec![0; io.len as usize].into(),
+            },
             Op::Flush => DiskEvent::Flush { id },
             Op::Read | Op::Discard => return id,
         };
