@@ -12,7 +12,7 @@ for mode in p s; do
 
       create
       same "udm reads zeroes" "$(udm_sha)" "$(sha_of "$model")"
-      same "udm's status" "$("$udm" status lab)" "lab: $status"
+      same "udm's status" "$("$udm" status lab)" "$status"
       remove
       blocks=$(echo "$status" | cut -d' ' -f5)
       table_bytes=$((64 + 16 * blocks))

@@ -90,6 +90,44 @@ mutants! {
     SuperblockFirst,
     }
 
+    /// writecache: what a crash or a single thread shows.
+    WRITECACHE {
+    /// The commit counter moves before the entries of its batch are durable.
+    CounterBeforeEntries,
+    /// A batch is committed while its data is still on its way.
+    EntryBeforeData,
+    /// A slot is given out again before its entry is durably marked free.
+    FreeMarkLate,
+    /// A slot that was written back is freed before the origin's flush.
+    FreedBeforeOriginFlush,
+    /// A FUA write is not committed (the kernel's defect A).
+    FuaUncommitted,
+    /// A flush commits nothing.
+    FlushUncommitted,
+    /// Of two committed versions, an attach believes the older one.
+    OlderVersionWins,
+    /// Of two committed versions, the newer one is freed first.
+    NewerFreedFirst,
+    /// Entries that were never committed are believed at attach.
+    UncommittedBelieved,
+    /// The entries in shared memory are ignored.
+    HeldIgnored,
+    /// Shared memory of any attach of any medium is believed.
+    HeldOfAnybody,
+    /// A write to the cache that failed keeps its mapping (the kernel's defect D).
+    FailedWriteMapped,
+    /// A flush of the cache that failed is taken for a good one.
+    CacheFlushErrorIgnored,
+    /// An attach begins with a lower commit counter.
+    CounterBackwards,
+    /// A discard leaves older versions.
+    DiscardLeavesOlder,
+    /// A slot is given out again while reads of it are under way.
+    ReusedUnderRead,
+    /// The label is not stored.
+    WritecacheUnlabelled,
+    }
+
     /// What only threads that run into each other show.
     RACES {
     /// A reader does not look at the generation again after its copy.

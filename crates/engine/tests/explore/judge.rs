@@ -45,7 +45,8 @@ pub struct Judge {
     buffers: Vec<Buffer>,
 }
 
-pub type Verdict = Result<[Shown; SLOTS], String>;
+/// What the slots showed; nothing where the attach was refused, as it may be.
+pub type Verdict = Result<Option<[Shown; SLOTS]>, String>;
 
 impl Judge {
     pub fn new(kind: &Arc<dyn Kind>, devices: Devices) -> Judge {
@@ -82,9 +83,12 @@ impl Judge {
         if scope.inspects {
             self.kind.look(twin, model, scope.is_power_cut)?;
         }
-        let subject = self
-            .open(&self.devices.origin, attaches, scope.is_power_cut)
-            .map_err(|error| format!("attach is refused: {error}"))?;
+        let subject = match self.open(&self.devices.origin, attaches, scope.is_power_cut) {
+            Ok(subject) => subject,
+            // Nobody was served since the format began.
+            Err(error) if !model.is_labelled && self.kind.is_cut_format(&error) => return Ok(None),
+            Err(error) => return Err(format!("attach is refused: {error}")),
+        };
         if subject.is_origin_consistent() && !scope.is_origin_fine {
             return Err("the recovered cache takes the origin alone for consistent".into());
         }
@@ -94,7 +98,7 @@ impl Judge {
         }
         self.kind.check(&*subject, model)?;
         self.write_back(&*subject, model, &shown, scope.is_power_cut)?;
-        Ok(shown)
+        Ok(Some(shown))
     }
 
     /// A cache is not attached to an origin that it does not belong to; unless it is empty, and

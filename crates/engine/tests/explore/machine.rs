@@ -125,7 +125,7 @@ pub struct Machine {
     /// Reads that nobody waits for: the first slot, and what each must show at least.
     pub(crate) asked: HashMap<u32, (usize, Vec<usize>)>,
     /// Writes and flushes that nobody waits for.
-    pub(crate) posted: Vec<u32>,
+    pub(crate) posted: Vec<(u32, Ask)>,
 }
 
 impl Machine {
@@ -192,6 +192,7 @@ impl Machine {
         }
         self.is_holding_reads = false;
         self.release();
+        self.end_posted()?;
         self.check_content()
     }
 
@@ -324,8 +325,7 @@ impl Machine {
 
     fn remove(&mut self) -> Outcome {
         self.is_holding_reads = false;
-        self.release();
-        self.collect()?;
+        self.end_posted()?;
         let rested = self.target().suspend();
         self.release();
         rested.or_else(|error| self.excused(format!("suspend: {error}")))?;

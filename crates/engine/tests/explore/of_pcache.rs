@@ -72,6 +72,10 @@ impl Kind for PcacheKind {
         pcache.map(|pcache| Box::new(pcache) as _).map_err(|error| error.to_string())
     }
 
+    fn is_cut_format(&self, _: &str) -> bool {
+        false
+    }
+
     /// Part of what lets a segment be reused: a tail, or a generation.
     fn is_telling(&self, at: u32) -> bool {
         let at = u64::from(at);

@@ -18,17 +18,49 @@ impl Machine {
     /// Submits a request, and waits for its end or leaves it under way.
     pub(crate) fn ask(&mut self, ask: Ask, waits: bool) -> Outcome {
         let ask = self.in_blocks(ask);
+        // Of two writes at once, either may win: let the other one end first.
+        if ask.slots().is_some_and(|(first, count)| self.is_under_way(first, count)) {
+            self.end_posted()?;
+        }
         let id = self.id();
         let bio = self.bio(id, ask);
         self.note(Event::Submit(id, ask));
         self.model.submit(id, ask);
         if !waits {
-            self.posted.push(id);
+            self.posted.push((id, ask));
             self.submit(bio);
             return self.collect();
         }
         let done = self.serve(bio)?;
         self.ended(id, done.status)
+    }
+
+    /// Whether a posted request writes to these slots.
+    fn is_under_way(&self, first: usize, count: usize) -> bool {
+        let posted = self.posted.iter().filter_map(|posted| posted.1.slots());
+        posted.into_iter().any(|(other, others)| other < first + count && first < other + others)
+    }
+
+    /// Waits for everything that was posted.
+    pub(crate) fn end_posted(&mut self) -> Outcome {
+        for _ in 0..400 {
+            self.release();
+            self.collect()?;
+            if self.posted.is_empty() {
+                return Ok(());
+            }
+            self.go_on();
+        }
+        Err(format!("requests wait for ever: {}", self.target().status()))
+    }
+
+    /// Time passes, and what was parked is tried again.
+    fn go_on(&mut self) {
+        self.release();
+        self.tick(SECOND / 10);
+        for parked in std::mem::take(&mut self.port.parked) {
+            self.submit(parked);
+        }
     }
 
     fn whole(&self, first: usize, count: usize) -> (usize, usize) {
@@ -102,7 +134,7 @@ impl Machine {
         let mut others = VecDeque::new();
         while let Some(bio) = self.port.done.pop_front() {
             let id = bio.token as u32;
-            if let Some(place) = self.posted.iter().position(|posted| *posted == id) {
+            if let Some(place) = self.posted.iter().position(|posted| posted.0 == id) {
                 self.posted.remove(place);
                 self.ended(id, bio.status)?;
             } else if let Some((first, oldest)) = self.asked.remove(&id) {
@@ -125,11 +157,7 @@ impl Machine {
                 return Ok(self.port.done.remove(place).unwrap());
             }
             // Waiting ends only if the disks are let go on.
-            self.release();
-            self.tick(SECOND / 10);
-            for parked in std::mem::take(&mut self.port.parked) {
-                self.submit(parked);
-            }
+            self.go_on();
         }
         Err(format!("a request waits for ever: {}", self.target().status()))
     }

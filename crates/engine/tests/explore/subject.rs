@@ -82,6 +82,9 @@ pub trait Kind: Debug + Send + Sync {
 
     fn open(&self, devices: Devices, attaches: u64, who: Who) -> Result<Box<dyn Subject>, String>;
 
+    /// Whether an attach was refused because a format was cut off, which is left to the user.
+    fn is_cut_format(&self, error: &str) -> bool;
+
     /// Whether something stored there is worth a look at the medium.
     fn is_telling(&self, at: u32) -> bool;
 

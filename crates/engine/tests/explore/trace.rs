@@ -24,6 +24,16 @@ pub enum Ask {
     },
 }
 
+impl Ask {
+    /// The slots that it writes to: first and count.
+    pub fn slots(&self) -> Option<(usize, usize)> {
+        match *self {
+            Ask::Write { first, count, .. } | Ask::Discard { first, count } => Some((first, count)),
+            Ask::Flush | Ask::Percent(_) => None,
+        }
+    }
+}
+
 #[derive(Clone, Debug)]
 pub enum Event {
     Store {
