@@ -19,7 +19,8 @@
 sectors=$1 mode=$2 block=$3
 shift 3
 # Mode p answers reads of more than a block wrongly where only some of it is cached.
-export LABIO_PIECE=$block
+export LABIO_PIECE=1048576
+[ "$mode" = p ] && LABIO_PIECE=$block
 
 die() { echo "FAIL: $*"; exit 1; }
 hash() { labio cat "$1" | sha256sum | cut -d' ' -f1; }

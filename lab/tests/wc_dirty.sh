@@ -2,10 +2,11 @@
 # reads and drains it, in the same mode and in the other one; then udm goes on with what the kernel
 # left, and drains itself.
 one() { # MODE KERNEL-MODE BLOCK
-  begin_writecache "$1" "$3" $((64 * MiB)) $((64 * MiB))
+  flags=fsz4 size=64
+  # The kernel reads single blocks in mode p, which takes its time.
+  [ "$3" = 512 ] && flags=fsz size=24
+  begin_writecache "$1" "$3" $((64 * MiB)) $((size * MiB))
   kernel_mode=$2
-  flags=fsz4
-  [ "$3" = 512 ] && flags=fsz
   "$labio" gen 1 "$origin_bytes" 100 262144 "$flags" > "$work/base"
   "$labio" apply "$origin" "$work/base" 2> /dev/null
   expect_after base

@@ -3,7 +3,7 @@
 for mode in p s; do
   for block in 4096 512; do
     (
-      begin_writecache $mode $block $((64 * MiB)) $((64 * MiB))
+      begin_writecache $mode $block $((64 * MiB)) $((16 * MiB))
       # The kernel's own, on a blank device.
       kernel status remove
       status=$(said STATUS)

@@ -20,7 +20,7 @@ for mode in p s; do
   ) || exit 1
   # udm takes it up first: everything acknowledged is there, and the kernel sees it too.
   (
-    begin_writecache $mode 512 $((32 * MiB)) $((64 * MiB))
+    begin_writecache $mode 512 $((16 * MiB)) $((24 * MiB))
     operations ops 5 1000 65536 fsuz
     create
     udm_run ops

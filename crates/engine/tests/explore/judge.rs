@@ -102,11 +102,12 @@ impl Judge {
     }
 
     /// A cache is not attached to an origin that it does not belong to; unless it is empty, and
-    /// new or about to be formatted.
+    /// new or about to be formatted, or of a target that lets empty caches go.
     pub fn other_origin(&mut self, model: &Model, attaches: u64) -> Result<(), String> {
         let opened = self.open(&self.other, attaches, true);
         let Ok(subject) = opened else { return Ok(()) };
-        if model.is_labelled || self.read(&*subject)? != [Shown::Origin; SLOTS] {
+        let is_bound = model.is_labelled && self.kind.binds_empty();
+        if is_bound || self.read(&*subject)? != [Shown::Origin; SLOTS] {
             return Err("attached to an origin that it does not belong to".into());
         }
         Ok(())

@@ -115,6 +115,9 @@ pub struct Machine {
     /// Writes and flushes of the cache, where it is a disk.
     pub(crate) cache_ios: Ios,
     pub(crate) reads: Vec<DiskIo>,
+    pub(crate) held_reads: Vec<DiskIo>,
+    /// A client's read is being submitted.
+    pub(crate) is_reading: bool,
     pub(crate) is_holding_writes: bool,
     pub(crate) is_holding_reads: bool,
     pub(crate) is_holding_cache: bool,
@@ -155,6 +158,8 @@ impl Machine {
             writes: Vec::new(),
             cache_ios: Vec::new(),
             reads: Vec::new(),
+            held_reads: Vec::new(),
+            is_reading: false,
             is_holding_writes: false,
             is_holding_reads: false,
             is_holding_cache: false,
@@ -204,7 +209,6 @@ impl Machine {
             Step::Zero { first, count, fua } => {
                 self.ask(Ask::Write { first, count, fua, is_zero: true }, true)
             }
-            Step::Discard { first, count } => self.ask(Ask::Discard { first, count }, true),
             Step::Flush => self.ask(Ask::Flush, true),
             Step::Post { first, count, fua } => {
                 self.ask(Ask::Write { first, count, fua, is_zero: false }, false)
@@ -329,8 +333,15 @@ impl Machine {
         let rested = self.target().suspend();
         self.release();
         rested.or_else(|error| self.excused(format!("suspend: {error}")))?;
+        // The background goes on until everything rests.
+        for _ in 0..400 {
+            if self.target().is_idle() {
+                break;
+            }
+            self.tick(SECOND / 10);
+        }
         if !self.target().is_idle() {
-            self.excused("write-back goes on after suspend".into())?;
+            self.excused("no rest after suspend".into())?;
         }
         self.forget();
         Ok(())
@@ -357,6 +368,7 @@ impl Machine {
         self.subject = None;
         self.port = Port::new(0);
         self.reads.clear();
+        self.held_reads.clear();
         self.writes.clear();
         self.cache_ios.clear();
         self.asked.clear();

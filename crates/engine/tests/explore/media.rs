@@ -80,7 +80,7 @@ pub fn kernel_reads(twin: &Arc<Twin>, start: u64, block: u64, model: &Model) -> 
     };
     let newest = media.newest()?;
     for (&sector, _) in newest.iter().filter(|_| model.is_pure) {
-        if sector * 512 % block != 0 || sector * 512 >= ORIGIN_BYTES {
+        if sector >= ORIGIN_BYTES / 512 || sector % (block / 512) != 0 {
             return Err(format!("a live entry is for sector {sector}"));
         }
     }

@@ -43,9 +43,6 @@ pub fn stamp(salt: u64, slot: usize, version: u64) -> u64 {
     (word ^ (word >> 31)) | 1
 }
 
-/// A version that may look like any that the slot ever had, or like zeroes: it was discarded.
-pub const WILD: u64 = 0x1D15_CA2D_ED00_0000;
-
 /// The stamp that fills a sector; `None`: torn.
 pub fn stamp_of(sector: &[u8]) -> Option<u64> {
     let (first, rest) = sector.split_first_chunk::<8>()?;
@@ -191,9 +188,6 @@ impl Model {
             }
             self.next_version += 1;
         }
-        if let Ask::Discard { first, count } = ask {
-            self.versions[first..first + count].iter_mut().for_each(|slot| slot.push(WILD));
-        }
         if let Ask::Percent(percent) = ask {
             self.percents.push(percent);
         }
@@ -227,11 +221,6 @@ impl Model {
                     *flushed = (*flushed).max(newest[slot]);
                 }
                 self.border();
-            }
-            Ask::Discard { first, count } => {
-                for (slot, newest) in newest.iter().enumerate().skip(first).take(count) {
-                    self.done[slot] = self.done[slot].max(*newest);
-                }
             }
             Ask::Percent(percent) => self.percents = vec![percent],
         }
@@ -269,10 +258,9 @@ impl Model {
         for (slot, &stamp) in found.iter().enumerate() {
             let oldest = if is_power_cut { self.flushed[slot] } else { self.done[slot] };
             let versions = &mut self.versions[slot];
-            let place = |wanted| versions[oldest..].iter().rposition(|version| *version == wanted);
-            let now = oldest + place(stamp).or_else(|| place(WILD)).unwrap();
+            let now =
+                oldest + versions[oldest..].iter().rposition(|version| *version == stamp).unwrap();
             versions.truncate(now + 1);
-            versions[now] = stamp;
             self.done[slot] = now;
             if is_power_cut {
                 self.flushed[slot] = now;
@@ -297,9 +285,7 @@ impl Model {
 
     /// Whether `stamp` may be what a slot has had since its version `oldest`.
     pub fn is_since(&self, slot: usize, oldest: usize, stamp: u64) -> bool {
-        let versions = &self.versions[slot];
-        let is_known = || stamp == 0 || versions.contains(&stamp) && stamp != WILD;
-        versions[oldest..].contains(&stamp) || versions[oldest..].contains(&WILD) && is_known()
+        self.versions[slot][oldest..].contains(&stamp)
     }
 
     pub fn origin_write(&mut self, id: u32, slots: &[(usize, u64)]) {

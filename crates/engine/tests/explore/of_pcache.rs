@@ -5,7 +5,6 @@ use std::sync::Arc;
 use udm::pcache::layout::Geometry;
 use udm::pcache::{OpenOptions, Pcache, TableArgs, inspect, shared_words};
 use udm::pmem::Persistence;
-use udm::target::Target;
 
 use crate::elsewhere::{self, What};
 use crate::model::{Model, ORIGIN_BYTES};
@@ -46,10 +45,6 @@ impl Kind for PcacheKind {
         Ground::Memory(self.persistence)
     }
 
-    fn discards_zero(&self) -> bool {
-        true
-    }
-
     fn shared_words(&self) -> usize {
         shared_words(STRIPES)
     }
@@ -70,6 +65,10 @@ impl Kind for PcacheKind {
         let Devices { twin, origin, shared, .. } = devices;
         let pcache = Pcache::open(args, ORIGIN_BYTES, twin, origin, shared, &options);
         pcache.map(|pcache| Box::new(pcache) as _).map_err(|error| error.to_string())
+    }
+
+    fn binds_empty(&self) -> bool {
+        true
     }
 
     fn is_cut_format(&self, _: &str) -> bool {

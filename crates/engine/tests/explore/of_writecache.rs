@@ -3,8 +3,7 @@
 use std::sync::Arc;
 
 use udm::writecache::layout::{Geometry, SUPERBLOCK_BYTES};
-use udm::writecache::media::Medium;
-use udm::writecache::{OpenOptions, TableArgs, Writecache, shared_words};
+use udm::writecache::{OpenOptions, TableArgs, Writecache, shared_words_for};
 
 use crate::elsewhere::What;
 use crate::media;
@@ -13,11 +12,12 @@ use crate::subject::{Devices, Ground, Kind, Subject, Who};
 use crate::twin::Twin;
 
 const STRIPES: usize = 2;
+/// Uncommitted blocks of a stripe.
+const LIST_MAX: usize = 14;
 
 impl Subject for Writecache {
-    /// Its write-back merges across flushes, and it promises nothing.
     fn is_origin_consistent(&self) -> bool {
-        false
+        self.is_origin_consistent()
     }
 }
 
@@ -58,12 +58,8 @@ impl Kind for WritecacheKind {
         self.block as usize / 512
     }
 
-    fn discards_zero(&self) -> bool {
-        false
-    }
-
     fn shared_words(&self) -> usize {
-        shared_words(STRIPES)
+        shared_words_for(STRIPES, LIST_MAX)
     }
 
     fn owner_word(&self) -> u32 {
@@ -77,13 +73,20 @@ impl Kind for WritecacheKind {
             attach_id: attaches.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 1,
         };
         let Devices { twin, ssd, origin, shared } = devices;
-        let medium = match self.ground {
-            Ground::Memory(_) => Medium::Pmem(twin),
-            Ground::Disk => Medium::Disk(ssd),
-        };
         let args = self.args.clone();
-        let target = Writecache::open(args, ORIGIN_BYTES, medium, origin, shared, &options);
+        let target = match self.ground {
+            Ground::Memory(_) => {
+                Writecache::open_pmem(args, ORIGIN_BYTES, origin, twin, shared, &options)
+            }
+            Ground::Disk => {
+                Writecache::open_disk(args, ORIGIN_BYTES, origin, ssd, shared, &options)
+            }
+        };
         target.map(|target| Box::new(target) as _).map_err(|error| error.to_string())
+    }
+
+    fn binds_empty(&self) -> bool {
+        false
     }
 
     fn is_cut_format(&self, error: &str) -> bool {

@@ -18,11 +18,6 @@ pub enum Step {
         count: usize,
         fua: bool,
     },
-    /// Content does not matter until it is written again.
-    Discard {
-        first: usize,
-        count: usize,
-    },
     Flush,
     /// As `Write` and `Flush`, but nobody waits for the end.
     Post {

@@ -20,10 +20,6 @@ const fn z(first: usize, count: usize) -> Step {
     Zero { first, count, fua: false }
 }
 
-const fn d(first: usize, count: usize) -> Step {
-    Discard { first, count }
-}
-
 const fn r(first: usize, count: usize) -> Step {
     Read { first, count }
 }
@@ -86,9 +82,9 @@ pub const STORIES: &[&[Step]] = &[
     &[HoldCache, post(0, 2), post(0, 2), OneCache, Kill, Check, w(0, 2), Flush],
     &[HoldCache, post(0, 2), r(0, 2), post(0, 4), OneCache, r(0, 4), OneCache, Release, Check],
     // Discards: of committed and uncommitted versions, and of those under write-back.
-    &[w(0, 4), Flush, w(0, 2), d(0, 4), w(2, 2), Flush, Drain, Check],
-    &[w(0, 4), Flush, HoldWrites, Message("flush"), Tick(1), d(0, 4), w(0, 2), Release, Flush],
-    &[w(0, 2), Flush, w(0, 2), Flush, d(0, 2), Flush, Message("cleaner"), w(0, 2), Flush, Check],
+    &[w(0, 4), Flush, w(0, 2), z(0, 4), w(2, 2), Flush, Drain, Check],
+    &[w(0, 4), Flush, HoldWrites, Message("flush"), Tick(1), z(0, 4), w(0, 2), Release, Flush],
+    &[w(0, 2), Flush, w(0, 2), Flush, z(0, 2), Flush, Message("cleaner"), w(0, 2), Flush, Check],
     // The cache fails.
     &[w(0, 8), Flush, Drain, FailCache(Op::Write), w(12, 2), Check, Kill, Check],
     &[w(0, 8), Flush, Drain, w(0, 2), FailCache(Op::Flush), Flush, w(2, 2), Flush, Kill, Check],
@@ -122,13 +118,14 @@ pub fn random(prng: &mut Prng, len: usize, has_kernel: bool, is_disk: bool) -> V
     let longest = if prng.one_in(2) { 8 } else { 3 };
     let is_syncing = prng.one_in(3);
     let fails = prng.one_in(4);
+    // Where requests pass by, a failing origin fails them.
+    let passes_by = prng.one_in(2);
     while steps.len() < len {
         let (first, count) = range(prng, longest);
         let fua = prng.one_in(if is_syncing { 2 } else { 8 });
         let step = match prng.below(100) {
             0..32 => Write { first, count, fua },
-            32..36 => Zero { first, count, fua },
-            36..40 => Discard { first, count },
+            32..40 if passes_by => Zero { first, count, fua },
             40..54 => Flush,
             54..59 => Read { first, count },
             59..61 => HoldReads,
@@ -136,14 +133,14 @@ pub fn random(prng: &mut Prng, len: usize, has_kernel: bool, is_disk: bool) -> V
             64..68 => OneWrite,
             68..71 => Release,
             71..77 => Tick([1, 11, 25][prng.below(3) as usize]),
-            77 => FailWrite,
-            78 => FailFlush,
+            77 if !passes_by => FailWrite,
+            78 if !passes_by => FailFlush,
             79..81 => Drain,
             81..83 => Remove,
             83..85 => Kill,
             85 => Message("flush"),
             86 if prng.one_in(2) => {
-                Message(["flush_on_suspend", "cleaner"][prng.below(2) as usize])
+                Message(if passes_by { "cleaner" } else { "flush_on_suspend" })
             }
             87 if has_kernel => Kernel(match prng.below(3) {
                 0 => What::Uncommitted { first, beyond: prng.below(3) },

@@ -3,7 +3,7 @@
 //!
 //! Variables: `EXPLORE_SEED=s` explores that one history (with the long run: begins there),
 //! `EXPLORE_MUTANT=Name` runs that one mutant (with a seed: on that one history),
-//! `EXPLORE_SECONDS=n` bounds the long run.
+//! `EXPLORE_SECONDS=n` bounds the long run, `EXPLORE_SURVEY=1` lists all seeds that fail.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -93,7 +93,9 @@ fn on_all_cores(work: impl Fn() + Sync) {
 
 /// Explores seeds in turn on all cores until there are no more or a promise is broken.
 fn explore_all(what: &str, next: impl Fn() -> Option<u64> + Sync) -> Counts {
+    if std::env::var_os("LOUD").is_none() {
     std::panic::set_hook(Box::new(|_| {}));
+    }
     let sum = Mutex::new((Counts::default(), Duration::ZERO, None::<(u64, String)>));
     let is_over = AtomicBool::new(false);
     on_all_cores(|| {
@@ -106,6 +108,10 @@ fn explore_all(what: &str, next: impl Fn() -> Option<u64> + Sync) -> Counts {
             sum.0.add(&counts);
             sum.1 += processor_time() - start;
             if let Err(what) = found {
+                if std::env::var_os("EXPLORE_SURVEY").is_some() {
+                    println!("seed {seed}: {what}");
+                    continue;
+                }
                 is_over.store(true, Ordering::Relaxed);
                 if sum.2.as_ref().is_none_or(|(other, _)| seed < *other) {
                     sum.2 = Some((seed, what));

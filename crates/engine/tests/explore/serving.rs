@@ -9,9 +9,10 @@ use udm::error::Status;
 use udm::units::SECOND;
 
 use crate::machine::{Machine, Outcome};
-use crate::model::{SECTOR, SLOTS, WILD, fill, offset_of, slot_at, stamp_of};
+use crate::model::{SECTOR, SLOTS, fill, offset_of, slot_at, stamp_of};
 use crate::sectors::End;
 use crate::ssd::is_for_cache;
+use crate::subject::Ground;
 use crate::trace::{Ask, Event};
 
 impl Machine {
@@ -76,10 +77,6 @@ impl Machine {
                 let (first, count) = self.whole(first, count);
                 Ask::Write { first, count, fua, is_zero }
             }
-            Ask::Discard { first, count } => {
-                let (first, count) = self.whole(first, count);
-                Ask::Discard { first, count }
-            }
             Ask::Flush | Ask::Percent(_) => ask,
         }
     }
@@ -89,9 +86,7 @@ impl Machine {
         match ask {
             Ask::Write { first, count, fua, is_zero: true } => {
                 let len = (count * SECTOR) as u64;
-                // Where what is discarded means anything, zeroes are asked for by their own name.
-                let is_discard = self.kind.discards_zero() && self.prng.one_in(2);
-                let op = if is_discard { Op::Discard } else { Op::WriteZeroes };
+                let op = if self.prng.one_in(2) { Op::Discard } else { Op::WriteZeroes };
                 Bio::bare(op, offset_of(first), len, fua, token)
             }
             Ask::Write { first, count, fua, .. } => {
@@ -100,10 +95,6 @@ impl Machine {
                     fill(sector, self.model.next_stamp(first + nth, false));
                 }
                 Bio::write(offset_of(first), buffer, fua, token)
-            }
-            Ask::Discard { first, count } => {
-                let len = (count * SECTOR) as u64;
-                Bio::bare(Op::Discard, offset_of(first), len, false, token)
             }
             Ask::Flush | Ask::Percent(_) => Bio::flush(token),
         }
@@ -168,7 +159,10 @@ impl Machine {
             while let Some(io) = self.port.ios.pop_front() {
                 self.start(io);
             }
-            if !self.is_holding_reads && !self.reads.is_empty() {
+            if !self.is_holding_reads {
+                self.reads.append(&mut self.held_reads);
+            }
+            if !self.reads.is_empty() {
                 let io = self.reads.remove(0);
                 self.finish_read(io);
                 continue;
@@ -184,8 +178,16 @@ impl Machine {
         }
     }
 
+    fn is_on_disk(&self) -> bool {
+        self.kind.ground() == Ground::Disk
+    }
+
     fn start(&mut self, io: DiskIo) {
         match io.op {
+            // Write-back reads a disk, too, and must not wait for clients' reads.
+            Op::Read if self.is_holding_reads && (self.is_reading || !self.is_on_disk()) => {
+                self.held_reads.push(io);
+            }
             Op::Read => self.reads.push(io),
             _ if is_for_cache(&io) => {
                 let id = self.devices.ssd.begin(&io);
@@ -270,6 +272,12 @@ impl Machine {
             self.failing_cache = None;
             self.has_cache_failed = true;
         }
+        if fails && io.op == Op::Flush {
+            // Who is killed between the end of a flush and hearing of it cannot tell anybody.
+            io.result = Err(Status::Io);
+            self.subject.as_ref().unwrap().complete(io, &mut self.port);
+            return self.devices.ssd.note_end(id, end);
+        }
         self.devices.ssd.end(id, &mut io, end);
         self.subject.as_ref().unwrap().complete(io, &mut self.port);
         self.claim();
@@ -288,7 +296,9 @@ impl Machine {
         let oldest = self.model.done[first..first + count].to_vec();
         if self.is_holding_reads || self.is_holding_cache {
             self.asked.insert(id, (first, oldest));
+            self.is_reading = true;
             self.submit(bio);
+            self.is_reading = false;
             return self.collect();
         }
         let done = self.serve(bio)?;
@@ -301,7 +311,7 @@ impl Machine {
         }
         for (nth, sector) in bio.buffer.as_slice().chunks(SECTOR).enumerate() {
             let slot = first + nth;
-            let stamp = stamp_of(sector).filter(|stamp| *stamp != WILD);
+            let stamp = stamp_of(sector);
             if !stamp.is_some_and(|stamp| self.model.is_since(slot, oldest[nth], stamp)) {
                 return Err(format!("a live read of slot {slot} does not show the last write"));
             }

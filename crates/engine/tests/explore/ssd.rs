@@ -71,6 +71,11 @@ impl Ssd {
             Op::WriteZeroes if arrives => self.twin.write(io.offset, &vec![0; io.len as usize]),
             Op::Write | Op::WriteZeroes | Op::Flush => {}
         }
+        self.note_end(id, end);
+    }
+
+    /// The end of an I/O, as the record has it.
+    pub fn note_end(&self, id: u32, end: End) {
         self.twin.note(Event::Disk(DiskEvent::Done { id, end }));
     }
 

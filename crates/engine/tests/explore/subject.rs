@@ -72,15 +72,15 @@ pub trait Kind: Debug + Send + Sync {
         1
     }
 
-    /// Whether what is discarded reads as zeroes.
-    fn discards_zero(&self) -> bool;
-
     fn shared_words(&self) -> usize;
 
     /// The word of shared memory that names the attach to which it belongs.
     fn owner_word(&self) -> u32;
 
     fn open(&self, devices: Devices, attaches: u64, who: Who) -> Result<Box<dyn Subject>, String>;
+
+    /// Whether a cache without any data still belongs to its origin.
+    fn binds_empty(&self) -> bool;
 
     /// Whether an attach was refused because a format was cut off, which is left to the user.
     fn is_cut_format(&self, error: &str) -> bool;

@@ -17,18 +17,13 @@ pub enum Ask {
     },
     Flush,
     Percent(u32),
-    /// Slots hold anything that they ever held, or zeroes.
-    Discard {
-        first: usize,
-        count: usize,
-    },
 }
 
 impl Ask {
     /// The slots that it writes to: first and count.
     pub fn slots(&self) -> Option<(usize, usize)> {
         match *self {
-            Ask::Write { first, count, .. } | Ask::Discard { first, count } => Some((first, count)),
+            Ask::Write { first, count, .. } => Some((first, count)),
             Ask::Flush | Ask::Percent(_) => None,
         }
     }

@@ -191,9 +191,16 @@ impl World {
         let line = format!("{mode} O C {} {}{rebind}", self.block_bytes, OPTIONS[self.options]);
         let words: Vec<&str> = line.split_whitespace().collect();
         let args = TableArgs::parse(&words).unwrap();
-        let (medium, disk, shared) = (self.medium.clone(), self.disk.clone(), self.shared.clone());
-        let target = Writecache::open(args, ORIGIN_BYTES, medium, disk, shared, &options)?;
-        self.target = Some(target);
+        let (disk, shared) = (self.disk.clone(), self.shared.clone());
+        let target = match &self.ground {
+            Ground::Pmem(pmem) => {
+                Writecache::open_pmem(args, ORIGIN_BYTES, disk, pmem.clone(), shared, &options)
+            }
+            Ground::Disk(cache) => {
+                Writecache::open_disk(args, ORIGIN_BYTES, disk, cache.clone(), shared, &options)
+            }
+        };
+        self.target = Some(target?);
         Ok(())
     }
 
