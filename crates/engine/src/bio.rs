@@ -25,6 +25,8 @@ pub struct Bio {
     pub op: Op,
     /// Complete only when durable (writes, discards, zeroes).
     pub fua: bool,
+    /// The client says that this is metadata of its file system.
+    pub is_metadata: bool,
     /// First byte on the mapped device.
     pub offset: u64,
     /// Bytes. 0 for a flush; equals the buffer's length for reads and writes.
@@ -57,12 +59,13 @@ impl Bio {
 
     /// A discard or write-zeroes of `len` bytes.
     pub fn bare(op: Op, offset: u64, len: u64, fua: bool, token: u64) -> Bio {
-        Bio { op, fua, offset, len, buffer: Buffer::empty(), token, progress: 0, status: Ok(()) }
+        Bio { len, ..Bio::with_buffer(op, offset, Buffer::empty(), fua, token) }
     }
 
     fn with_buffer(op: Op, offset: u64, buffer: Buffer, fua: bool, token: u64) -> Bio {
         let len = buffer.len() as u64;
-        Bio { op, fua, offset, len, buffer, token, progress: 0, status: Ok(()) }
+        let is_metadata = false;
+        Bio { op, fua, is_metadata, offset, len, buffer, token, progress: 0, status: Ok(()) }
     }
 
     /// The first byte behind the range.

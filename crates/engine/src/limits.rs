@@ -37,5 +37,6 @@ pub fn limits() -> Vec<Limit> {
         limit("cache_devices", MAPPINGS_MAX as u64, "cache devices that a process maps"),
     ];
     all.extend(pcache::limits());
+    all.extend(crate::writecache::limits());
     all
 }

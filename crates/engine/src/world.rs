@@ -23,9 +23,10 @@ use crate::simple::{
 use crate::sync::{Arc, Mutex, lock};
 use crate::table::{DeviceWord, Table, TableLine};
 use crate::target::Target;
+use crate::writecache::{self, Writecache};
 
 /// The targets there are, with their words, for `udm targets` and for errors.
-pub const TARGETS: [(&str, &str); 6] = [
+pub const TARGETS: [(&str, &str); 7] = [
     ("delay", "<device> <offset> <delay> [<device> <offset> <delay> [<device> <offset> <delay>]]"),
     ("error", "[<device> <offset>]"),
     ("flakey", "<device> <offset> <up> <down> [<#words> <features>...]"),
@@ -34,6 +35,7 @@ pub const TARGETS: [(&str, &str); 6] = [
         "pcache",
         "<cache device> <backing device> [<#words> [cache_mode writeback] [data_crc true|false]]",
     ),
+    ("writecache", "p|s <origin> <cache device> <block size> <#words> [<options>...]"),
     ("zero", ""),
 ];
 
@@ -68,6 +70,7 @@ enum Plan {
     Delay(DelayArgs),
     Flakey(FlakeyArgs),
     Pcache { args: pcache::TableArgs, cache: DeviceWord, backing: DeviceWord },
+    Writecache { args: writecache::TableArgs, origin: DeviceWord, cache: DeviceWord },
 }
 
 /// Whether the words of all lines are right. Opens nothing.
@@ -105,6 +108,7 @@ fn plan_line(line: &TableLine) -> Result<Plan> {
         "delay" => Plan::Delay(with_target(line, DelayArgs::parse(&line.args))?),
         "flakey" => Plan::Flakey(with_target(line, FlakeyArgs::parse(&line.args))?),
         "pcache" => plan_pcache(line)?,
+        "writecache" => plan_writecache(line)?,
         _ => {
             let names: Vec<&str> = TARGETS.iter().map(|(name, _)| *name).collect();
             let message = format!("unknown target type; there are {}", names.join(", "));
@@ -124,6 +128,19 @@ fn plan_pcache(line: &TableLine) -> Result<Plan> {
         return Err(line.target.behind("a cache device and a backing device are missing"));
     };
     Ok(Plan::Pcache { args, cache: cache.device()?, backing: backing.device()? })
+}
+
+fn plan_writecache(line: &TableLine) -> Result<Plan> {
+    let words: Vec<&str> = line.args.iter().map(|word| word.text.as_str()).collect();
+    let args =
+        writecache::TableArgs::parse(&words).map_err(|wrong| match line.args.get(wrong.word) {
+            Some(word) => word.point(wrong.error),
+            None => line.args.last().unwrap_or(&line.target).point_behind(wrong.error),
+        })?;
+    let [_, origin, cache, ..] = line.args.as_slice() else {
+        return Err(line.target.behind("an origin and a cache device are missing"));
+    };
+    Ok(Plan::Writecache { args, origin: origin.device()?, cache: cache.device()? })
 }
 
 /// An error about arguments that are not there points behind the target's name.
@@ -160,6 +177,9 @@ impl Builder<'_> {
                 Arc::new(Flakey::new(&args, len, disk)?)
             }
             Plan::Pcache { args, cache, backing } => self.pcache(line, args, &cache, &backing)?,
+            Plan::Writecache { args, origin, cache } => {
+                self.writecache(line, args, &origin, &cache)?
+            }
         })
     }
 
@@ -171,22 +191,67 @@ impl Builder<'_> {
         cache: &DeviceWord,
         backing: &DeviceWord,
     ) -> Result<Arc<dyn Target>> {
-        if let Some(option) = cache.options.io.map(|_| "io") {
-            let message = format!("{option} is for slow devices; a cache device takes persist");
-            return Err(cache.error(Kind::Invalid, message));
-        }
-        let pmem = self.opener.pmem(cache).map_err(|error| cache.word.point(error))?;
+        let pmem = self.pmem_as(cache, "")?;
         let disk = self.disk(backing)?;
         let mut options = OpenOptions::new(self.options.attach_id);
         options.force_format = self.options.force_format;
         options.geometry = self.options.geometry.unwrap_or(options.geometry);
         let words = pcache::shared_words(options.stripes);
-        let shared = self.opener.shared_words(&shared_name(&cache.path), words)?;
+        let shared = self.opener.shared_words(&shared_name("pcache", &cache.path), words)?;
         let len = line.len_bytes();
         Ok(Arc::new(Pcache::open(args, len, pmem, disk, shared, &options)?))
     }
 
+    /// The one place where a writecache is made.
+    fn writecache(
+        &mut self,
+        line: &TableLine,
+        args: writecache::TableArgs,
+        origin: &DeviceWord,
+        cache: &DeviceWord,
+    ) -> Result<Arc<dyn Target>> {
+        if cache.path == origin.path {
+            return Err(cache.error(Kind::Invalid, "the cache device and the origin are the same"));
+        }
+        let origin_disk = self.disk_as(origin, "Origin data device lookup failed")?;
+        let cache_words = "Cache data device lookup failed";
+        let mut options = writecache::OpenOptions::new(self.options.attach_id);
+        options.force_format = self.options.force_format;
+        let words = writecache::shared_words(options.stripes);
+        let name = shared_name("writecache", &cache.path);
+        let len = line.len_bytes();
+        Ok(Arc::new(match args.mode {
+            writecache::Mode::Pmem => {
+                let pmem = self.pmem_as(cache, cache_words)?;
+                let shared = self.opener.shared_words(&name, words)?;
+                Writecache::open_pmem(args, len, origin_disk, pmem, shared, &options)?
+            }
+            writecache::Mode::Ssd => {
+                let disk = self.disk_as(cache, cache_words)?;
+                let shared = self.opener.shared_words(&name, words)?;
+                Writecache::open_disk(args, len, origin_disk, disk, shared, &options)?
+            }
+        }))
+    }
+
+    fn pmem_as(&self, word: &DeviceWord, lookup_failed: &str) -> Result<Arc<dyn Pmem>> {
+        if word.options.io.is_some() {
+            let message = "io is for slow devices; a cache device takes persist";
+            return Err(word.error(Kind::Invalid, message));
+        }
+        self.opener.pmem(word).map_err(|error| match lookup_failed {
+            "" => word.word.point(error),
+            words => word.word.point(error.at(words)),
+        })
+    }
+
     fn disk(&mut self, word: &DeviceWord) -> Result<Arc<dyn Disk>> {
+        self.disk_as(word, "Device lookup failed")
+    }
+
+    /// Opens a disk, or finds it open. `lookup_failed`: the kernel's words, in front of what it
+    /// keeps to itself.
+    fn disk_as(&mut self, word: &DeviceWord, lookup_failed: &str) -> Result<Arc<dyn Disk>> {
         if word.options.persist.is_some() {
             let message = "persist is for cache devices; a slow device takes io";
             return Err(word.error(Kind::Invalid, message));
@@ -194,10 +259,8 @@ impl Builder<'_> {
         if let Some(disk) = self.disks.get(&word.word.text) {
             return Ok(disk.clone());
         }
-        let disk = self.opener.disk(word).map_err(|error| {
-            // The kernel's words, then what it keeps to itself.
-            word.word.point(error.at("Device lookup failed"))
-        })?;
+        let opened = self.opener.disk(word);
+        let disk = opened.map_err(|error| word.word.point(error.at(lookup_failed)))?;
         self.disks.insert(word.word.text.clone(), disk.clone());
         Ok(disk)
     }
@@ -205,13 +268,13 @@ impl Builder<'_> {
 
 /// The name of a cache's shared memory. It follows the cache device, not the mapped device's
 /// name: whoever opens the cache next, under whatever name, finds what the last server left.
-fn shared_name(cache: &str) -> String {
+fn shared_name(target: &str, cache: &str) -> String {
     let path = std::fs::canonicalize(cache).unwrap_or_else(|_| PathBuf::from(cache));
     let path = path.to_string_lossy();
     let plain = |c: char| if c.is_ascii_alphanumeric() || "._-".contains(c) { c } else { '-' };
     let last: String = path.rsplit('/').next().unwrap_or_default().chars().map(plain).collect();
     let last: String = last.chars().take(64).collect();
-    format!("pcache-{last}-{:08x}", pcache_crc(path.as_bytes()))
+    format!("{target}-{last}-{:08x}", pcache_crc(path.as_bytes()))
 }
 
 /// Opens real devices.

@@ -337,6 +337,7 @@ fn cut(
         let token = child_token(index, outer);
         let mut child = Bio::bare(bio.op, start - line.start, end - start, bio.fua, token);
         child.buffer = buffer;
+        child.is_metadata = bio.is_metadata;
         children.push_back(child);
     }
 }

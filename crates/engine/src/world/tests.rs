@@ -163,7 +163,7 @@ fn a_pcache_is_built_and_serves() {
 
 #[test]
 fn shared_memory_is_named_after_the_cache() {
-    assert_eq!(shared_name("/dev/null"), shared_name("/dev/../dev/null"));
-    assert_ne!(shared_name("/a/x"), shared_name("/b/x"));
-    assert!(shared_name("/a/x y").starts_with("pcache-x-y-"));
+    assert_eq!(shared_name("pcache", "/dev/null"), shared_name("pcache", "/dev/../dev/null"));
+    assert_ne!(shared_name("pcache", "/a/x"), shared_name("pcache", "/b/x"));
+    assert!(shared_name("pcache", "/a/x y").starts_with("pcache-x-y-"));
 }

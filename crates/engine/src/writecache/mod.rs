@@ -1,11 +1,368 @@
 //! The writecache target: a write-back cache that admits writes only, on the media of Linux's
 //! dm-writecache, over persistent memory (mode `p`) or a disk (mode `s`).
+//!
+//! A write takes a free slot, puts its data there, and only then becomes the newest version of its
+//! block. No slot is ever overwritten while it is in use, in neither mode. What was written since
+//! the last commit is known in memory only (which outlives the process); a commit writes the
+//! entries of all of it, and then the commit counter, one atomic store. Write-back takes the
+//! oldest blocks with their neighbours to the origin, and frees their slots.
+//!
+//! | file | what happens there |
+//! |---|---|
+//! | `args`, `facts` | the table line's words; what is told beyond the status |
+//! | `layout`, `media`, `walk` | every on-media byte; access to them while nobody is served |
+//! | `format`, `inspect`, `attach` | making a cache, looking at one, opening one |
+//! | `index`, `pool` | which slot has which block; free slots |
+//! | `openlist` | what is not committed yet, also after the death of the server |
+//! | `write`, `read`, `zero` | the life of a request |
+//! | `commit`, `round` | batches become durable, entries are marked free |
+//! | `writeback` | the life of data afterwards |
+//! | `control` | the background, status, messages |
+//!
+//! Locks, outermost first: background; commit; stripes, one at a time; marks; the rest. None is
+//! held while data is copied or while the world is waited for, except commit in mode `p`, whose
+//! stores are made under it.
 
 pub mod args;
+mod attach;
+mod commit;
+mod control;
+mod facts;
 pub mod format;
+pub mod index;
 pub mod inspect;
 pub mod layout;
 pub mod media;
+mod openlist;
+mod pool;
+mod read;
+mod round;
 pub mod walk;
+mod write;
+mod writeback;
+mod zero;
+
+use std::collections::HashMap;
+
+use crate::bio::{Bio, Op};
+use crate::buffer::Buffer;
+use crate::disk::{Disk, DiskIo};
+use crate::error::{Result, Status};
+use crate::pending::PerPort;
+use crate::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use crate::sync::{Arc, Mutex, lock};
+use crate::target::{Dirty, Events, Fact, Port, Target, TargetLimits};
+use crate::units::{Nanos, SECOND};
 
 pub use args::{ArgError, Mode, TableArgs};
+use commit::{Commit, Marks};
+pub use facts::limits;
+use index::Index;
+use layout::{Entry, Geometry, Label};
+use media::Medium;
+use openlist::OpenLists;
+use pool::Pool;
+use writeback::Writeback;
+
+/// The kind of an I/O, in the high byte of its token; below it, 24 bits that are its own, then
+/// the place of its job.
+const TOKEN_KIND: u64 = 0xFF << 56;
+const TOKEN_READ: u64 = 1 << 56;
+const TOKEN_WRITE: u64 = 2 << 56;
+const TOKEN_ZERO: u64 = 3 << 56;
+const TOKEN_FLUSH: u64 = 4 << 56;
+const TOKEN_COMMIT: u64 = 5 << 56;
+const TOKEN_WB_READ: u64 = 6 << 56;
+const TOKEN_WB_WRITE: u64 = 7 << 56;
+const TOKEN_WB_FLUSH: u64 = 8 << 56;
+const OWN_SHIFT: u32 = 32;
+
+/// The largest origin.
+pub const ORIGIN_BYTES_MAX: u64 = 64 << 40;
+/// Stripes of a cache.
+pub const STRIPES: usize = 8;
+/// Dirty data is retried after so long at first, and at most.
+const PAUSE_MIN: Nanos = SECOND / 10;
+const PAUSE_MAX: Nanos = 10 * SECOND;
+/// A full cache whose origin has failed for so long fails writes instead of keeping them.
+const GIVE_UP_AFTER: Nanos = 60 * SECOND;
+
+/// How a cache is opened; what the table line does not say.
+#[derive(Clone, Copy, Debug)]
+pub struct OpenOptions {
+    /// Format the device even if it may hold something else.
+    pub force_format: bool,
+    /// A fresh random number: names this attach.
+    pub attach_id: u64,
+    /// Stripes, 1 to 16.
+    pub stripes: usize,
+}
+
+impl OpenOptions {
+    /// Eight stripes, no force.
+    pub fn new(attach_id: u64) -> OpenOptions {
+        OpenOptions { force_format: false, attach_id, stripes: STRIPES }
+    }
+}
+
+/// Words of shared memory that a cache needs to survive the death of its server.
+pub fn shared_words(stripes: usize) -> usize {
+    openlist::words_needed(stripes)
+}
+
+/// The kernel's statistics, of one stripe. Changed under its lock.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+struct Stats {
+    reads: AtomicU64,
+    read_hits: AtomicU64,
+    writes: AtomicU64,
+    hits_uncommitted: AtomicU64,
+    hits_committed: AtomicU64,
+    around: AtomicU64,
+    allocated: AtomicU64,
+}
+
+/// Adds without an atomic addition: the stripe's lock is held.
+fn add(counter: &AtomicU64, count: u64) {
+    counter.store(counter.load(Ordering::Relaxed) + count, Ordering::Relaxed);
+}
+
+#[derive(Debug, Default)]
+struct Counters {
+    blocked: AtomicU64,
+    flushes: AtomicU64,
+    discards: AtomicU64,
+    commits: AtomicU64,
+    metadata_writes: AtomicU64,
+    batches: AtomicU64,
+    written_back_bytes: AtomicU64,
+    writeback_failures: AtomicU64,
+    failed_requests: AtomicU64,
+}
+
+/// What the background remembers.
+#[derive(Debug, Default)]
+struct Background {
+    now: Nanos,
+    /// When the open batch is committed at the latest.
+    commit_at: Option<Nanos>,
+    writeback: Writeback,
+    /// The origin alone may be no state of any flush.
+    is_torn: bool,
+    /// Since then; `None` also when that began before the attach.
+    torn_since: Option<Nanos>,
+}
+
+/// Requests that wait for disks.
+#[derive(Debug, Default)]
+struct Jobs {
+    reads: PerPort<read::ReadJob>,
+    writes: PerPort<write::Stage>,
+    zeroes: PerPort<zero::ZeroJob>,
+    flushes: PerPort<commit::FlushJob>,
+}
+
+/// An open cache.
+#[derive(Debug)]
+pub struct Writecache {
+    args: TableArgs,
+    medium: Medium,
+    origin: Arc<dyn Disk>,
+    geometry: Geometry,
+    label: Label,
+    index: Index,
+    pool: Pool,
+    open: OpenLists,
+    /// Which of its two lists each stripe fills. Changes under the stripe's lock.
+    filling: Box<[AtomicU32]>,
+    /// Room promised in the list that is being filled; under the stripe's lock.
+    promised: Box<[AtomicU32]>,
+    /// Number of the batch that is open.
+    batch: AtomicU64,
+    commit: Mutex<Commit>,
+    marks: Mutex<Marks>,
+    /// Rounds of commit: begun, ended, and needed until all that was dropped is marked so.
+    begun: AtomicU64,
+    ended: AtomicU64,
+    marked_by: AtomicU64,
+    /// Entries that must stay as they are.
+    aside: HashMap<u32, Entry>,
+    damage: Vec<String>,
+    /// New blocks since the last commit began.
+    uncommitted: AtomicU64,
+    /// Writes to the origin that passed by: done, and known to be durable.
+    bypassed: AtomicU64,
+    bypasses_flushed: AtomicU64,
+    jobs: Jobs,
+    /// Ranges of blocks that discards are zeroing.
+    zeroing: Mutex<Vec<(u64, u64)>>,
+    background: Mutex<Background>,
+    stats: Box<[Stats]>,
+    counters: Counters,
+    events: Arc<Events>,
+    watermarks: (u64, u64),
+    epoch: AtomicU64,
+    is_cleaner: AtomicBool,
+    is_draining: AtomicBool,
+    /// The message `flush`: write everything back once.
+    is_flushing: AtomicBool,
+    flushes_on_suspend: AtomicBool,
+    is_suspended: AtomicBool,
+    is_armed: AtomicBool,
+    wants_room: AtomicBool,
+    wants_round: AtomicBool,
+    gives_up: AtomicBool,
+    /// The cache device refused what must not be refused.
+    has_failed: AtomicBool,
+    notes: Vec<String>,
+}
+
+impl Writecache {
+    fn block_bytes(&self) -> u64 {
+        u64::from(self.geometry.block_bytes)
+    }
+
+    fn is_suspended(&self) -> bool {
+        self.is_suspended.load(Ordering::SeqCst)
+    }
+
+    fn has_failed(&self) -> bool {
+        self.has_failed.load(Ordering::SeqCst)
+    }
+
+    fn fail(&self) {
+        self.has_failed.store(true, Ordering::SeqCst);
+        self.events.room();
+    }
+
+    fn is_aligned(&self, bio: &Bio) -> bool {
+        (bio.offset | bio.len).is_multiple_of(self.block_bytes())
+    }
+
+    /// Something waits for the background: make sure that it will look.
+    fn arm(&self) {
+        if !self.is_armed.load(Ordering::Relaxed) && !self.is_armed.swap(true, Ordering::SeqCst) {
+            self.events.work();
+        }
+    }
+
+    /// No slot is free: the bio waits, the background makes room.
+    fn wait_for_room(&self, bio: Bio, port: &mut Port) {
+        if self.has_failed() {
+            return port.finish(bio, Err(Status::Io));
+        }
+        if self.gives_up.load(Ordering::Relaxed) {
+            return port.finish(bio, Err(Status::NoSpace));
+        }
+        self.counters.blocked.fetch_add(1, Ordering::Relaxed);
+        port.parked.push_back(bio);
+        self.wants_room.store(true, Ordering::SeqCst);
+        self.events.work();
+    }
+
+    fn origin_io(&self, op: Op, offset: u64, len: u64, buffer: Buffer, token: u64) -> DiskIo {
+        let disk = self.origin.clone();
+        DiskIo { disk, op, offset, len, buffer, token, line: 0, result: Ok(()) }
+    }
+}
+
+impl Target for Writecache {
+    fn name(&self) -> &'static str {
+        "writecache"
+    }
+
+    fn submit(&self, mut bio: Bio, port: &mut Port) {
+        if let Some((round, goes_on)) = commit::waits_for(&mut bio) {
+            if !self.is_past(round) {
+                return self.wait_for_round(bio, round, goes_on, port);
+            }
+            return self.go_on(bio, goes_on, port);
+        }
+        if bio.op != Op::Read && self.has_failed() {
+            return port.finish(bio, Err(Status::Io));
+        }
+        if bio.op != Op::Flush && !self.is_aligned(&bio) {
+            return port.finish(bio, Err(Status::Invalid));
+        }
+        match bio.op {
+            Op::Read => self.read(bio, port),
+            Op::Write => self.write(bio, port),
+            Op::Flush => self.flush(bio, port),
+            Op::Discard | Op::WriteZeroes => self.zero(bio, port),
+        }
+    }
+
+    fn complete(&self, io: DiskIo, port: &mut Port) {
+        match io.token & TOKEN_KIND {
+            TOKEN_READ => self.complete_read(io, port),
+            TOKEN_WRITE => self.complete_stage(io, port),
+            TOKEN_ZERO => self.complete_zero(io, port),
+            TOKEN_FLUSH => self.complete_flush(io, port),
+            TOKEN_COMMIT => self.complete_commit(io, port),
+            TOKEN_WB_READ => self.complete_wb_read(&mut lock(&self.background), io, port),
+            TOKEN_WB_WRITE => self.complete_wb_write(&mut lock(&self.background), io, port),
+            TOKEN_WB_FLUSH => self.complete_wb_flush(&mut lock(&self.background), io, port),
+            kind => panic!("no I/O of ours has token kind {kind:#x}"),
+        }
+    }
+
+    fn tick(&self, now: Nanos, port: &mut Port) -> Option<Nanos> {
+        let mut background = lock(&self.background);
+        background.now = now;
+        self.work(&mut background, port)
+    }
+
+    fn events(&self) -> Option<&Arc<Events>> {
+        Some(&self.events)
+    }
+
+    fn limits(&self) -> TargetLimits {
+        TargetLimits {
+            block_bytes: self.geometry.block_bytes,
+            has_discard: self.origin.limits().has_discard,
+        }
+    }
+
+    fn status(&self) -> String {
+        self.status_line()
+    }
+
+    fn table(&self) -> String {
+        self.table_words()
+    }
+
+    fn facts(&self) -> Vec<Fact> {
+        self.all_facts()
+    }
+
+    fn message(&self, words: &[String]) -> Result<String> {
+        self.take_message(words)
+    }
+
+    fn dirty(&self) -> Dirty {
+        Dirty {
+            bytes: u64::from(self.index.dirty()) * self.block_bytes(),
+            is_failing: lock(&self.background).writeback.is_failing() || self.has_failed(),
+        }
+    }
+
+    fn set_draining(&self, draining: bool) {
+        self.is_draining.store(draining, Ordering::SeqCst);
+        self.events.work();
+    }
+
+    fn suspend(&self) -> Result<()> {
+        self.begin_suspend()
+    }
+
+    fn is_idle(&self) -> bool {
+        self.is_at_rest()
+    }
+
+    fn resume(&self) -> Result<()> {
+        self.is_suspended.store(false, Ordering::SeqCst);
+        self.events.work();
+        Ok(())
+    }
+}

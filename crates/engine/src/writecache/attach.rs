@@ -1,0 +1,409 @@
+//! Opening a cache: checks, the walk over its entries, and what the last server left in memory.
+//!
+//! The medium is changed only to format it, to finish the commit of a server that died, and to
+//! name this attach on the label. Entries that must be marked free wait for the first commit,
+//! whose counter they must not survive.
+
+use std::collections::{BTreeMap, HashMap};
+
+use zerocopy::{FromZeros, IntoBytes};
+
+use crate::disk::{Disk, DiskLimits};
+use crate::error::{Error, Kind, Result};
+use crate::pmem::Pmem;
+use crate::shm::SharedWords;
+use crate::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
+use crate::sync::{Arc, Mutex};
+use crate::units::{SECTOR, human_bytes};
+
+use super::args::{Mode, TableArgs};
+use super::commit::{Commit, Marks};
+use super::format::prepare;
+use super::index::{Index, State};
+use super::inspect::load_geometry;
+use super::layout::{Entry, EntryState, FREE, Geometry, LABEL_AT, Label, SEQ_COUNT_AT, Superblock};
+use super::media::Medium;
+use super::openlist::{Held, OpenLists};
+use super::pool::Pool;
+use super::walk::{Census, Finder, walk};
+use super::{Background, Counters, Jobs, ORIGIN_BYTES_MAX, OpenOptions, Stats, Writecache};
+
+/// A commit counter beyond this was not reached by counting.
+const SEQ_MAX: u64 = 1 << 62;
+
+/// What the walk found, in the index.
+struct Attach {
+    index: Index,
+    aside: HashMap<u32, Entry>,
+    /// Slots whose entries must be marked free.
+    stale: Vec<u32>,
+    /// Those of them that would come alive if the counter passed them.
+    notes: Vec<String>,
+}
+
+impl Finder for Attach {
+    fn known(&self, block: u64) -> Option<u64> {
+        self.index.lock_of(block).newest(block).map(|found| u64::from(found.slot))
+    }
+
+    fn live(&mut self, block: u64, index: u64) {
+        let mut locked = self.index.lock_of(block);
+        let older: Vec<u32> = locked.versions(block).map(|found| found.slot).collect();
+        for slot in older {
+            locked.unlink(slot);
+            self.index.set_marking(slot);
+            self.stale.push(slot);
+        }
+        locked.link(index as u32, block, State::Live, 0);
+        locked.push_newest(index as u32);
+    }
+
+    fn superseded(&mut self, _block: u64, index: u64) {
+        self.index.set_marking(index as u32);
+        self.stale.push(index as u32);
+    }
+
+    fn uncommitted(&mut self, index: u64) {
+        self.index.set_marking(index as u32);
+        self.stale.push(index as u32);
+    }
+
+    fn damaged(&mut self, index: u64, entry: &Entry) {
+        self.index.set_aside(index as u32);
+        self.aside.insert(index as u32, *entry);
+    }
+
+    fn twin(&mut self, block: u64, index: u64, entry: &Entry) {
+        let mut locked = self.index.lock_of(block);
+        let twins: Vec<u32> = locked.versions(block).map(|found| found.slot).collect();
+        for slot in twins {
+            locked.remove_age(slot);
+            locked.set_state(slot, State::Damaged);
+            self.aside.insert(slot, *entry);
+        }
+        locked.link(index as u32, block, State::Damaged, 0);
+        self.aside.insert(index as u32, *entry);
+    }
+}
+
+impl Writecache {
+    /// Opens the cache that `args` describes over persistent memory, formatting it if it is empty.
+    pub fn open_pmem(
+        args: TableArgs,
+        len_bytes: u64,
+        origin: Arc<dyn Disk>,
+        cache: Arc<dyn Pmem>,
+        shared: SharedWords,
+        options: &OpenOptions,
+    ) -> Result<Writecache> {
+        assert!(args.mode == Mode::Pmem);
+        open(args, len_bytes, origin, Medium::Pmem(cache), shared, options)
+    }
+
+    /// As [`Writecache::open_pmem`], over a disk.
+    pub fn open_disk(
+        args: TableArgs,
+        len_bytes: u64,
+        origin: Arc<dyn Disk>,
+        cache: Arc<dyn Disk>,
+        shared: SharedWords,
+        options: &OpenOptions,
+    ) -> Result<Writecache> {
+        assert!(args.mode == Mode::Ssd);
+        open(args, len_bytes, origin, Medium::Disk(cache), shared, options)
+    }
+}
+
+fn open(
+    args: TableArgs,
+    len_bytes: u64,
+    origin: Arc<dyn Disk>,
+    medium: Medium,
+    shared: SharedWords,
+    options: &OpenOptions,
+) -> Result<Writecache> {
+    let limits = origin.limits().clone();
+    check_devices(&args, len_bytes, &limits, &medium)?;
+    let start = args.options.start_sector.unwrap_or(0) * SECTOR;
+    prepare(&medium, start, args.block_bytes, options.force_format)?;
+    let (superblock, geometry) = load_geometry(&medium, start, Some(args.block_bytes))?;
+    let mut seq = superblock.seq_count.get();
+    if seq > SEQ_MAX {
+        let at = start + SEQ_COUNT_AT;
+        let what = format_args!("commit counter {seq} at byte {at}: no cache has counted so far");
+        return Err(medium.error(Kind::Invalid, what));
+    }
+    let mut found = Attach {
+        index: Index::new(geometry.blocks as u32, geometry.block_bytes, options.stripes),
+        aside: HashMap::new(),
+        stale: Vec::new(),
+        notes: Vec::new(),
+    };
+    let census = walk(&medium, &geometry, seq, Some(limits.size_bytes), &mut found)?;
+    check_binding(&args, &medium, &superblock, &census, &limits)?;
+    take_up(&medium, &geometry, &superblock, &mut seq, &mut found, &shared, &limits)?;
+    let label = Label::new(&limits.identity, limits.size_bytes, options.attach_id);
+    medium.store(start + LABEL_AT, label.as_bytes())?;
+    medium.settle()?;
+    let open = OpenLists::fresh(shared, options.stripes, options.attach_id, seq);
+    Ok(assemble(args, origin, medium, geometry, label, seq, found, &census, open))
+}
+
+/// What can be said before the cache device is read.
+fn check_devices(
+    args: &TableArgs,
+    len_bytes: u64,
+    origin: &DiskLimits,
+    medium: &Medium,
+) -> Result<()> {
+    let invalid = |what: String| Err(Error::new(Kind::Invalid, format!("writecache: {what}")));
+    let block_bytes = args.block_bytes;
+    let smallest = origin.block_bytes.max(medium.unit_bytes());
+    if block_bytes < smallest {
+        return invalid(format!(
+            "Block size is smaller than device logical block size: {block_bytes}, {smallest}"
+        ));
+    }
+    let start = args.options.start_sector.unwrap_or(0);
+    let sectors = medium.size_bytes() / SECTOR;
+    if args.options.start_sector.is_some() && start >= sectors {
+        return invalid(format!(
+            "Invalid optional argument: start_sector {start}, but {} has {sectors} sectors",
+            medium.name()
+        ));
+    }
+    let unit = u64::from(medium.unit_bytes());
+    if !(start * SECTOR).is_multiple_of(unit) {
+        return invalid(format!(
+            "Invalid optional argument: start_sector {start} is not a multiple of the {unit} \
+             bytes that {} writes at least",
+            medium.name()
+        ));
+    }
+    if origin.size_bytes > ORIGIN_BYTES_MAX {
+        return invalid(format!(
+            "origin {} has {}; more than {} is not supported",
+            origin.name,
+            human_bytes(origin.size_bytes),
+            human_bytes(ORIGIN_BYTES_MAX)
+        ));
+    }
+    if len_bytes > origin.size_bytes {
+        return invalid(format!(
+            "the table is {len_bytes} bytes long, but origin {} has {}",
+            origin.name, origin.size_bytes
+        ));
+    }
+    if len_bytes == 0 || !len_bytes.is_multiple_of(u64::from(block_bytes)) {
+        return invalid(format!(
+            "Cannot calculate initial queue limits: the table is {len_bytes} bytes long, which is \
+             not a multiple of the block size {block_bytes}"
+        ));
+    }
+    Ok(())
+}
+
+/// Dirty blocks of one origin are not written to another.
+fn check_binding(
+    args: &TableArgs,
+    medium: &Medium,
+    superblock: &Superblock,
+    census: &Census,
+    origin: &DiskLimits,
+) -> Result<()> {
+    let label = &superblock.label;
+    let is_ours = label.is_valid() && !label.is_bound_to(&origin.identity, origin.size_bytes);
+    let dirty = census.live + census.damaged;
+    if !is_ours || dirty == 0 || args.rebinds {
+        return Ok(());
+    }
+    let what = format_args!(
+        "it caches another origin (of {}), not {} ({}, {}), and holds {dirty} dirty blocks; if it \
+         is the same data in a new place, add `rebind true` to the table",
+        human_bytes(label.origin_sectors.get().saturating_mul(SECTOR)),
+        origin.name,
+        origin.identity,
+        human_bytes(origin.size_bytes)
+    );
+    Err(medium.error(Kind::Refused, what))
+}
+
+/// Commits what a dead server had acknowledged: its writes are in their slots, only the entries
+/// are missing.
+fn take_up(
+    medium: &Medium,
+    geometry: &Geometry,
+    superblock: &Superblock,
+    seq: &mut u64,
+    found: &mut Attach,
+    shared: &SharedWords,
+    origin: &DiskLimits,
+) -> Result<()> {
+    let Some(left) = OpenLists::left_behind(shared) else { return Ok(()) };
+    let label = &superblock.label;
+    let is_ours = label.is_valid()
+        && label.attach_id.get() == left.attach_id
+        && left.seqs.contains(seq)
+        && left.is_of_this_boot;
+    let mut wanted: BTreeMap<u64, u32> = BTreeMap::new();
+    wanted.extend(left.held.iter().copied());
+    if !is_ours {
+        if !wanted.is_empty() {
+            found.notes.push(format!(
+                "the last server had acknowledged, but not committed, writes to {} blocks, and \
+                 they are LOST: the medium is another one, or was used otherwise since, or the \
+                 machine was started again",
+                wanted.len()
+            ));
+        }
+        return Ok(());
+    }
+    let mut missing: Vec<Held> = Vec::new();
+    for (block, slot) in wanted {
+        if is_to_be_committed(medium, geometry, *seq, found, origin, (block, slot))? {
+            missing.push((block, slot));
+        }
+    }
+    if missing.is_empty() {
+        return Ok(());
+    }
+    commit_left(medium, geometry, seq, found, &missing)
+}
+
+/// Whether the entry of a write that was left in memory is still missing on the medium.
+fn is_to_be_committed(
+    medium: &Medium,
+    geometry: &Geometry,
+    seq: u64,
+    found: &Attach,
+    origin: &DiskLimits,
+    (block, slot): Held,
+) -> Result<bool> {
+    let nonsense = |why: &str| {
+        let what = format_args!(
+            "the last server's memory says that slot {slot} holds block {block}, but {why}"
+        );
+        medium.error(Kind::Io, what)
+    };
+    let end = (block.saturating_add(1)).saturating_mul(u64::from(geometry.block_bytes));
+    if u64::from(slot) >= geometry.blocks || end > origin.size_bytes {
+        return Err(nonsense("there is no such slot or block"));
+    }
+    let word = found.index.word(slot);
+    match word.state() {
+        State::Free => Ok(true),
+        // The commit was done, but its end not noted.
+        State::Live if word.block() == block => Ok(false),
+        State::Marking => {
+            // Its own entry, of the commit that was under way; or it was superseded.
+            let mut entry = Entry::new_zeroed();
+            medium.load(geometry.entry_at(u64::from(slot)), entry.as_mut_bytes())?;
+            match geometry.state_of(&entry, seq, Some(origin.size_bytes)) {
+                EntryState::Uncommitted => Ok(true),
+                _ => Err(nonsense("that is an older version")),
+            }
+        }
+        _ => Err(nonsense("the medium says otherwise")),
+    }
+}
+
+/// A commit as any other: entries and marks, then the counter.
+fn commit_left(
+    medium: &Medium,
+    geometry: &Geometry,
+    seq: &mut u64,
+    found: &mut Attach,
+    missing: &[Held],
+) -> Result<()> {
+    let mut entries: BTreeMap<u64, Entry> = BTreeMap::new();
+    for slot in found.stale.drain(..) {
+        entries.insert(u64::from(slot), Entry::new(FREE, FREE));
+    }
+    let freed: Vec<u32> = entries.keys().map(|slot| *slot as u32).collect();
+    for &(block, slot) in missing {
+        let entry = Entry::new(block * geometry.block_sectors(), *seq);
+        entries.insert(u64::from(slot), entry);
+    }
+    for (&slot, entry) in &entries {
+        medium.store(geometry.entry_at(slot), entry.as_bytes())?;
+    }
+    medium.settle()?;
+    *seq += 1;
+    medium.store(geometry.start + SEQ_COUNT_AT, &seq.to_le_bytes())?;
+    medium.settle()?;
+    freed.into_iter().for_each(|slot| found.index.retire(slot));
+    for &(block, slot) in missing {
+        found.live(block, u64::from(slot));
+    }
+    found.notes.push(format!("writes to {} blocks were taken up from memory", missing.len()));
+    Ok(())
+}
+
+#[expect(clippy::too_many_arguments, reason = "the parts of a cache, put together once")]
+fn assemble(
+    args: TableArgs,
+    origin: Arc<dyn Disk>,
+    medium: Medium,
+    geometry: Geometry,
+    label: Label,
+    seq: u64,
+    found: Attach,
+    census: &Census,
+    open: OpenLists,
+) -> Writecache {
+    let index = found.index;
+    let pool = Pool::new(index.slots());
+    let is_free = |slot: &u32| index.word(*slot).state() == State::Free;
+    (0..index.slots()).filter(is_free).for_each(|slot| pool.put(slot));
+    let stripes = index.stripes();
+    let (high, low) = args.watermarks();
+    let mark = |percent: u32| (geometry.blocks * u64::from(100 - percent) + 50) / 100;
+    let is_dirty = index.dirty() > 0;
+    Writecache {
+        label,
+        pool,
+        open,
+        filling: (0..stripes).map(|_| AtomicU32::new(0)).collect(),
+        promised: (0..stripes).map(|_| AtomicU32::new(0)).collect(),
+        batch: AtomicU64::new(seq),
+        commit: Mutex::new(Commit { seq, ..Commit::default() }),
+        marks: Mutex::new(Marks::of(found.stale)),
+        begun: AtomicU64::new(0),
+        ended: AtomicU64::new(0),
+        marked_by: AtomicU64::new(0),
+        damage: damage_in_words(census),
+        aside: found.aside,
+        uncommitted: AtomicU64::new(0),
+        bypassed: AtomicU64::new(0),
+        bypasses_flushed: AtomicU64::new(0),
+        jobs: Jobs::default(),
+        zeroing: Mutex::default(),
+        // What was written back before this attach, nobody knows.
+        background: Mutex::new(Background { is_torn: is_dirty, ..Background::default() }),
+        stats: (0..stripes).map(|_| Stats::default()).collect(),
+        counters: Counters::default(),
+        events: Arc::default(),
+        watermarks: (mark(high), mark(low)),
+        epoch: AtomicU64::new(0),
+        is_cleaner: AtomicBool::new(args.options.cleaner),
+        is_draining: AtomicBool::new(false),
+        is_flushing: AtomicBool::new(false),
+        flushes_on_suspend: AtomicBool::new(args.options.cleaner),
+        is_suspended: AtomicBool::new(false),
+        is_armed: AtomicBool::new(true),
+        wants_room: AtomicBool::new(false),
+        wants_round: AtomicBool::new(false),
+        gives_up: AtomicBool::new(false),
+        has_failed: AtomicBool::new(false),
+        notes: found.notes,
+        args,
+        medium,
+        origin,
+        geometry,
+        index,
+    }
+}
+
+fn damage_in_words(census: &Census) -> Vec<String> {
+    census.places.iter().map(ToString::to_string).collect()
+}

@@ -1,0 +1,422 @@
+//! Commits: which batches there are, who waits for them, and which entries must be marked free.
+//!
+//! A *round* makes durable, in this order: the entries of the batch that it closes, together with
+//! the free marks of slots that an earlier round let go; then the commit counter. Slots whose
+//! marks are durable go back to the pool. Many waiting flushes share a round. How the bytes get to
+//! the medium is in `round`.
+//!
+//! Why marks may be late, and in which order they come:
+//! 1. A slot is not used again before its mark is durable.
+//! 2. An older version is superseded once the newer one's counter is durable; its mark may be
+//!    stored with the next round. Marks of superseded slots need no order among themselves.
+//! 3. The newest version (dropped after write-back or discard) must not be marked before every
+//!    older one is: a crash between the two would bring the older one back. So it waits for a
+//!    whole round in between, unless nothing at all was waiting before it.
+//! 4. A slot that was written back while a newer version was on its way is not dropped: the
+//!    newer one's commit supersedes it.
+
+use crate::bio::{Bio, Op};
+use crate::buffer::Buffer;
+use crate::disk::DiskIo;
+use crate::error::Status;
+use crate::sync::atomic::Ordering;
+use crate::sync::lock;
+use crate::target::Port;
+
+use super::args::Mode;
+use super::index::{Locked, State};
+use super::round::Phase;
+use super::{TOKEN_FLUSH, Writecache};
+
+/// A bio that waits for a round: its progress says which, and how far the bio is.
+const WAITS: u64 = 1 << 63;
+const GOES_ON: u64 = 1 << 62;
+const ROUND_SHIFT: u32 = 20;
+const ROUND_MASK: u64 = (1 << 42) - 1;
+/// Progress is counted in sectors of 512 bytes there.
+const SECTOR_SHIFT: u32 = 9;
+
+/// A round is begun for the marks' sake when so many slots wait for it.
+const MARKS_MAX: usize = 64 * 1024;
+
+/// The state of rounds.
+#[derive(Debug, Default)]
+pub(super) struct Commit {
+    /// The commit counter on the medium.
+    pub(super) seq: u64,
+    pub(super) phase: Phase,
+    /// The port whose thread drives the round of mode `s`.
+    pub(super) driver: usize,
+    /// A round with this number is wanted.
+    pub(super) wanted: u64,
+    /// Bios of the driving port that wait for rounds.
+    pub(super) waiters: Vec<(u64, bool, Bio)>,
+    /// Whether the round closes a batch.
+    pub(super) has_batch: bool,
+    /// Slots in no chain that this round marks free.
+    pub(super) marks: Vec<u32>,
+    /// Slots in chains that it marks free.
+    pub(super) drops: Vec<u32>,
+}
+
+/// Slots that wait for their free marks.
+#[derive(Debug, Default)]
+pub(super) struct Marks {
+    /// Newer versions of their blocks are durable. In no chain.
+    superseded: Vec<u32>,
+    /// Were the newest versions. In their chains.
+    dropped: Vec<u32>,
+    /// As those, and a round has begun since.
+    ready: Vec<u32>,
+}
+
+impl Marks {
+    pub(super) fn of(superseded: Vec<u32>) -> Marks {
+        Marks { superseded, ..Marks::default() }
+    }
+
+    fn count(&self) -> usize {
+        self.superseded.len() + self.dropped.len() + self.ready.len()
+    }
+}
+
+/// A flush of the origin that a client waits for.
+#[derive(Debug)]
+pub(super) struct FlushJob {
+    bio: Bio,
+    bypasses: u64,
+}
+
+/// Whether a bio waits for a round: which, and whether it goes on then or is done. What it had
+/// done before is restored.
+pub(super) fn waits_for(bio: &mut Bio) -> Option<(u64, bool)> {
+    if bio.progress & WAITS == 0 {
+        return None;
+    }
+    let round = bio.progress >> ROUND_SHIFT & ROUND_MASK;
+    let goes_on = bio.progress & GOES_ON != 0;
+    bio.progress = (bio.progress & ((1 << ROUND_SHIFT) - 1)) << SECTOR_SHIFT;
+    Some((round, goes_on))
+}
+
+fn waiting(mut bio: Bio, round: u64, goes_on: bool) -> Bio {
+    let flags = if goes_on { WAITS | GOES_ON } else { WAITS };
+    bio.progress = flags | (round & ROUND_MASK) << ROUND_SHIFT | bio.progress >> SECTOR_SHIFT;
+    bio
+}
+
+impl Writecache {
+    pub(super) fn is_pmem(&self) -> bool {
+        self.args.mode == Mode::Pmem
+    }
+
+    pub(super) fn autocommit_blocks(&self) -> u64 {
+        let default = if self.is_pmem() { 64 } else { 65_536 };
+        self.args.options.autocommit_blocks.map_or(default, u64::from)
+    }
+
+    /// Whether a round has ended, or none will end any more.
+    pub(super) fn is_past(&self, round: u64) -> bool {
+        self.ended.load(Ordering::SeqCst) >= round || self.has_failed()
+    }
+
+    /// Whether anything is not committed that was completed before.
+    pub(super) fn has_open(&self) -> bool {
+        (0..self.index.stripes()).any(|stripe| {
+            let filling = self.filling[stripe].load(Ordering::Relaxed) as usize;
+            self.open.len(stripe, filling) > 0 || self.open.len(stripe, 1 - filling) > 0
+        })
+    }
+
+    /// Slots that wait for their marks.
+    pub(super) fn marks_waiting(&self) -> usize {
+        lock(&self.marks).count()
+    }
+
+    /// The round after which all that is complete now is durable: the one that is under way if no
+    /// list that is being filled has anything, else the next. When a round begins during the look,
+    /// a list may have been closed just before it was looked at.
+    fn round_needed(&self) -> u64 {
+        let has_any = |stripe: usize| {
+            let filling = self.filling[stripe].load(Ordering::Acquire) as usize;
+            self.open.len(stripe, filling) > 0
+        };
+        loop {
+            let begun = self.begun.load(Ordering::SeqCst);
+            let is_any_filled = (0..self.index.stripes()).any(has_any);
+            if self.begun.load(Ordering::SeqCst) == begun {
+                return (begun + u64::from(is_any_filled))
+                    .max(self.marked_by.load(Ordering::SeqCst));
+            }
+        }
+    }
+
+    /// A flush.
+    pub(super) fn flush(&self, bio: Bio, port: &mut Port) {
+        self.counters.flushes.fetch_add(1, Ordering::Relaxed);
+        self.make_durable(bio, port);
+    }
+
+    /// Everything that is complete becomes durable, then the bio is done.
+    pub(super) fn make_durable(&self, bio: Bio, port: &mut Port) {
+        let bypasses = self.bypassed.load(Ordering::SeqCst);
+        if self.bypasses_flushed.load(Ordering::SeqCst) < bypasses {
+            let place = self.jobs.flushes.of(port).insert(FlushJob { bio, bypasses });
+            let token = TOKEN_FLUSH | u64::from(place);
+            port.ios.push_back(self.origin_io(Op::Flush, 0, 0, Buffer::empty(), token));
+            return;
+        }
+        self.settle(bio, port);
+    }
+
+    /// The origin is flushed.
+    pub(super) fn complete_flush(&self, io: DiskIo, port: &mut Port) {
+        let FlushJob { bio, bypasses } = self.jobs.flushes.of(port).remove(io.token as u32);
+        if let Err(status) = io.result {
+            return port.finish(bio, Err(status));
+        }
+        self.bypasses_flushed.fetch_max(bypasses, Ordering::SeqCst);
+        self.settle(bio, port);
+    }
+
+    fn settle(&self, bio: Bio, port: &mut Port) {
+        self.wait_until(self.round_needed(), bio, false, port);
+    }
+
+    /// The bio goes on once all that is complete now is durable, and marked.
+    pub(super) fn settle_and_go_on(&self, bio: Bio, port: &mut Port) {
+        let next = self.begun.load(Ordering::SeqCst) + 1;
+        self.wait_until(self.round_needed().max(next), bio, true, port);
+    }
+
+    /// The list of uncommitted blocks is full.
+    pub(super) fn wait_for_list(&self, bio: Bio, port: &mut Port) {
+        self.wait_until(self.begun.load(Ordering::SeqCst) + 1, bio, true, port);
+    }
+
+    fn wait_until(&self, round: u64, bio: Bio, goes_on: bool, port: &mut Port) {
+        if self.is_pmem() {
+            self.commit_until(round);
+        }
+        match self.is_past(round) {
+            true => self.go_on(bio, goes_on, port),
+            false => self.wait_for_round(bio, round, goes_on, port),
+        }
+    }
+
+    /// Mode `s`: the bio waits here if this port drives the rounds, else parked. Nobody but its
+    /// own port may finish it.
+    pub(super) fn wait_for_round(&self, bio: Bio, round: u64, goes_on: bool, port: &mut Port) {
+        let mut commit = lock(&self.commit);
+        commit.wanted = commit.wanted.max(round);
+        self.begin_disk_round(&mut commit, port);
+        if self.is_past(round) {
+            drop(commit);
+            return self.go_on(bio, goes_on, port);
+        }
+        if commit.driver == port.id {
+            commit.waiters.push((round, goes_on, bio));
+        } else {
+            // Under the lock: the round's end must see it.
+            self.wants_round.store(true, Ordering::SeqCst);
+            port.parked.push_back(waiting(bio, round, goes_on));
+        }
+    }
+
+    /// What a bio waited for is past.
+    pub(super) fn go_on(&self, bio: Bio, goes_on: bool, port: &mut Port) {
+        match bio.op {
+            _ if self.has_failed() => port.finish(bio, Err(Status::Io)),
+            _ if !goes_on => port.finish(bio, Ok(())),
+            Op::Write => self.write(bio, port),
+            _ => self.zero(bio, port),
+        }
+    }
+
+    /// Commits in mode `p`; begins to in mode `s`.
+    pub(super) fn commit_soon(&self, port: &mut Port) {
+        let round = self.begun.load(Ordering::SeqCst) + 1;
+        if self.is_pmem() {
+            return self.commit_until(round);
+        }
+        let mut commit = lock(&self.commit);
+        if commit.phase == Phase::Idle {
+            commit.wanted = commit.wanted.max(round);
+            self.begin_disk_round(&mut commit, port);
+        }
+    }
+
+    /// Mode `p`: rounds until `round` has ended.
+    pub(super) fn commit_until(&self, round: u64) {
+        let mut freed = false;
+        while !self.is_past(round) {
+            let mut commit = lock(&self.commit);
+            if !self.is_past(round) {
+                freed |= self.memory_round(&mut commit);
+            }
+        }
+        if freed {
+            self.signal_room();
+        }
+    }
+
+    /// Mode `p`, and no slot is free: frees those that only wait for their marks. Whether that
+    /// gave any.
+    pub(super) fn make_room_at_once(&self) -> bool {
+        if !self.is_pmem() || self.has_failed() {
+            return false;
+        }
+        let mut tries = 0;
+        while self.pool.count() == 0 && tries < 3 && (self.marks_waiting() > 0 || self.has_open()) {
+            self.commit_until(self.begun.load(Ordering::SeqCst) + 1);
+            tries += 1;
+        }
+        self.pool.count() > 0
+    }
+
+    /// Somebody may wait for the slots that were just put back.
+    pub(super) fn signal_room(&self) {
+        if self.wants_room.load(Ordering::SeqCst) && self.wants_room.swap(false, Ordering::SeqCst) {
+            self.events.room();
+        }
+    }
+
+    /// Closes the open batch: from here on writes fill the other lists. Takes the slots that this
+    /// round marks free. Says whether there is anything to do.
+    pub(super) fn close(&self, commit: &mut Commit) -> bool {
+        self.begun.fetch_add(1, Ordering::SeqCst);
+        self.uncommitted.store(0, Ordering::Relaxed);
+        commit.has_batch = false;
+        for stripe in 0..self.index.stripes() {
+            let filling = self.filling[stripe].load(Ordering::Relaxed) as usize;
+            if self.open.len(stripe, filling) == 0 {
+                continue;
+            }
+            let locked = self.index.lock(stripe);
+            if !commit.has_batch {
+                commit.has_batch = true;
+                self.batch.store(commit.seq + 1, Ordering::SeqCst);
+            }
+            self.filling[stripe].store(1 - filling as u32, Ordering::Release);
+            drop(locked);
+        }
+        // Behind the batch: what is dropped from here on is not older than anything in it.
+        let mut marks = lock(&self.marks);
+        let marks = &mut *marks;
+        commit.marks.append(&mut marks.superseded);
+        let is_first = commit.marks.is_empty() && marks.ready.is_empty();
+        commit.drops.append(&mut marks.ready);
+        if is_first {
+            commit.drops.append(&mut marks.dropped);
+        } else {
+            marks.ready.append(&mut marks.dropped);
+        }
+        commit.has_batch || !commit.marks.is_empty() || !commit.drops.is_empty()
+    }
+
+    /// The entries of the batch that is being committed, of one stripe.
+    pub(super) fn closing(&self, stripe: usize) -> impl Iterator<Item = (u64, u32)> + '_ {
+        let closing = 1 - self.filling[stripe].load(Ordering::Relaxed) as usize;
+        let state = State::open_in(closing);
+        (0..self.open.len(stripe, closing)).filter_map(move |nth| {
+            let (block, slot) = self.open.held(stripe, closing, nth);
+            let word = self.index.word(slot);
+            (word.block() == block && word.state() == state).then_some((block, slot))
+        })
+    }
+
+    /// The marks of this round are about to be stored.
+    pub(super) fn begin_marks(&self, commit: &Commit) {
+        for &slot in &commit.drops {
+            let mut locked = self.index.lock_of(self.index.word(slot).block());
+            locked.set_state(slot, State::Marking);
+        }
+    }
+
+    /// Everything of the round is durable: its batch is committed, its marked slots are free.
+    pub(super) fn finish_round(&self, commit: &mut Commit) -> bool {
+        let round = self.begun.load(Ordering::SeqCst);
+        if commit.has_batch {
+            for stripe in 0..self.index.stripes() {
+                self.commit_stripe(stripe);
+            }
+            self.counters.commits.fetch_add(1, Ordering::Relaxed);
+        }
+        let has_freed = !commit.marks.is_empty() || !commit.drops.is_empty();
+        for slot in commit.drops.drain(..) {
+            self.index.lock_of(self.index.word(slot).block()).unlink(slot);
+            self.index.retire(slot);
+            self.pool.put(slot);
+        }
+        for slot in commit.marks.drain(..) {
+            self.index.retire(slot);
+            self.pool.put(slot);
+        }
+        self.ended.store(round, Ordering::SeqCst);
+        has_freed
+    }
+
+    /// The stripe's closed list is durable.
+    fn commit_stripe(&self, stripe: usize) {
+        let closing = 1 - self.filling[stripe].load(Ordering::Relaxed) as usize;
+        let count = self.open.len(stripe, closing);
+        let state = State::open_in(closing);
+        let mut nth = 0;
+        while nth < count {
+            let mut locked = self.index.lock(stripe);
+            for nth in nth..count.min(nth + 64) {
+                let (block, slot) = self.open.held(stripe, closing, nth);
+                let word = self.index.word(slot);
+                if word.block() == block && word.state() == state {
+                    locked.set_state(slot, State::Live);
+                    self.supersede(&mut locked, block, slot);
+                }
+            }
+            nth += 64;
+        }
+        self.open.clear(stripe, closing);
+    }
+
+    /// `slot` is committed: older versions of its block are not needed any more.
+    fn supersede(&self, locked: &mut Locked<'_>, block: u64, slot: u32) {
+        let older = locked.versions(block).skip_while(|found| found.slot != slot).skip(1);
+        for found in older {
+            match found.word.state() {
+                State::Live | State::Cleaned | State::Damaged => {
+                    locked.unlink(found.slot);
+                    self.index.set_marking(found.slot);
+                    lock(&self.marks).superseded.push(found.slot);
+                }
+                State::Cleaning => locked.set_state(found.slot, State::Outdated),
+                _ => {}
+            }
+        }
+    }
+
+    /// The origin has what `slot` has, or something newer. The stripe is locked.
+    pub(super) fn drop_clean(&self, locked: &mut Locked<'_>, block: u64, slot: u32) {
+        locked.remove_age(slot);
+        let newest = locked.newest(block);
+        if newest.is_some_and(|newest| newest.word.state().is_uncommitted()) {
+            return locked.set_state(slot, State::Cleaned);
+        }
+        locked.set_state(slot, State::Dropped);
+        let mut marks = lock(&self.marks);
+        marks.dropped.push(slot);
+        // Two rounds that have not begun yet: rule 3.
+        self.marked_by.fetch_max(self.begun.load(Ordering::SeqCst) + 2, Ordering::SeqCst);
+    }
+
+    /// A superseded slot whose write-back has ended. The stripe is locked.
+    pub(super) fn drop_outdated(&self, locked: &mut Locked<'_>, slot: u32) {
+        locked.unlink(slot);
+        self.index.set_marking(slot);
+        lock(&self.marks).superseded.push(slot);
+    }
+
+    /// Whether so many slots wait for their marks that a round is due.
+    pub(super) fn are_marks_due(&self) -> bool {
+        let waiting = self.marks_waiting();
+        waiting > MARKS_MAX || waiting > 0 && self.pool.count() < self.index.slots() / 8
+    }
+}

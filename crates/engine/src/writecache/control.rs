@@ -1,0 +1,269 @@
+//! The background, suspend and resume; status, table line, messages.
+
+use crate::error::{Error, Kind, Result};
+use crate::sync::atomic::{AtomicU64, Ordering};
+use crate::sync::lock;
+use crate::target::Port;
+use crate::units::{Nanos, SECOND};
+
+use super::args::Mode;
+use super::round::Phase;
+use super::{Background, GIVE_UP_AFTER, Stats, Writecache};
+
+/// Parts of `max_age` that blocks are told apart by.
+pub(super) const AGE_EPOCHS: u64 = 16;
+/// `autocommit_time` where it is not given, in milliseconds.
+const AUTOCOMMIT_TIME: u32 = 1000;
+/// `pause_writeback` of mode `s` where it is not given, in milliseconds.
+const PAUSE_WRITEBACK: u32 = 3000;
+
+fn millis(value: u32) -> Nanos {
+    Nanos::from(value) * (SECOND / 1000)
+}
+
+impl Writecache {
+    fn autocommit_time(&self) -> Nanos {
+        millis(self.args.options.autocommit_time.unwrap_or(AUTOCOMMIT_TIME))
+    }
+
+    pub(super) fn pause_writeback(&self) -> Nanos {
+        match self.args.mode {
+            Mode::Pmem => 0,
+            Mode::Ssd => millis(self.args.options.pause_writeback.unwrap_or(PAUSE_WRITEBACK)),
+        }
+    }
+
+    /// How long an epoch is; `None`: blocks do not age.
+    fn epoch_nanos(&self) -> Option<Nanos> {
+        self.args.options.max_age.map(|age| (millis(age) / AGE_EPOCHS).max(1))
+    }
+
+    /// Whether blocks are too old as soon as they are there.
+    pub(super) fn ages_at_once(&self) -> bool {
+        self.args.options.max_age == Some(0)
+    }
+
+    /// A thread has looked for slots: is it time for the background to make some?
+    pub(super) fn look_at_space(&self, port: &mut Port) {
+        if self.available() <= self.watermarks.0 {
+            self.events.work();
+        }
+        if self.are_marks_due() {
+            self.commit_soon(port);
+        }
+    }
+
+    /// A tick. Says when to come again.
+    pub(super) fn work(&self, background: &mut Background, port: &mut Port) -> Option<Nanos> {
+        let now = background.now;
+        if let Some(epoch) = self.epoch_nanos() {
+            self.epoch.store(now / epoch, Ordering::Relaxed);
+        }
+        self.commit_if_due(background, port);
+        self.writeback_step(background, port);
+        if self.index.dirty() == 0 && background.writeback.is_idle() {
+            self.is_flushing.store(false, Ordering::SeqCst);
+            background.is_torn = false;
+            background.torn_since = None;
+        }
+        self.serve_waiting(port);
+        self.give_up_if_hopeless(background);
+        self.next_look(background)
+    }
+
+    /// Rounds by the clock: for a batch that is open, and for marks that are not durable.
+    fn commit_if_due(&self, background: &mut Background, port: &mut Port) {
+        let now = background.now;
+        if self.has_failed() || !self.has_open() && self.marks_waiting() == 0 {
+            background.commit_at = None;
+            return;
+        }
+        let at = *background.commit_at.get_or_insert(now + self.autocommit_time());
+        if now >= at || self.is_suspended() || self.are_marks_due() {
+            background.commit_at = None;
+            self.commit_soon(port);
+        }
+    }
+
+    /// Bios that wait for a slot: lets them try if one is there.
+    fn serve_waiting(&self, port: &mut Port) {
+        if !self.wants_room.load(Ordering::SeqCst) {
+            return;
+        }
+        if self.pool.count() > 0 {
+            return self.signal_room();
+        }
+        if self.marks_waiting() > 0 {
+            self.commit_soon(port);
+        }
+    }
+
+    /// When nobody can make room any more, waiting for ever helps nobody.
+    fn give_up_if_hopeless(&self, background: &Background) {
+        let has_failed_long = background
+            .writeback
+            .failing_since()
+            .is_some_and(|since| background.now >= since + GIVE_UP_AFTER);
+        let is_hopeless = has_failed_long && self.wants_room.load(Ordering::SeqCst);
+        if is_hopeless && !self.gives_up.swap(true, Ordering::SeqCst) {
+            self.events.room();
+        }
+    }
+
+    /// When to look again. With nothing to do it takes two looks to fall asleep: a write that
+    /// saw the background awake is visible at the second.
+    fn next_look(&self, background: &Background) -> Option<Nanos> {
+        let now = background.now;
+        if self.has_failed() {
+            return None;
+        }
+        let ages = self.epoch_nanos().filter(|_| self.index.dirty() > 0);
+        let moments = [
+            background.commit_at,
+            background.writeback.deadline(now).filter(|_| self.index.dirty() > 0),
+            ages.map(|epoch| now + epoch.max(SECOND / 1000)),
+        ];
+        let next = moments.into_iter().flatten().min();
+        if next.is_some() {
+            self.is_armed.store(true, Ordering::SeqCst);
+            return next.map(|next| next.max(now + 1));
+        }
+        self.is_armed.swap(false, Ordering::SeqCst).then_some(now + SECOND)
+    }
+
+    /// No bio is in flight: everything becomes durable, and with `flush_on_suspend` goes to the
+    /// origin; the background goes on until that is so.
+    pub(super) fn begin_suspend(&self) -> Result<()> {
+        let cleans = self.flushes_on_suspend.swap(false, Ordering::SeqCst);
+        if cleans || self.is_cleaner.load(Ordering::SeqCst) {
+            self.is_flushing.store(true, Ordering::SeqCst);
+        }
+        self.is_suspended.store(true, Ordering::SeqCst);
+        if self.is_pmem() {
+            self.commit_until(self.begun.load(Ordering::SeqCst) + 1);
+            self.commit_until(self.marked_by.load(Ordering::SeqCst));
+        }
+        self.events.work();
+        if self.has_failed() {
+            let what = "what was written last cannot be committed";
+            return Err(self.medium.error(Kind::Io, what));
+        }
+        Ok(())
+    }
+
+    /// Whether, after a suspend, nothing is in flight and nothing is left to do. A failing origin
+    /// does not keep a suspend waiting: what is dirty stays dirty.
+    pub(super) fn is_at_rest(&self) -> bool {
+        let background = lock(&self.background);
+        let is_failing = background.writeback.is_failing() || self.has_failed();
+        let is_cleaning = self.is_flushing.load(Ordering::SeqCst) && self.index.dirty() > 0;
+        if !background.writeback.is_idle() || is_cleaning && !is_failing {
+            return false;
+        }
+        let commit = lock(&self.commit);
+        let is_settled = !self.has_open() && self.marks_waiting() == 0;
+        commit.phase == Phase::Idle && (is_settled || self.has_failed())
+    }
+
+    fn sum(&self, counter: impl Fn(&Stats) -> &AtomicU64) -> u64 {
+        self.stats.iter().map(|stats| counter(stats).load(Ordering::Relaxed)).sum()
+    }
+
+    /// The kernel's 14 numbers.
+    pub(super) fn status_line(&self) -> String {
+        let (moving, is_failing) = {
+            let background = lock(&self.background);
+            (background.writeback.blocks(), background.writeback.is_failing())
+        };
+        let has_error = is_failing || self.has_failed();
+        let counter = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        format!(
+            "{} {} {} {} {} {} {} {} {} {} {} {} {} {}",
+            u8::from(has_error),
+            self.geometry.blocks,
+            self.available(),
+            moving,
+            self.sum(|stats| &stats.reads),
+            self.sum(|stats| &stats.read_hits),
+            self.sum(|stats| &stats.writes),
+            self.sum(|stats| &stats.hits_uncommitted),
+            self.sum(|stats| &stats.hits_committed),
+            self.sum(|stats| &stats.around),
+            self.sum(|stats| &stats.allocated),
+            counter(&self.counters.blocked),
+            counter(&self.counters.flushes),
+            counter(&self.counters.discards),
+        )
+    }
+
+    /// The kernel's table words.
+    pub(super) fn table_words(&self) -> String {
+        format!(
+            "{} {} {} {}",
+            self.args.mode.word(),
+            self.origin.limits().kernel_name,
+            self.medium.kernel_name(),
+            self.args.words()
+        )
+    }
+
+    /// `flush`, `flush_on_suspend`, `cleaner`, `clear_stats`.
+    pub(super) fn take_message(&self, words: &[String]) -> Result<String> {
+        let invalid = |what: String| Err(Error::new(Kind::Invalid, format!("writecache: {what}")));
+        let name = match words {
+            [name] => name.to_ascii_lowercase(),
+            [] => return invalid("a message has one word".into()),
+            [name, ..] => return invalid(format!("message {name} takes no words")),
+        };
+        match name.as_str() {
+            "flush" => self.take_flush()?,
+            "flush_on_suspend" => self.flushes_on_suspend.store(true, Ordering::SeqCst),
+            "cleaner" => {
+                self.is_cleaner.store(true, Ordering::SeqCst);
+                self.flushes_on_suspend.store(true, Ordering::SeqCst);
+                self.events.work();
+            }
+            "clear_stats" => self.clear_stats(),
+            _ => return invalid(format!("unrecognised message received: {}", words[0])),
+        }
+        Ok(String::new())
+    }
+
+    /// Begins to write everything back. It does not wait: whoever sent it may watch the dirty
+    /// bytes, and no failing origin can hold him up.
+    fn take_flush(&self) -> Result<()> {
+        if self.is_suspended() {
+            return Err(self.medium.error(Kind::Busy, "message flush: the device is suspended"));
+        }
+        if self.has_failed() {
+            return Err(self.medium.error(Kind::Io, "message flush: the cache device has failed"));
+        }
+        if self.index.dirty() > 0 {
+            self.is_flushing.store(true, Ordering::SeqCst);
+            self.events.work();
+        }
+        Ok(())
+    }
+
+    fn clear_stats(&self) {
+        for stripe in 0..self.stats.len() {
+            let locked = self.index.lock(stripe);
+            let stats = &self.stats[stripe];
+            let counters = [
+                &stats.reads,
+                &stats.read_hits,
+                &stats.writes,
+                &stats.hits_uncommitted,
+                &stats.hits_committed,
+                &stats.around,
+                &stats.allocated,
+            ];
+            counters.iter().for_each(|counter| counter.store(0, Ordering::Relaxed));
+            drop(locked);
+        }
+        let counters = &self.counters;
+        for counter in [&counters.blocked, &counters.flushes, &counters.discards] {
+            counter.store(0, Ordering::Relaxed);
+        }
+    }
+}

@@ -1,0 +1,522 @@
+//! Which slot holds which block: what a cache knows of its slots, in 24 bytes each.
+//!
+//! A *slot* is a data block of the cache with its entry. Blocks of the origin belong to stripes by
+//! region; a stripe has a lock, chains of slots by block (newest version first), and its slots in
+//! the order in which they came (the age list). Slots of the pool belong to nobody.
+//!
+//! 1. Links and states of slots in a chain change under their stripe's lock only.
+//! 2. A slot's content does not change from the moment it is linked until it is retired.
+//!    Retiring gives the slot another generation, so whoever copied from it without a lock sees
+//!    afterwards whether he may believe what he has.
+//! 3. A chain has, from its head on, for each block: at most one uncommitted slot of each list, at
+//!    most one of `Live`, `Cleaning`, `Cleaned` (or damaged ones), then `Outdated` and `Dropped`.
+
+use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use crate::sync::{Mutex, MutexGuard, lock};
+use crate::units::MIB;
+
+/// No slot.
+pub const NONE: u32 = u32::MAX;
+
+/// Bytes of a region of the mapped device: neighbours share a stripe.
+pub const REGION_BYTES: u64 = MIB;
+
+const BLOCK_BITS: u32 = 38;
+const GENERATION_BITS: u32 = 16;
+const STATE_BITS: u32 = 4;
+const GENERATION_SHIFT: u32 = BLOCK_BITS;
+const STATE_SHIFT: u32 = BLOCK_BITS + GENERATION_BITS;
+const EPOCH_SHIFT: u32 = STATE_SHIFT + STATE_BITS;
+/// Epochs count modulo so many.
+pub const EPOCHS: u64 = 1 << (64 - EPOCH_SHIFT);
+
+/// The life of a slot, in order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum State {
+    /// In the pool, or on its way: in no chain.
+    Free,
+    /// Not committed, in list 0 of its stripe: the open batch's, or the one being committed.
+    OpenA,
+    /// Not committed, in list 1.
+    OpenB,
+    /// Committed, and not on the origin.
+    Live,
+    /// Committed, and being written back.
+    Cleaning,
+    /// Written back, but a newer version is on its way: that one's commit lets this one go.
+    Cleaned,
+    /// A newer version was committed while this one was being written back.
+    Outdated,
+    /// Written back, the newest committed version; its entry on media still says that it is live.
+    Dropped,
+    /// Not needed any more; its entry may be marked free. In a chain only if it was `Dropped`.
+    Marking,
+    /// In a chain, but contradicted by another: nobody knows what the block holds.
+    Damaged,
+    /// Its entry cannot be believed, and stays as it is. In no chain.
+    Aside,
+}
+
+impl State {
+    const ALL: [State; 11] = [
+        State::Free,
+        State::OpenA,
+        State::OpenB,
+        State::Live,
+        State::Cleaning,
+        State::Cleaned,
+        State::Outdated,
+        State::Dropped,
+        State::Marking,
+        State::Damaged,
+        State::Aside,
+    ];
+
+    /// Whether reads may use the slot.
+    pub fn is_readable(self) -> bool {
+        use State::{Cleaned, Cleaning, Live, OpenA, OpenB};
+        matches!(self, OpenA | OpenB | Live | Cleaning | Cleaned)
+    }
+
+    /// Whether no commit has made it durable.
+    pub fn is_uncommitted(self) -> bool {
+        matches!(self, State::OpenA | State::OpenB)
+    }
+
+    /// Not committed, in this list.
+    pub fn open_in(list: usize) -> State {
+        if list == 0 { State::OpenA } else { State::OpenB }
+    }
+}
+
+/// What is known of a slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Word(u64);
+
+impl Word {
+    fn new(block: u64, generation: u64, state: State, epoch: u64) -> Word {
+        debug_assert!(block < 1 << BLOCK_BITS);
+        Word(
+            block
+                | (generation & ((1 << GENERATION_BITS) - 1)) << GENERATION_SHIFT
+                | (state as u64) << STATE_SHIFT
+                | (epoch % EPOCHS) << EPOCH_SHIFT,
+        )
+    }
+
+    /// The origin's block.
+    pub fn block(self) -> u64 {
+        self.0 & ((1 << BLOCK_BITS) - 1)
+    }
+
+    fn generation(self) -> u64 {
+        self.0 >> GENERATION_SHIFT & ((1 << GENERATION_BITS) - 1)
+    }
+
+    /// Where in its life the slot is.
+    pub fn state(self) -> State {
+        State::ALL[(self.0 >> STATE_SHIFT) as usize & ((1 << STATE_BITS) - 1)]
+    }
+
+    /// When it was linked, modulo [`EPOCHS`].
+    pub fn epoch(self) -> u64 {
+        self.0 >> EPOCH_SHIFT
+    }
+
+    fn with_state(self, state: State) -> Word {
+        Word::new(self.block(), self.generation(), state, self.epoch())
+    }
+
+    /// Whether both are of the same content, wherever in its life.
+    fn is_same_content(self, other: Word) -> bool {
+        (self.0 ^ other.0) & ((1 << STATE_SHIFT) - 1) == 0
+    }
+}
+
+/// A place in the cache, as a lookup found it.
+#[derive(Clone, Copy, Debug)]
+pub struct Found {
+    /// The slot.
+    pub slot: u32,
+    /// As it was.
+    pub word: Word,
+}
+
+#[derive(Debug)]
+#[repr(align(128))]
+struct Stripe {
+    state: Mutex<Ends>,
+    /// Slots in chains. Changes under the lock, is read without it.
+    linked: AtomicU32,
+    /// Those of them that are dirty: neither dropped nor being marked.
+    dirty: AtomicU32,
+}
+
+#[derive(Debug)]
+struct Ends {
+    buckets: Box<[u32]>,
+    oldest: u32,
+    newest: u32,
+}
+
+/// All slots and chains.
+#[derive(Debug)]
+pub struct Index {
+    stripes: Box<[Stripe]>,
+    words: Box<[AtomicU64]>,
+    chain: Box<[AtomicU32]>,
+    /// Age list: towards older slots, and towards newer. A slot that is in no list is its own
+    /// newer neighbour.
+    older: Box<[AtomicU32]>,
+    newer: Box<[AtomicU32]>,
+    region_blocks: u64,
+}
+
+fn links(count: usize) -> Box<[AtomicU32]> {
+    (0..count).map(|_| AtomicU32::new(NONE)).collect()
+}
+
+impl Index {
+    /// An index of `slots` free slots of `block_bytes` each.
+    pub fn new(slots: u32, block_bytes: u32, stripes: usize) -> Index {
+        let count = slots as usize;
+        // Seven buckets for eight slots keep all of it within 24 bytes a slot.
+        let buckets = (count * 7 / 8 / stripes).max(1);
+        let stripe = |_| Stripe {
+            state: Mutex::new(Ends {
+                buckets: vec![NONE; buckets].into_boxed_slice(),
+                oldest: NONE,
+                newest: NONE,
+            }),
+            linked: AtomicU32::new(0),
+            dirty: AtomicU32::new(0),
+        };
+        let index = Index {
+            stripes: (0..stripes).map(stripe).collect(),
+            words: (0..count).map(|_| AtomicU64::new(0)).collect(),
+            chain: links(count),
+            older: links(count),
+            newer: links(count),
+            region_blocks: REGION_BYTES / u64::from(block_bytes),
+        };
+        for slot in 0..slots {
+            set(&index.newer, slot, slot);
+        }
+        index
+    }
+
+    /// Bytes of memory that it takes.
+    pub fn memory_bytes(&self) -> u64 {
+        let buckets = |stripe: &Stripe| lock(&stripe.state).buckets.len() as u64 * 4;
+        self.words.len() as u64 * 20 + self.stripes.iter().map(buckets).sum::<u64>()
+    }
+
+    /// How many slots there are.
+    pub fn slots(&self) -> u32 {
+        self.words.len() as u32
+    }
+
+    /// How many stripes there are.
+    pub fn stripes(&self) -> usize {
+        self.stripes.len()
+    }
+
+    /// The stripe of a block.
+    pub fn stripe_of(&self, block: u64) -> usize {
+        (block / self.region_blocks) as usize % self.stripes.len()
+    }
+
+    /// The first block behind the region of `block`.
+    pub fn region_end(&self, block: u64) -> u64 {
+        (block / self.region_blocks + 1) * self.region_blocks
+    }
+
+    /// Takes a stripe's lock. Hold it shortly.
+    pub fn lock(&self, stripe: usize) -> Locked<'_> {
+        Locked { index: self, stripe, ends: lock(&self.stripes[stripe].state) }
+    }
+
+    /// Takes the lock of a block's stripe.
+    pub fn lock_of(&self, block: u64) -> Locked<'_> {
+        self.lock(self.stripe_of(block))
+    }
+
+    /// What is known of a slot now.
+    pub fn word(&self, slot: u32) -> Word {
+        Word(self.words[slot as usize].load(Ordering::Acquire))
+    }
+
+    /// Whether a slot still has the content that it had when it was found. To be asked after
+    /// copying.
+    pub fn is_still(&self, found: Found) -> bool {
+        crate::sync::atomic::fence(Ordering::Acquire);
+        self.word(found.slot).is_same_content(found.word)
+    }
+
+    /// Sets aside a slot whose entry cannot be believed.
+    pub fn set_aside(&self, slot: u32) {
+        self.set_word(slot, self.word(slot).with_state(State::Aside));
+    }
+
+    /// A slot whose entry must be marked free before it is used. It is in no chain.
+    pub fn set_marking(&self, slot: u32) {
+        self.set_word(slot, self.word(slot).with_state(State::Marking));
+    }
+
+    /// Frees a slot that is in no chain: what was copied from it cannot be believed any more.
+    pub fn retire(&self, slot: u32) {
+        let word = self.word(slot);
+        self.set_word(slot, Word::new(0, word.generation() + 1, State::Free, 0));
+    }
+
+    /// Slots in chains.
+    pub fn linked(&self) -> u32 {
+        self.stripes.iter().map(|stripe| stripe.linked.load(Ordering::Relaxed)).sum()
+    }
+
+    /// Slots that hold what the origin does not have, older versions counted too.
+    pub fn dirty(&self) -> u32 {
+        self.stripes.iter().map(|stripe| stripe.dirty.load(Ordering::Relaxed)).sum()
+    }
+
+    fn set_word(&self, slot: u32, word: Word) {
+        self.words[slot as usize].store(word.0, Ordering::Release);
+    }
+}
+
+fn get(links: &[AtomicU32], slot: u32) -> u32 {
+    links[slot as usize].load(Ordering::Relaxed)
+}
+
+fn set(links: &[AtomicU32], slot: u32, to: u32) {
+    links[slot as usize].store(to, Ordering::Relaxed);
+}
+
+/// A stripe whose lock is held.
+#[derive(Debug)]
+pub struct Locked<'a> {
+    index: &'a Index,
+    stripe: usize,
+    ends: MutexGuard<'a, Ends>,
+}
+
+fn is_dirty(state: State) -> bool {
+    use State::{Cleaning, Live, OpenA, OpenB};
+    matches!(state, OpenA | OpenB | Live | Cleaning)
+}
+
+impl<'a> Locked<'a> {
+    /// Which stripe it is.
+    pub fn stripe(&self) -> usize {
+        self.stripe
+    }
+
+    fn bucket(&self, block: u64) -> usize {
+        let mixed = block.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32;
+        ((mixed * self.ends.buckets.len() as u64) >> 32) as usize
+    }
+
+    /// The versions of a block, newest first.
+    pub fn versions(&self, block: u64) -> impl Iterator<Item = Found> + use<'a> {
+        let index = self.index;
+        let mut next = self.ends.buckets[self.bucket(block)];
+        std::iter::from_fn(move || {
+            while next != NONE {
+                let slot = next;
+                next = get(&index.chain, slot);
+                let word = index.word(slot);
+                if word.block() == block {
+                    return Some(Found { slot, word });
+                }
+            }
+            None
+        })
+    }
+
+    /// The newest version of a block.
+    pub fn newest(&self, block: u64) -> Option<Found> {
+        self.versions(block).next()
+    }
+
+    /// Makes a slot of nobody the newest version of `block`.
+    pub fn link(&mut self, slot: u32, block: u64, state: State, epoch: u64) {
+        let index = self.index;
+        let generation = index.word(slot).generation();
+        index.set_word(slot, Word::new(block, generation, state, epoch));
+        let bucket = self.bucket(block);
+        set(&index.chain, slot, self.ends.buckets[bucket]);
+        self.ends.buckets[bucket] = slot;
+        self.count(1, i32::from(is_dirty(state)));
+    }
+
+    /// Takes a slot out of its chain, and out of the age list.
+    pub fn unlink(&mut self, slot: u32) {
+        self.remove_age(slot);
+        let index = self.index;
+        let word = index.word(slot);
+        let bucket = self.bucket(word.block());
+        let behind = get(&index.chain, slot);
+        let mut at = self.ends.buckets[bucket];
+        if at == slot {
+            self.ends.buckets[bucket] = behind;
+        } else {
+            while get(&index.chain, at) != slot {
+                at = get(&index.chain, at);
+                assert!(at != NONE, "a slot is in the chain of its block");
+            }
+            set(&index.chain, at, behind);
+        }
+        set(&index.chain, slot, NONE);
+        self.count(-1, -i32::from(is_dirty(word.state())));
+    }
+
+    /// Sets the state of a slot in a chain.
+    pub fn set_state(&mut self, slot: u32, state: State) {
+        let word = self.index.word(slot);
+        let change = i32::from(is_dirty(state)) - i32::from(is_dirty(word.state()));
+        self.count(0, change);
+        self.index.set_word(slot, word.with_state(state));
+    }
+
+    /// The lock is held, so this needs no atomic addition.
+    fn count(&self, linked: i32, dirty: i32) {
+        let stripe = &self.index.stripes[self.stripe];
+        for (counter, change) in [(&stripe.linked, linked), (&stripe.dirty, dirty)] {
+            if change != 0 {
+                let now = counter.load(Ordering::Relaxed).wrapping_add_signed(change);
+                counter.store(now, Ordering::Release);
+            }
+        }
+    }
+
+    /// The oldest slot in the age list.
+    pub fn oldest(&self) -> Option<u32> {
+        (self.ends.oldest != NONE).then_some(self.ends.oldest)
+    }
+
+    /// The slot that came next after `slot`.
+    pub fn next_newer(&self, slot: u32) -> Option<u32> {
+        let newer = get(&self.index.newer, slot);
+        (newer != NONE && newer != slot).then_some(newer)
+    }
+
+    /// Puts a slot at the new end of the age list.
+    pub fn push_newest(&mut self, slot: u32) {
+        let index = self.index;
+        let before = self.ends.newest;
+        set(&index.older, slot, before);
+        set(&index.newer, slot, NONE);
+        match before {
+            NONE => self.ends.oldest = slot,
+            _ => set(&index.newer, before, slot),
+        }
+        self.ends.newest = slot;
+    }
+
+    /// Puts a slot at the old end of the age list.
+    pub fn push_oldest(&mut self, slot: u32) {
+        let index = self.index;
+        let behind = self.ends.oldest;
+        set(&index.older, slot, NONE);
+        set(&index.newer, slot, behind);
+        match behind {
+            NONE => self.ends.newest = slot,
+            _ => set(&index.older, behind, slot),
+        }
+        self.ends.oldest = slot;
+    }
+
+    /// Takes a slot out of the age list, if it is in it.
+    pub fn remove_age(&mut self, slot: u32) {
+        let index = self.index;
+        let (older, newer) = (get(&index.older, slot), get(&index.newer, slot));
+        if newer == slot {
+            return;
+        }
+        match older {
+            NONE => self.ends.oldest = newer,
+            _ => set(&index.newer, older, newer),
+        }
+        match newer {
+            NONE => self.ends.newest = older,
+            _ => set(&index.older, newer, older),
+        }
+        set(&index.newer, slot, slot);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::prng::Prng;
+    use std::collections::HashMap;
+
+    #[test]
+    fn a_slot_takes_at_most_24_bytes_with_its_bit_in_the_pool() {
+        for slots in [1 << 16, 100_000, (1 << 17) + 1] {
+            let index = Index::new(slots, 4096, 8);
+            assert!(index.memory_bytes() + u64::from(slots).div_ceil(8) <= u64::from(slots) * 24);
+        }
+    }
+
+    #[test]
+    fn words_keep_what_they_are_told() {
+        let word = Word::new((1 << 37) + 5, 65_535, State::Aside, 63);
+        assert_eq!((word.block(), word.generation()), ((1 << 37) + 5, 65_535));
+        assert_eq!((word.state(), word.epoch()), (State::Aside, 63));
+        assert!(word.is_same_content(word.with_state(State::Live)));
+        assert!(!word.is_same_content(Word::new((1 << 37) + 5, 0, State::Aside, 63)));
+        for (nth, state) in State::ALL.into_iter().enumerate() {
+            assert_eq!(state as usize, nth);
+        }
+    }
+
+    #[test]
+    fn random_links_against_a_map() {
+        let index = Index::new(64, 512, 3);
+        let mut prng = Prng::new(7);
+        let mut model: HashMap<u64, Vec<u32>> = HashMap::new();
+        let mut age: Vec<Vec<u32>> = vec![Vec::new(); 3];
+        let mut free: Vec<u32> = (0..64).collect();
+        for _ in 0..20_000 {
+            let block = prng.below(3) * 2048 + prng.below(6);
+            let stripe = index.stripe_of(block);
+            let mut locked = index.lock_of(block);
+            if prng.one_in(2) {
+                let Some(slot) = free.pop() else { continue };
+                locked.link(slot, block, State::Live, 0);
+                let is_newest = prng.one_in(2);
+                if is_newest {
+                    locked.push_newest(slot);
+                    age[stripe].push(slot);
+                } else {
+                    locked.push_oldest(slot);
+                    age[stripe].insert(0, slot);
+                }
+                model.entry(block).or_default().insert(0, slot);
+                drop(locked);
+            } else if let Some(slots) = model.get_mut(&block).filter(|slots| !slots.is_empty()) {
+                let slot = slots.remove(prng.below(slots.len() as u64) as usize);
+                if prng.one_in(2) {
+                    locked.remove_age(slot);
+                }
+                locked.unlink(slot);
+                drop(locked);
+                index.retire(slot);
+                free.push(slot);
+                age[stripe].retain(|other| *other != slot);
+            } else {
+                drop(locked);
+            }
+            let locked = index.lock_of(block);
+            let found: Vec<u32> = locked.versions(block).map(|found| found.slot).collect();
+            assert_eq!(found, model.get(&block).cloned().unwrap_or_default());
+            let oldest = std::iter::successors(locked.oldest(), |slot| locked.next_newer(*slot));
+            assert_eq!(oldest.collect::<Vec<u32>>(), age[stripe]);
+            drop(locked);
+            assert_eq!(index.linked() as usize, 64 - free.len());
+            assert_eq!(index.dirty(), index.linked());
+        }
+    }
+}

@@ -1,0 +1,191 @@
+//! What was written since the last commit, in memory that outlives the process: a completed write
+//! survives the death of its server even without a flush, because the next server finds here
+//! which slot has which block. A machine crash loses it, as it may.
+//!
+//! Layout, in 64-bit words (native byte order; the memory never leaves the machine):
+//!
+//! ```text
+//! 0  magic, stored last    1  version, stripes    2  attach id, as on the label
+//! 3  the run of the machine    4, 5  commit counter as it is, and as it is about to be
+//! 16 + (stripe * 2 + list) * 8194:
+//!      0  number of the batch that the list was begun in    1  entries
+//!      2 ..  entries of 2 words: block, slot
+//! ```
+//!
+//! Each stripe has two lists: one is filled while the other one's batch is being committed. A list
+//! is emptied once its batch is durable, before any of its slots can be freed. An entry whose slot
+//! has since gone to another block is followed by a later one for its own block.
+
+use crate::shm::SharedWords;
+use crate::sync::SharedWord;
+use crate::sync::atomic::Ordering;
+
+const MAGIC: u64 = 0x7564_6D77_636F_7031; // "udmwcop1"
+const VERSION: u64 = 1;
+const HEADER_WORDS: usize = 16;
+const LIST_HEADER_WORDS: usize = 2;
+/// Entries of a list.
+pub const LIST_MAX: usize = 4096;
+const LIST_WORDS: usize = LIST_HEADER_WORDS + LIST_MAX * 2;
+/// Most stripes that a header may claim.
+pub const STRIPES_MAX: usize = 16;
+
+const WORD_MAGIC: usize = 0;
+const WORD_SHAPE: usize = 1;
+const WORD_ATTACH_ID: usize = 2;
+const WORD_BOOT: usize = 3;
+const WORD_SEQ: usize = 4;
+const WORD_SEQ_NEXT: usize = 5;
+
+/// An entry: this slot holds this block.
+pub type Held = (u64, u32);
+
+/// The lists of a cache. A list is appended to under its stripe's lock.
+#[derive(Debug)]
+pub struct OpenLists {
+    shared: SharedWords,
+}
+
+/// What a dead server left.
+#[derive(Debug)]
+pub struct LeftBehind {
+    /// The attach, as on the label.
+    pub attach_id: u64,
+    /// The commit counter as that server knew it last, and as it was about to be.
+    pub seqs: [u64; 2],
+    /// Whether the machine has not been started again since.
+    pub is_of_this_boot: bool,
+    /// Entries, in an order that keeps the order of those for one block.
+    pub held: Vec<Held>,
+}
+
+/// Words that the lists of `stripes` stripes need.
+pub fn words_needed(stripes: usize) -> usize {
+    HEADER_WORDS + stripes * 2 * LIST_WORDS
+}
+
+fn list_at(stripe: usize, list: usize) -> usize {
+    HEADER_WORDS + (stripe * 2 + list) * LIST_WORDS
+}
+
+impl OpenLists {
+    /// Empty lists in `shared`, whatever it held, bound to this attach.
+    pub fn fresh(shared: SharedWords, stripes: usize, attach_id: u64, seq: u64) -> OpenLists {
+        assert!(stripes <= STRIPES_MAX && shared.words().len() >= words_needed(stripes));
+        let words = shared.words();
+        words[WORD_MAGIC].store(0, Ordering::SeqCst);
+        for stripe in 0..stripes {
+            words[list_at(stripe, 0) + 1].store(0, Ordering::Relaxed);
+            words[list_at(stripe, 1) + 1].store(0, Ordering::Relaxed);
+        }
+        words[WORD_SHAPE].store(VERSION << 32 | stripes as u64, Ordering::Relaxed);
+        words[WORD_ATTACH_ID].store(attach_id, Ordering::Relaxed);
+        words[WORD_BOOT].store(shared.boot(), Ordering::Relaxed);
+        words[WORD_SEQ].store(seq, Ordering::Relaxed);
+        words[WORD_SEQ_NEXT].store(seq, Ordering::Relaxed);
+        words[WORD_MAGIC].store(MAGIC, Ordering::SeqCst);
+        OpenLists { shared }
+    }
+
+    /// What a dead server left in `shared`; `None` when nothing that can be understood is there.
+    pub fn left_behind(shared: &SharedWords) -> Option<LeftBehind> {
+        let words = shared.words();
+        if words.len() < HEADER_WORDS || words[WORD_MAGIC].load(Ordering::SeqCst) != MAGIC {
+            return None;
+        }
+        let shape = words[WORD_SHAPE].load(Ordering::Relaxed);
+        let stripes = (shape & 0xFFFF_FFFF) as usize;
+        let is_known = shape >> 32 == VERSION && stripes <= STRIPES_MAX;
+        if !is_known || words.len() < words_needed(stripes) {
+            return None;
+        }
+        let mut held = Vec::new();
+        for stripe in 0..stripes {
+            let mut lists = [0, 1].map(|list| &words[list_at(stripe, list)..][..LIST_WORDS]);
+            lists.sort_by_key(|list| list[0].load(Ordering::Relaxed));
+            for list in lists {
+                let count = list[1].load(Ordering::Acquire).min(LIST_MAX as u64) as usize;
+                held.extend((0..count).map(|nth| load(list, nth)));
+            }
+        }
+        Some(LeftBehind {
+            attach_id: words[WORD_ATTACH_ID].load(Ordering::Relaxed),
+            seqs: [WORD_SEQ, WORD_SEQ_NEXT].map(|word| words[word].load(Ordering::SeqCst)),
+            is_of_this_boot: words[WORD_BOOT].load(Ordering::Relaxed) == shared.boot(),
+            held,
+        })
+    }
+
+    fn list(&self, stripe: usize, list: usize) -> &[SharedWord] {
+        &self.shared.words()[list_at(stripe, list)..][..LIST_WORDS]
+    }
+
+    /// Entries of a list.
+    pub fn len(&self, stripe: usize, list: usize) -> usize {
+        self.list(stripe, list)[1].load(Ordering::Acquire) as usize
+    }
+
+    /// Appends an entry; the list must have room. `batch`: the batch that is open now.
+    pub fn push(&self, stripe: usize, list: usize, (block, slot): Held, batch: u64) {
+        let words = self.list(stripe, list);
+        let count = words[1].load(Ordering::Relaxed) as usize;
+        if count == 0 {
+            words[0].store(batch, Ordering::Relaxed);
+        }
+        let place = &words[LIST_HEADER_WORDS + count * 2..][..2];
+        place[0].store(block, Ordering::Relaxed);
+        place[1].store(u64::from(slot), Ordering::Relaxed);
+        words[1].store(count as u64 + 1, Ordering::Release);
+    }
+
+    /// Entry number `nth` of a list.
+    pub fn held(&self, stripe: usize, list: usize, nth: usize) -> Held {
+        load(self.list(stripe, list), nth)
+    }
+
+    /// Empties a list, once its batch is durable.
+    pub fn clear(&self, stripe: usize, list: usize) {
+        self.list(stripe, list)[1].store(0, Ordering::Release);
+    }
+
+    /// The commit counter is about to become `seq`: until that is confirmed, both it and the old
+    /// one mean "still this medium".
+    pub fn announce_seq(&self, seq: u64) {
+        self.shared.words()[WORD_SEQ_NEXT].store(seq, Ordering::SeqCst);
+    }
+
+    /// The commit counter is `seq`.
+    pub fn confirm_seq(&self, seq: u64) {
+        self.shared.words()[WORD_SEQ].store(seq, Ordering::SeqCst);
+    }
+}
+
+fn load(list: &[SharedWord], nth: usize) -> Held {
+    let word = |nth: usize| list[LIST_HEADER_WORDS + nth].load(Ordering::Relaxed);
+    (word(nth * 2), word(nth * 2 + 1) as u32)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_next_server_finds_the_lists_in_order() {
+        let shared = SharedWords::private(words_needed(3));
+        assert!(OpenLists::left_behind(&shared).is_none());
+        let lists = OpenLists::fresh(shared.clone(), 3, 77, 5);
+        lists.push(1, 1, (10, 1), 5);
+        lists.push(1, 0, (10, 2), 6);
+        lists.push(0, 0, (3, 3), 5);
+        lists.announce_seq(6);
+        let found = OpenLists::left_behind(&shared).unwrap();
+        assert_eq!(found.held, [(3, 3), (10, 1), (10, 2)]);
+        assert_eq!((found.attach_id, found.seqs), (77, [5, 6]));
+        lists.clear(1, 1);
+        lists.confirm_seq(6);
+        let found = OpenLists::left_behind(&shared).unwrap();
+        assert_eq!((found.held.len(), found.seqs), (2, [6, 6]));
+        assert_eq!(lists.held(1, 0, 0), (10, 2));
+        assert_eq!(lists.len(1, 0), 1);
+    }
+}

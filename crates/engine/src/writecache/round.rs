@@ -1,0 +1,283 @@
+//! A round's bytes on their way to the medium.
+//!
+//! Mode `p`: stores, within the call, under the lock of commit; whoever waits for that lock finds
+//! his batch committed by the one before him. Mode `s`: a state machine that one port drives.
+//! There only the metadata sectors are written that the round touches, in the medium's own unit of
+//! atomicity, made anew from the index: entries that stay live get the number below the counter,
+//! whatever number they had, which says the same. Those that are not needed any more are free.
+
+use zerocopy::IntoBytes;
+
+use crate::bio::Op;
+use crate::buffer::Buffer;
+use crate::disk::DiskIo;
+use crate::error::Status;
+use crate::pmem::Pmem;
+use crate::sync::atomic::Ordering;
+use crate::sync::lock;
+use crate::target::Port;
+use crate::units::{KIB, SECTOR};
+
+use super::commit::Commit;
+use super::index::State;
+use super::layout::{
+    ENTRY_BYTES, ENTRY_SEQ_AT, Entry, FREE, SEQ_COUNT_AT, SUPERBLOCK_BYTES, Superblock,
+};
+use super::media::Medium;
+use super::{TOKEN_COMMIT, Writecache};
+
+/// Longest write of neighbouring metadata units.
+const WRITE_BYTES_MAX: u64 = 64 * KIB;
+/// Metadata writes in flight.
+pub(super) const DEPTH_MAX: usize = 32;
+
+/// How far a round of mode `s` is.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) enum Phase {
+    #[default]
+    Idle,
+    /// Entries and marks are being written.
+    Entries { units: Vec<u64>, next: usize, outstanding: usize, failure: Option<Status> },
+    /// They, and the data, are being made durable.
+    EntriesFlush,
+    /// The commit counter is being written.
+    Counter,
+    /// It is being made durable.
+    CounterFlush,
+}
+
+impl Writecache {
+    /// A round of mode `p`. Says whether it freed slots.
+    pub(super) fn memory_round(&self, commit: &mut Commit) -> bool {
+        let Medium::Pmem(pmem) = &self.medium else { unreachable!("mode p is over memory") };
+        if !self.close(commit) {
+            self.ended.store(self.begun.load(Ordering::SeqCst), Ordering::SeqCst);
+            return false;
+        }
+        match self.store_round(&**pmem, commit) {
+            Ok(()) => self.finish_round(commit),
+            Err(_) => {
+                self.fail();
+                false
+            }
+        }
+    }
+
+    fn store_round(&self, pmem: &dyn Pmem, commit: &mut Commit) -> Result<(), Status> {
+        let settle = || pmem.drain().and_then(|()| pmem.sync());
+        for stripe in 0..self.index.stripes() {
+            for (block, slot) in self.closing(stripe) {
+                let entry = Entry::new(block * self.geometry.block_sectors(), commit.seq);
+                pmem.store(self.geometry.entry_at(u64::from(slot)), entry.as_bytes());
+            }
+        }
+        self.begin_marks(commit);
+        for &slot in commit.marks.iter().chain(&commit.drops) {
+            let at = self.geometry.entry_at(u64::from(slot)) + ENTRY_SEQ_AT;
+            pmem.store(at, &FREE.to_le_bytes());
+        }
+        settle()?;
+        if commit.has_batch {
+            let seq = commit.seq + 1;
+            self.open.announce_seq(seq);
+            pmem.store(self.geometry.start + SEQ_COUNT_AT, &seq.to_le_bytes());
+            settle()?;
+            self.open.confirm_seq(seq);
+            commit.seq = seq;
+        }
+        Ok(())
+    }
+
+    /// Begins rounds of mode `s` until one has I/O in flight, or nothing is wanted any more.
+    pub(super) fn begin_disk_round(&self, commit: &mut Commit, port: &mut Port) {
+        while commit.phase == Phase::Idle
+            && self.ended.load(Ordering::SeqCst) < commit.wanted
+            && !self.has_failed()
+        {
+            if !self.close(commit) {
+                self.ended.store(self.begun.load(Ordering::SeqCst), Ordering::SeqCst);
+                continue;
+            }
+            commit.driver = port.id;
+            self.begin_marks(commit);
+            let units = self.touched(commit);
+            commit.phase = Phase::Entries { units, next: 0, outstanding: 0, failure: None };
+            self.emit_entries(commit, port);
+        }
+    }
+
+    fn unit_bytes(&self) -> u64 {
+        u64::from(self.medium.unit_bytes()).max(SECTOR)
+    }
+
+    /// The metadata units that the round changes.
+    fn touched(&self, commit: &Commit) -> Vec<u64> {
+        let batch = (0..self.index.stripes()).flat_map(|stripe| self.closing(stripe));
+        let slots = batch.map(|(_, slot)| slot);
+        let slots = slots.chain(commit.marks.iter().copied()).chain(commit.drops.iter().copied());
+        let at = |slot| SUPERBLOCK_BYTES + ENTRY_BYTES * u64::from(slot);
+        let mut units: Vec<u64> = slots.map(|slot| at(slot) / self.unit_bytes()).collect();
+        units.sort_unstable();
+        units.dedup();
+        units
+    }
+
+    fn emit_entries(&self, commit: &mut Commit, port: &mut Port) {
+        let seq = commit.seq;
+        let unit_bytes = self.unit_bytes();
+        let Phase::Entries { units, next, outstanding, failure } = &mut commit.phase else {
+            panic!("entries are written first");
+        };
+        while *outstanding < DEPTH_MAX && *next < units.len() && failure.is_none() {
+            let first = units[*next];
+            let mut count = 0;
+            while units.get(*next) == Some(&(first + count))
+                && (count + 1) * unit_bytes <= WRITE_BYTES_MAX.max(unit_bytes)
+            {
+                *next += 1;
+                count += 1;
+            }
+            *outstanding += 1;
+            let buffer = port.pool.take((count * unit_bytes) as usize);
+            port.ios.push_back(self.metadata_write(first, count, seq, seq, buffer));
+        }
+        if *outstanding > 0 {
+            return;
+        }
+        if failure.is_some() {
+            return self.fail_round(commit);
+        }
+        commit.phase = Phase::EntriesFlush;
+        port.ios.push_back(self.cache_flush());
+    }
+
+    fn cache_flush(&self) -> DiskIo {
+        self.cache_io(Op::Flush, 0, Buffer::empty(), TOKEN_COMMIT)
+    }
+
+    pub(super) fn cache_io(&self, op: Op, offset: u64, buffer: Buffer, token: u64) -> DiskIo {
+        let Medium::Disk(disk) = &self.medium else { unreachable!("mode s is over a disk") };
+        let len = buffer.len() as u64;
+        DiskIo { disk: disk.clone(), op, offset, len, buffer, token, line: 0, result: Ok(()) }
+    }
+
+    /// A write of `count` metadata units from `first` on. `counter`: what the superblock says;
+    /// `seq`: the number of the batch that is being committed.
+    fn metadata_write(
+        &self,
+        first: u64,
+        count: u64,
+        seq: u64,
+        counter: u64,
+        mut buffer: Buffer,
+    ) -> DiskIo {
+        let unit_bytes = self.unit_bytes();
+        let from = first * unit_bytes;
+        let (bytes, end) = (buffer.as_mut_slice(), from + count * unit_bytes);
+        bytes.fill(0);
+        if first == 0 {
+            let mut superblock = Superblock::fresh(&self.geometry);
+            superblock.seq_count.set(counter);
+            superblock.label = self.label;
+            bytes[..SUPERBLOCK_BYTES as usize].copy_from_slice(superblock.as_bytes());
+        }
+        for sector in from / SECTOR..end / SECTOR {
+            for index in self.geometry.entries_in(sector) {
+                let at = (SUPERBLOCK_BYTES + ENTRY_BYTES * index - from) as usize;
+                let entry = self.entry_image(index as u32, seq);
+                bytes[at..at + ENTRY_BYTES as usize].copy_from_slice(entry.as_bytes());
+            }
+        }
+        self.counters.metadata_writes.fetch_add(1, Ordering::Relaxed);
+        self.cache_io(Op::Write, self.geometry.start + from, buffer, TOKEN_COMMIT)
+    }
+
+    /// What the entry of a slot must say while batch `seq` is being committed.
+    fn entry_image(&self, slot: u32, seq: u64) -> Entry {
+        let word = self.index.word(slot);
+        let block = word.block();
+        let entry = |seq| Entry::new(block * self.geometry.block_sectors(), seq);
+        match word.state() {
+            state @ (State::OpenA | State::OpenB) => {
+                let stripe = self.index.stripe_of(block);
+                let filling = self.filling[stripe].load(Ordering::Acquire) as usize;
+                if state == State::open_in(filling) { Entry::FRESH } else { entry(seq) }
+            }
+            State::Live | State::Cleaning | State::Cleaned | State::Dropped => {
+                entry(seq.saturating_sub(1))
+            }
+            State::Free | State::Outdated | State::Marking => Entry::FRESH,
+            State::Damaged | State::Aside => self.aside.get(&slot).copied().unwrap_or(Entry::FRESH),
+        }
+    }
+
+    /// An I/O of a round is back.
+    pub(super) fn complete_commit(&self, io: DiskIo, port: &mut Port) {
+        let mut commit = lock(&self.commit);
+        let result = io.result;
+        port.pool.put(io.buffer);
+        let has_batch = commit.has_batch;
+        match &mut commit.phase {
+            Phase::Idle => panic!("no round is under way"),
+            Phase::Entries { outstanding, failure, .. } => {
+                *outstanding -= 1;
+                *failure = failure.or(result.err());
+                self.emit_entries(&mut commit, port);
+            }
+            _ if result.is_err() => self.fail_round(&mut commit),
+            Phase::EntriesFlush if has_batch => {
+                let seq = commit.seq;
+                self.open.announce_seq(seq + 1);
+                commit.phase = Phase::Counter;
+                let buffer = port.pool.take(self.unit_bytes() as usize);
+                port.ios.push_back(self.metadata_write(0, 1, seq, seq + 1, buffer));
+            }
+            Phase::Counter => {
+                commit.phase = Phase::CounterFlush;
+                port.ios.push_back(self.cache_flush());
+            }
+            Phase::EntriesFlush | Phase::CounterFlush => self.end_disk_round(&mut commit, port),
+        }
+        self.release_waiters(commit, port);
+    }
+
+    fn end_disk_round(&self, commit: &mut Commit, port: &mut Port) {
+        if commit.has_batch {
+            commit.seq += 1;
+            self.open.confirm_seq(commit.seq);
+        }
+        commit.phase = Phase::Idle;
+        if self.finish_round(commit) {
+            self.signal_room();
+        }
+        if self.wants_round.swap(false, Ordering::SeqCst) {
+            self.events.room();
+        }
+        self.begin_disk_round(commit, port);
+        // The background plans by what is committed.
+        self.events.work();
+    }
+
+    fn fail_round(&self, commit: &mut Commit) {
+        commit.phase = Phase::Idle;
+        self.fail();
+    }
+
+    /// Bios whose round has ended go on.
+    fn release_waiters(&self, mut commit: crate::sync::MutexGuard<'_, Commit>, port: &mut Port) {
+        let mut ready = Vec::new();
+        let mut nth = 0;
+        while nth < commit.waiters.len() {
+            if self.is_past(commit.waiters[nth].0) {
+                let (_, goes_on, bio) = commit.waiters.remove(nth);
+                ready.push((bio, goes_on));
+            } else {
+                nth += 1;
+            }
+        }
+        drop(commit);
+        for (bio, goes_on) in ready {
+            self.go_on(bio, goes_on, port);
+        }
+    }
+}

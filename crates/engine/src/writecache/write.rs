@@ -1,0 +1,313 @@
+//! Writes: a free slot, the data, then the index.
+//!
+//! A bio is served in stages. A stage is a run of blocks that all go to free slots, or that all
+//! pass by to the origin (because nothing new is admitted). In mode `p` a cached stage ends within
+//! the call; otherwise the stage's I/O is emitted and the bio goes on when all of it is back.
+//! Only then do its blocks change hands: until its data is there, a write is seen by nobody, and a
+//! stage that fails leaves every older version where it was.
+
+use crate::bio::{Bio, Op};
+use crate::buffer::Buffer;
+use crate::disk::DiskIo;
+use crate::error::Status;
+use crate::pmem::Pmem;
+use crate::sync::atomic::Ordering;
+use crate::target::Port;
+
+use super::index::State;
+use super::media::Medium;
+use super::openlist::LIST_MAX;
+use super::{OWN_SHIFT, TOKEN_WRITE, Writecache, add};
+
+/// Most blocks of a stage, and so of one hold of a stripe's lock.
+const STAGE_BLOCKS_MAX: usize = 64;
+
+/// The stage of a bio that waits for disks.
+#[derive(Debug)]
+pub(super) struct Stage {
+    bio: Bio,
+    /// Bytes of the bio that it covers, from its progress on.
+    len: u64,
+    outstanding: u32,
+    status: Result<(), Status>,
+    /// Where the data goes; none if to the origin.
+    slots: Vec<u32>,
+}
+
+/// A run of slots that lie side by side: nth of the first, and how many.
+fn runs(slots: &[u32]) -> impl Iterator<Item = (usize, usize)> {
+    let mut next = 0;
+    std::iter::from_fn(move || {
+        let first = next;
+        slots.get(first)?;
+        next += 1;
+        while next < slots.len() && slots[next] == slots[next - 1] + 1 {
+            next += 1;
+        }
+        Some((first, next - first))
+    })
+}
+
+impl Writecache {
+    /// Stores the bio's data in the cache, from its progress on.
+    pub(super) fn write(&self, mut bio: Bio, port: &mut Port) {
+        let block_bytes = self.block_bytes();
+        while bio.progress < bio.len {
+            let first = (bio.offset + bio.progress) / block_bytes;
+            let end = (bio.end() / block_bytes).min(self.index.region_end(first));
+            let count = ((end - first) as usize).min(STAGE_BLOCKS_MAX);
+            let (is_cached, count) = self.destination(&bio, first, count);
+            if !is_cached {
+                return self.pass_by(bio, count, port);
+            }
+            let mut slots = Vec::with_capacity(count);
+            if !self.promise(first, count) {
+                return self.wait_for_list(bio, port);
+            }
+            if self.pool.take(port.id, count, &mut slots) {
+                self.look_at_space(port);
+            }
+            self.unpromise(first, count - slots.len());
+            if slots.is_empty() {
+                if self.make_room_at_once() {
+                    continue;
+                }
+                return self.wait_for_room(bio, port);
+            }
+            match &self.medium {
+                Medium::Pmem(pmem) => {
+                    if let Err(status) = self.store(&**pmem, &bio, &slots) {
+                        self.give_back(first, &slots);
+                        self.fail();
+                        return port.finish(bio, Err(status));
+                    }
+                    self.publish(first, &slots);
+                    bio.progress += slots.len() as u64 * block_bytes;
+                }
+                Medium::Disk(_) => return self.send(bio, slots, port),
+            }
+        }
+        self.written(bio, port);
+    }
+
+    /// Whether the blocks from `first` on go to the cache, and for how many of `count` blocks the
+    /// answer is the same.
+    fn destination(&self, bio: &Bio, first: u64, count: usize) -> (bool, usize) {
+        let is_admitted = !self.args.options.metadata_only || bio.is_metadata;
+        if is_admitted && !self.is_cleaner.load(Ordering::Relaxed) {
+            return (true, count);
+        }
+        let locked = self.index.lock_of(first);
+        let is_known = |nth: usize| locked.newest(first + nth as u64).is_some();
+        let answer = is_known(0);
+        let same = (1..count).take_while(|nth| is_known(*nth) == answer).count() + 1;
+        if !answer {
+            let stats = &self.stats[locked.stripe()];
+            add(&stats.writes, same as u64);
+            add(&stats.around, same as u64);
+        }
+        (answer, same)
+    }
+
+    /// Makes sure of room in the list of uncommitted blocks.
+    fn promise(&self, first: u64, count: usize) -> bool {
+        let locked = self.index.lock_of(first);
+        let stripe = locked.stripe();
+        let filling = self.filling[stripe].load(Ordering::Relaxed) as usize;
+        let promised = self.promised[stripe].load(Ordering::Relaxed);
+        let has_room = self.open.len(stripe, filling) + promised as usize + count <= LIST_MAX;
+        if has_room {
+            self.promised[stripe].store(promised + count as u32, Ordering::Relaxed);
+        }
+        has_room
+    }
+
+    fn unpromise(&self, first: u64, count: usize) {
+        if count > 0 {
+            let locked = self.index.lock_of(first);
+            let promised = &self.promised[locked.stripe()];
+            promised.store(promised.load(Ordering::Relaxed) - count as u32, Ordering::Relaxed);
+        }
+    }
+
+    /// Copies the stage's data into its slots.
+    fn store(&self, pmem: &dyn Pmem, bio: &Bio, slots: &[u32]) -> Result<(), Status> {
+        let block_bytes = self.geometry.block_bytes as usize;
+        for (nth, count) in runs(slots) {
+            let from = bio.progress as usize + nth * block_bytes;
+            let data = &bio.buffer.as_slice()[from..from + count * block_bytes];
+            pmem.store(self.geometry.block_at(u64::from(slots[nth])), data);
+        }
+        pmem.drain()
+    }
+
+    /// Sends the stage's data to its slots.
+    fn send(&self, mut bio: Bio, slots: Vec<u32>, port: &mut Port) {
+        let Medium::Disk(disk) = &self.medium else { unreachable!("mode s is over a disk") };
+        let block_bytes = self.geometry.block_bytes as usize;
+        let len = slots.len() * block_bytes;
+        let pieces: Vec<(usize, usize)> = runs(&slots).collect();
+        let is_lent = pieces.len() == 1 && len as u64 == bio.len;
+        let start = bio.progress as usize;
+        let mut lent = is_lent.then(|| std::mem::replace(&mut bio.buffer, Buffer::empty()));
+        let first = port.ios.len();
+        for &(nth, count) in &pieces {
+            let buffer = lent.take().unwrap_or_else(|| {
+                let from = start + nth * block_bytes;
+                let mut copy = port.pool.take(count * block_bytes);
+                let data = &bio.buffer.as_slice()[from..from + count * block_bytes];
+                copy.as_mut_slice().copy_from_slice(data);
+                copy
+            });
+            port.ios.push_back(DiskIo {
+                disk: disk.clone(),
+                op: Op::Write,
+                offset: self.geometry.block_at(u64::from(slots[nth])),
+                len: buffer.len() as u64,
+                buffer,
+                token: TOKEN_WRITE | u64::from(is_lent) << OWN_SHIFT,
+                line: 0,
+                result: Ok(()),
+            });
+        }
+        let outstanding = pieces.len() as u32;
+        let stage = Stage { bio, len: len as u64, outstanding, status: Ok(()), slots };
+        let place = u64::from(self.jobs.writes.of(port).insert(stage));
+        port.ios.range_mut(first..).for_each(|io| io.token |= place);
+    }
+
+    /// Sends `count` blocks past the cache, to the origin.
+    fn pass_by(&self, mut bio: Bio, count: usize, port: &mut Port) {
+        let len = count as u64 * self.block_bytes();
+        let is_lent = len == bio.len;
+        let buffer = if is_lent {
+            std::mem::replace(&mut bio.buffer, Buffer::empty())
+        } else {
+            let mut copy = port.pool.take(len as usize);
+            let from = bio.progress as usize;
+            let data = &bio.buffer.as_slice()[from..from + len as usize];
+            copy.as_mut_slice().copy_from_slice(data);
+            copy
+        };
+        let offset = bio.offset + bio.progress;
+        let stage = Stage { bio, len, outstanding: 1, status: Ok(()), slots: Vec::new() };
+        let place = u64::from(self.jobs.writes.of(port).insert(stage));
+        let token = TOKEN_WRITE | u64::from(is_lent) << OWN_SHIFT | place;
+        port.ios.push_back(self.origin_io(Op::Write, offset, len, buffer, token));
+    }
+
+    /// An I/O of a stage is back.
+    pub(super) fn complete_stage(&self, io: DiskIo, port: &mut Port) {
+        let place = io.token as u32;
+        let is_lent = io.token >> OWN_SHIFT & 1 == 1;
+        let mut stages = self.jobs.writes.of(port);
+        let stage = stages.value(place);
+        stage.status = stage.status.and(io.result);
+        stage.outstanding -= 1;
+        let mut spare = io.buffer;
+        if is_lent {
+            std::mem::swap(&mut stage.bio.buffer, &mut spare);
+        }
+        let is_done = stage.outstanding == 0;
+        let stage = is_done.then(|| stages.remove(place));
+        drop(stages);
+        port.pool.put(spare);
+        if let Some(stage) = stage {
+            self.end_stage(stage, port);
+        }
+    }
+
+    fn end_stage(&self, stage: Stage, port: &mut Port) {
+        let Stage { mut bio, len, status, slots, .. } = stage;
+        let first = (bio.offset + bio.progress) / self.block_bytes();
+        if let Err(status) = status {
+            self.give_back(first, &slots);
+            self.counters.failed_requests.fetch_add(1, Ordering::Relaxed);
+            self.events.work();
+            return port.finish(bio, Err(status));
+        }
+        if slots.is_empty() {
+            self.bypassed.fetch_add(1, Ordering::SeqCst);
+        } else {
+            self.publish(first, &slots);
+        }
+        bio.progress += len;
+        self.write(bio, port);
+    }
+
+    /// The slots were not used after all.
+    fn give_back(&self, first: u64, slots: &[u32]) {
+        self.unpromise(first, slots.len());
+        slots.iter().for_each(|slot| self.pool.put(*slot));
+        self.signal_room();
+    }
+
+    /// Makes `slots`, whose data is there, the newest versions of the blocks from `first` on.
+    fn publish(&self, first: u64, slots: &[u32]) {
+        let mut locked = self.index.lock_of(first);
+        let stripe = locked.stripe();
+        let filling = self.filling[stripe].load(Ordering::Relaxed) as usize;
+        let state = State::open_in(filling);
+        let (batch, epoch) =
+            (self.batch.load(Ordering::Relaxed), self.epoch.load(Ordering::Relaxed));
+        let stats = &self.stats[stripe];
+        let (mut uncommitted, mut committed) = (0, 0);
+        for (nth, &slot) in slots.iter().enumerate() {
+            let block = first + nth as u64;
+            // Before the slot of an older version can go to somebody else.
+            self.open.push(stripe, filling, (block, slot), batch);
+            if let Some(older) = locked.newest(block) {
+                match older.word.state() {
+                    found if found == state => {
+                        // Nothing on media knows of it.
+                        locked.unlink(older.slot);
+                        self.index.retire(older.slot);
+                        self.pool.put(older.slot);
+                        uncommitted += 1;
+                    }
+                    found if found.is_uncommitted() => uncommitted += 1,
+                    State::Dropped | State::Marking => {}
+                    _ => committed += 1,
+                }
+            }
+            locked.link(slot, block, state, epoch);
+            locked.push_newest(slot);
+        }
+        let promised = &self.promised[stripe];
+        let rest = promised.load(Ordering::Relaxed) - slots.len() as u32;
+        promised.store(rest, Ordering::Relaxed);
+        let count = slots.len() as u64;
+        add(&stats.writes, count);
+        add(&stats.hits_uncommitted, uncommitted);
+        add(&stats.hits_committed, committed);
+        let hits = if self.is_pmem() { uncommitted } else { uncommitted + committed };
+        add(&stats.allocated, count - hits);
+        drop(locked);
+        self.uncommitted.fetch_add(count, Ordering::Relaxed);
+    }
+
+    /// All of the bio is where it belongs.
+    fn written(&self, bio: Bio, port: &mut Port) {
+        self.arm();
+        if bio.fua {
+            return self.make_durable(bio, port);
+        }
+        let uncommitted = self.uncommitted.load(Ordering::Relaxed);
+        if uncommitted > 0 && uncommitted >= self.autocommit_blocks() {
+            self.commit_soon(port);
+        }
+        port.finish(bio, Ok(()));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::runs;
+
+    #[test]
+    fn neighbours_go_together() {
+        let found: Vec<_> = runs(&[4, 5, 6, 9, 1, 2, 7]).collect();
+        assert_eq!(found, [(0, 3), (3, 1), (4, 2), (6, 1)]);
+        assert_eq!(runs(&[]).count(), 0);
+    }
+}

@@ -1,0 +1,568 @@
+//! Write-back: the oldest blocks, with their neighbours, go to the origin; a flush; then their
+//! slots are let go.
+//!
+//! A batch takes blocks in the order in which they came, each with the dirty blocks before and
+//! behind it, sorts them all, and writes neighbours together, many writes at a time. Only
+//! committed blocks are taken, so the origin never has what a power cut could take back. But a
+//! batch knows nothing of clients' flushes: from its first write until everything dirty is
+//! written back, the origin alone is no state that a client has seen.
+//!
+//! Nothing is let go before the origin's flush has succeeded. When it fails, or any write, the whole
+//! batch is dirty as before, and is tried again after a pause, which grows.
+
+use crate::bio::Op;
+use crate::buffer::Buffer;
+use crate::disk::DiskIo;
+use crate::error::Status;
+use crate::pending::Pending;
+use crate::sync::atomic::Ordering;
+use crate::sync::lock;
+use crate::target::Port;
+use crate::units::{KIB, MIB, Nanos};
+
+use super::index::{EPOCHS, Locked, State};
+use super::media::Medium;
+use super::{
+    Background, OWN_SHIFT, PAUSE_MAX, PAUSE_MIN, TOKEN_WB_FLUSH, TOKEN_WB_READ, TOKEN_WB_WRITE,
+    Writecache,
+};
+
+/// Most bytes, and most blocks, of a batch.
+pub(super) const BATCH_BYTES_MAX: u64 = 32 * MIB;
+pub(super) const BATCH_BLOCKS_MAX: u64 = 16 * 1024;
+/// Longest write made of neighbouring blocks.
+pub(super) const WRITE_BYTES_MAX: u64 = 512 * KIB;
+/// Writes in flight.
+pub(super) const DEPTH_MAX: usize = 64;
+/// So many blocks that cannot be taken are passed over in a stripe.
+const PASSED_MAX: usize = 64;
+
+/// A block of the batch, with its slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Item {
+    block: u64,
+    slot: u32,
+}
+
+/// Neighbouring blocks on their way.
+#[derive(Debug)]
+struct Move {
+    first: usize,
+    count: usize,
+    buffer: Buffer,
+    /// Reads from the cache device that are not back.
+    reads: usize,
+    status: Result<(), Status>,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Phase {
+    #[default]
+    Idle,
+    Writing,
+    Flushing,
+    Pausing(Nanos),
+}
+
+/// The state of write-back.
+#[derive(Debug, Default)]
+pub(super) struct Writeback {
+    phase: Phase,
+    items: Vec<Item>,
+    next: usize,
+    moves: Pending<Move>,
+    /// Slots that could not be read.
+    unreadable: Vec<u32>,
+    failure: Option<Status>,
+    pause: Nanos,
+    failing_since: Option<Nanos>,
+    /// Between the watermarks: whether the high one was reached last.
+    is_cleaning: bool,
+    /// Where the next batch begins to look.
+    cursor: usize,
+    /// Rests until then, because of writes that passed by.
+    rests_until: Nanos,
+    bypassed_seen: u64,
+}
+
+impl Writeback {
+    /// Whether no I/O is in flight.
+    pub(super) fn is_idle(&self) -> bool {
+        matches!(self.phase, Phase::Idle | Phase::Pausing(_))
+    }
+
+    pub(super) fn is_failing(&self) -> bool {
+        self.failing_since.is_some()
+    }
+
+    /// Since when it fails, if it does.
+    pub(super) fn failing_since(&self) -> Option<Nanos> {
+        self.failing_since
+    }
+
+    /// The pause after the last failure; 0 when all is well.
+    pub(super) fn pause(&self) -> Nanos {
+        self.pause
+    }
+
+    /// Blocks being written back.
+    pub(super) fn blocks(&self) -> usize {
+        if self.is_idle() { 0 } else { self.items.len() }
+    }
+
+    /// When to be called again.
+    pub(super) fn deadline(&self, now: Nanos) -> Option<Nanos> {
+        match self.phase {
+            Phase::Pausing(until) => Some(until),
+            Phase::Idle if self.rests_until > now => Some(self.rests_until),
+            _ => None,
+        }
+    }
+}
+
+/// What a batch is made of.
+#[derive(Clone, Copy, Debug, Default)]
+struct Wanted {
+    blocks: u64,
+    /// Those that are old enough, however many.
+    has_aged: bool,
+}
+
+impl Writecache {
+    /// Starts a batch if none is under way and something must be written back.
+    pub(super) fn writeback_step(&self, background: &mut Background, port: &mut Port) {
+        let now = background.now;
+        let writeback = &mut background.writeback;
+        match writeback.phase {
+            Phase::Writing | Phase::Flushing => return,
+            Phase::Pausing(until) if now < until => return,
+            Phase::Pausing(_) | Phase::Idle => writeback.phase = Phase::Idle,
+        }
+        let rests = self.is_suspended() && !self.is_flushing.load(Ordering::SeqCst);
+        if rests || self.has_failed() || self.is_resting(writeback, now) {
+            return;
+        }
+        let wanted = self.wanted(writeback);
+        if wanted.blocks == 0 && !wanted.has_aged {
+            return;
+        }
+        let needs_commit = self.select(writeback, wanted);
+        if writeback.items.is_empty() {
+            if needs_commit {
+                self.commit_soon(port);
+            }
+            return;
+        }
+        background.is_torn = true;
+        background.torn_since.get_or_insert(now);
+        writeback.phase = Phase::Writing;
+        self.emit_moves(writeback, port);
+        self.plan_retry(background);
+    }
+
+    /// `pause_writeback`: whether a write has passed by lately. Flushes do not count.
+    fn is_resting(&self, writeback: &mut Writeback, now: Nanos) -> bool {
+        let pause = self.pause_writeback();
+        let bypassed = self.bypassed.load(Ordering::Relaxed);
+        if bypassed != writeback.bypassed_seen {
+            writeback.bypassed_seen = bypassed;
+            writeback.rests_until = now + pause;
+        }
+        let is_urgent = self.cleans_all() || self.wants_room.load(Ordering::Relaxed);
+        now < writeback.rests_until && !is_urgent
+    }
+
+    /// Whether everything is to be written back.
+    pub(super) fn cleans_all(&self) -> bool {
+        [&self.is_draining, &self.is_flushing, &self.is_cleaner]
+            .iter()
+            .any(|flag| flag.load(Ordering::Relaxed))
+    }
+
+    fn wanted(&self, writeback: &mut Writeback) -> Wanted {
+        let limit = (BATCH_BYTES_MAX / self.block_bytes()).min(BATCH_BLOCKS_MAX);
+        let limit = match self.args.options.writeback_jobs {
+            Some(jobs) if jobs > 0 => limit.min(u64::from(jobs)),
+            _ => limit,
+        };
+        let has_aged = self.args.options.max_age.is_some();
+        if self.cleans_all() {
+            return Wanted { blocks: limit, has_aged };
+        }
+        let (high, low) = self.watermarks;
+        let available = self.available();
+        if available <= high {
+            writeback.is_cleaning = true;
+        } else if available > low {
+            writeback.is_cleaning = false;
+        }
+        let missing = (low + 1).saturating_sub(available);
+        Wanted { blocks: if writeback.is_cleaning { missing.min(limit) } else { 0 }, has_aged }
+    }
+
+    /// Free slots and those that write-back is about to free, as the watermarks count them.
+    pub(super) fn available(&self) -> u64 {
+        let usable = u64::from(self.index.slots()) - self.aside.len() as u64;
+        usable.saturating_sub(u64::from(self.index.dirty()))
+    }
+
+    /// Takes blocks for a batch. Says whether a commit would give more.
+    fn select(&self, writeback: &mut Writeback, wanted: Wanted) -> bool {
+        writeback.items.clear();
+        writeback.unreadable.clear();
+        writeback.failure = None;
+        writeback.next = 0;
+        let stripes = self.index.stripes();
+        let zeroing = lock(&self.zeroing).clone();
+        let mut needs_commit = false;
+        loop {
+            let before = writeback.items.len();
+            let missing = wanted.blocks.saturating_sub(before as u64);
+            for _ in 0..stripes {
+                let stripe = writeback.cursor % stripes;
+                writeback.cursor += 1;
+                let left = wanted.blocks.saturating_sub(writeback.items.len() as u64);
+                let share = missing.div_ceil(stripes as u64).min(left);
+                let mut taker = Taker {
+                    cache: self,
+                    locked: self.index.lock(stripe),
+                    zeroing: &zeroing,
+                    items: &mut writeback.items,
+                    needs_commit: false,
+                };
+                taker.take(share, wanted.has_aged);
+                needs_commit |= taker.needs_commit;
+            }
+            let count = writeback.items.len();
+            if count == before || count as u64 >= wanted.blocks.max(1) {
+                writeback.items.sort_unstable();
+                return needs_commit;
+            }
+        }
+    }
+
+    /// Keeps up to [`DEPTH_MAX`] moves in flight; after the last one, the flush.
+    fn emit_moves(&self, writeback: &mut Writeback, port: &mut Port) {
+        while writeback.moves.count() < DEPTH_MAX
+            && writeback.next < writeback.items.len()
+            && writeback.failure.is_none()
+        {
+            let first = writeback.next;
+            let items = &writeback.items[first..];
+            let max = (WRITE_BYTES_MAX / self.block_bytes()).max(1) as usize;
+            let is_next = |nth: &usize| items[*nth].block == items[*nth - 1].block + 1;
+            let count = 1 + (1..items.len().min(max)).take_while(is_next).count();
+            writeback.next += count;
+            match &self.medium {
+                Medium::Pmem(_) => self.move_memory(writeback, first, count, port),
+                Medium::Disk(_) => self.move_disk(writeback, first, count, port),
+            }
+        }
+        if writeback.moves.count() > 0 {
+            return;
+        }
+        if let Some(status) = writeback.failure {
+            return self.put_back(writeback, status);
+        }
+        writeback.phase = Phase::Flushing;
+        let token = TOKEN_WB_FLUSH;
+        port.ios.push_back(self.origin_io(Op::Flush, 0, 0, Buffer::empty(), token));
+    }
+
+    /// Copies blocks out of memory, up to one that cannot be read, and writes them.
+    fn move_memory(&self, writeback: &mut Writeback, first: usize, count: usize, port: &mut Port) {
+        let Medium::Pmem(pmem) = &self.medium else { unreachable!("mode p is over memory") };
+        let block_bytes = self.geometry.block_bytes as usize;
+        let mut buffer = port.pool.take(count * block_bytes);
+        let mut done = 0;
+        for (item, into) in writeback.items[first..first + count]
+            .iter()
+            .zip(buffer.as_mut_slice().chunks_mut(block_bytes))
+        {
+            if pmem.load(self.geometry.block_at(u64::from(item.slot)), into).is_err() {
+                writeback.unreadable.push(item.slot);
+                break;
+            }
+            done += 1;
+        }
+        if done < count {
+            // The rest is another move.
+            writeback.next = first + done + 1;
+        }
+        if done == 0 {
+            return port.pool.put(buffer);
+        }
+        buffer.set_len(done * block_bytes);
+        let moved = Move { first, count: done, buffer: Buffer::empty(), reads: 0, status: Ok(()) };
+        let place = writeback.moves.insert(moved);
+        self.write_move(writeback.items[first].block, buffer, place, port);
+    }
+
+    /// Reads blocks from the cache device: one read for each run of neighbouring slots.
+    fn move_disk(&self, writeback: &mut Writeback, first: usize, count: usize, port: &mut Port) {
+        let items = &writeback.items[first..first + count];
+        let mut runs: Vec<(usize, usize)> = Vec::new();
+        for (nth, item) in items.iter().enumerate() {
+            match runs.last_mut() {
+                Some((start, len)) if items[*start].slot + *len as u32 == item.slot => *len += 1,
+                _ => runs.push((nth, 1)),
+            }
+        }
+        let block_bytes = self.geometry.block_bytes as usize;
+        let is_whole = runs.len() == 1;
+        let buffer = if is_whole { Buffer::empty() } else { port.pool.take(count * block_bytes) };
+        let moved = Move { first, count, buffer, reads: runs.len(), status: Ok(()) };
+        let place = u64::from(writeback.moves.insert(moved));
+        for (start, len) in runs {
+            let slot = writeback.items[first + start].slot;
+            let token = TOKEN_WB_READ | (start as u64) << OWN_SHIFT | place;
+            let offset = self.geometry.block_at(u64::from(slot));
+            let buffer = port.pool.take(len * block_bytes);
+            port.ios.push_back(self.cache_io(Op::Read, offset, buffer, token));
+        }
+    }
+
+    /// Writes a move to the origin: what of it is within the origin.
+    fn write_move(&self, block: u64, mut buffer: Buffer, place: u32, port: &mut Port) {
+        let offset = block * self.block_bytes();
+        let room = self.origin.limits().size_bytes.saturating_sub(offset);
+        let len = (buffer.len() as u64).min(room);
+        buffer.set_len(len as usize);
+        let token = TOKEN_WB_WRITE | u64::from(place);
+        port.ios.push_back(self.origin_io(Op::Write, offset, len, buffer, token));
+    }
+
+    /// Blocks are read from the cache device.
+    pub(super) fn complete_wb_read(
+        &self,
+        background: &mut Background,
+        io: DiskIo,
+        port: &mut Port,
+    ) {
+        let place = io.token as u32;
+        let writeback = &mut background.writeback;
+        let block_bytes = self.geometry.block_bytes as usize;
+        let moved = writeback.moves.value(place);
+        moved.status = moved.status.and(io.result);
+        moved.reads -= 1;
+        if moved.buffer.is_empty() {
+            moved.buffer = io.buffer;
+        } else {
+            let from = (io.token >> OWN_SHIFT & ((1 << 24) - 1)) as usize * block_bytes;
+            let into = &mut moved.buffer.as_mut_slice()[from..from + io.len as usize];
+            into.copy_from_slice(io.buffer.as_slice());
+            port.pool.put(io.buffer);
+        }
+        if moved.reads > 0 {
+            return;
+        }
+        let buffer = std::mem::replace(&mut moved.buffer, Buffer::empty());
+        let (first, count, status) = (moved.first, moved.count, moved.status);
+        if status.is_ok() {
+            return self.write_move(writeback.items[first].block, buffer, place, port);
+        }
+        writeback.moves.remove(place);
+        port.pool.put(buffer);
+        self.counters.failed_requests.fetch_add(1, Ordering::Relaxed);
+        let slots = writeback.items[first..first + count].iter().map(|item| item.slot);
+        writeback.unreadable.extend(slots);
+        self.emit_moves(writeback, port);
+        self.plan_retry(background);
+    }
+
+    /// A move is written to the origin.
+    pub(super) fn complete_wb_write(
+        &self,
+        background: &mut Background,
+        io: DiskIo,
+        port: &mut Port,
+    ) {
+        let writeback = &mut background.writeback;
+        writeback.moves.remove(io.token as u32);
+        match io.result {
+            Ok(()) => {
+                self.counters.written_back_bytes.fetch_add(io.len, Ordering::Relaxed);
+            }
+            Err(status) => writeback.failure = Some(status),
+        }
+        port.pool.put(io.buffer);
+        self.emit_moves(writeback, port);
+        self.plan_retry(background);
+    }
+
+    /// The flush behind the batch is back.
+    pub(super) fn complete_wb_flush(
+        &self,
+        background: &mut Background,
+        io: DiskIo,
+        port: &mut Port,
+    ) {
+        let writeback = &mut background.writeback;
+        if let Err(status) = io.result {
+            // What the origin has of this batch is unknown: all of it is written again.
+            self.put_back(writeback, status);
+            return self.plan_retry(background);
+        }
+        writeback.phase = Phase::Idle;
+        for item in std::mem::take(&mut writeback.items) {
+            let mut locked = self.index.lock_of(item.block);
+            if writeback.unreadable.contains(&item.slot) {
+                self.put_item_back(&mut locked, item.slot, true);
+            } else if self.index.word(item.slot).state() == State::Outdated {
+                self.drop_outdated(&mut locked, item.slot);
+            } else {
+                self.drop_clean(&mut locked, item.block, item.slot);
+            }
+        }
+        self.counters.batches.fetch_add(1, Ordering::Relaxed);
+        if writeback.unreadable.is_empty() {
+            writeback.pause = 0;
+            writeback.failing_since = None;
+            self.gives_up.store(false, Ordering::Relaxed);
+        } else {
+            self.begin_pause(writeback);
+        }
+        self.plan_retry(background);
+        self.batch_is_over(background, port);
+    }
+
+    fn batch_is_over(&self, background: &mut Background, port: &mut Port) {
+        if self.index.dirty() == 0 {
+            background.is_torn = false;
+            background.torn_since = None;
+            self.is_flushing.store(false, Ordering::SeqCst);
+        }
+        if self.are_marks_due() {
+            self.commit_soon(port);
+        }
+        // Discards wait for blocks that were on their way.
+        self.signal_room();
+        self.writeback_step(background, port);
+        self.events.work();
+    }
+
+    /// The batch has failed: it is dirty as before.
+    fn put_back(&self, writeback: &mut Writeback, status: Status) {
+        writeback.failure = Some(status);
+        for item in std::mem::take(&mut writeback.items) {
+            let mut locked = self.index.lock_of(item.block);
+            self.put_item_back(&mut locked, item.slot, false);
+        }
+        self.begin_pause(writeback);
+        self.signal_room();
+    }
+
+    fn put_item_back(&self, locked: &mut Locked<'_>, slot: u32, is_last: bool) {
+        if self.index.word(slot).state() == State::Outdated {
+            return self.drop_outdated(locked, slot);
+        }
+        locked.set_state(slot, State::Live);
+        if is_last { locked.push_newest(slot) } else { locked.push_oldest(slot) }
+    }
+
+    fn begin_pause(&self, writeback: &mut Writeback) {
+        self.counters.writeback_failures.fetch_add(1, Ordering::Relaxed);
+        writeback.pause = (writeback.pause * 2).clamp(PAUSE_MIN, PAUSE_MAX);
+        // The moment is set by `plan_retry`, which knows the time.
+        writeback.phase = Phase::Pausing(0);
+    }
+
+    fn plan_retry(&self, background: &mut Background) {
+        let now = background.now;
+        let writeback = &mut background.writeback;
+        if writeback.phase == Phase::Pausing(0) {
+            writeback.failing_since.get_or_insert(now);
+            writeback.phase = Phase::Pausing(now + writeback.pause);
+            self.events.work();
+        }
+    }
+}
+
+/// Takes blocks of one stripe for a batch.
+struct Taker<'a> {
+    cache: &'a Writecache,
+    locked: Locked<'a>,
+    zeroing: &'a [(u64, u64)],
+    items: &'a mut Vec<Item>,
+    needs_commit: bool,
+}
+
+impl Taker<'_> {
+    /// Takes `share` blocks, oldest first, and their neighbours; with `has_aged` also all that are
+    /// too old.
+    fn take(&mut self, share: u64, has_aged: bool) {
+        let until = self.items.len() as u64 + share;
+        let mut passed: Option<u32> = None;
+        let mut passed_count = 0;
+        while passed_count < PASSED_MAX && (self.items.len() as u64) < BATCH_BLOCKS_MAX {
+            let next = match passed {
+                Some(slot) => self.locked.next_newer(slot),
+                None => self.locked.oldest(),
+            };
+            let Some(slot) = next else { return };
+            let word = self.cache.index.word(slot);
+            let is_due =
+                (self.items.len() as u64) < until || has_aged && self.is_aged(word.epoch());
+            if !is_due {
+                return;
+            }
+            if self.can_take(word.block()) == Some(slot) {
+                self.take_run(word.block(), slot);
+                continue;
+            }
+            // Not committed itself, or its successor is not.
+            self.needs_commit = true;
+            passed = Some(slot);
+            passed_count += 1;
+        }
+    }
+
+    /// The slot to be written back for a block, if there is one now.
+    fn can_take(&self, block: u64) -> Option<u32> {
+        let is_zeroed = |range: &(u64, u64)| (range.0..range.1).contains(&block);
+        let newest = self.locked.newest(block)?;
+        let is_free = newest.word.state() == State::Live && !self.zeroing.iter().any(is_zeroed);
+        is_free.then_some(newest.slot)
+    }
+
+    /// A block came at least so long ago that the age limit is near.
+    fn is_aged(&self, epoch: u64) -> bool {
+        let now = self.cache.epoch.load(Ordering::Relaxed);
+        self.cache.ages_at_once()
+            || (now.wrapping_sub(epoch)) % EPOCHS >= super::control::AGE_EPOCHS - 1
+    }
+
+    /// Takes a block, and its neighbours before and behind.
+    fn take_run(&mut self, block: u64, slot: u32) {
+        let index = &self.cache.index;
+        let max = (WRITE_BYTES_MAX / self.cache.block_bytes()).max(1) as usize;
+        let stripe_start =
+            index.region_end(block) - super::index::REGION_BYTES / self.cache.block_bytes();
+        self.take_one(block, slot);
+        let mut count = 1;
+        let mut at = block;
+        while count < max
+            && at > stripe_start
+            && let Some(slot) = self.can_take(at - 1)
+        {
+            at -= 1;
+            count += 1;
+            self.take_one(at, slot);
+        }
+        let mut at = block + 1;
+        while count < max
+            && at < index.region_end(block)
+            && let Some(slot) = self.can_take(at)
+        {
+            self.take_one(at, slot);
+            at += 1;
+            count += 1;
+        }
+    }
+
+    fn take_one(&mut self, block: u64, slot: u32) {
+        self.locked.remove_age(slot);
+        self.locked.set_state(slot, State::Cleaning);
+        self.items.push(Item { block, slot });
+    }
+}

@@ -1,0 +1,130 @@
+//! Discards and write-zeroes: the origin's range becomes zeroes, durably, and only then does the
+//! cache let go of what it has for it; so a crash at any moment finds the old content or zeroes.
+//!
+//! 1. What was written before must be committed, and what is being written back must have
+//!    arrived: the bio waits until there is neither in its range.
+//! 2. From then on write-back keeps away from the range. The origin is zeroed, and flushed if the
+//!    cache has anything there.
+//! 3. What the cache has is dropped, as after write-back. The bio is done when its entries are
+//!    durably marked free: neither a crash nor the death of the process brings them back.
+//!
+//! A write that comes meanwhile is newer: it stays.
+
+use crate::bio::{Bio, Op};
+use crate::buffer::Buffer;
+use crate::disk::DiskIo;
+use crate::sync::atomic::Ordering;
+use crate::sync::lock;
+use crate::target::Port;
+
+use super::index::State;
+use super::{TOKEN_ZERO, Writecache};
+
+/// A discard that waits for the origin.
+#[derive(Debug)]
+pub(super) struct ZeroJob {
+    bio: Bio,
+    has_cached: bool,
+}
+
+/// What the cache has in a range.
+#[derive(Clone, Copy, Debug, Default)]
+struct Contents {
+    /// Anything.
+    has_any: bool,
+    /// Something that a commit must deal with first.
+    has_unsettled: bool,
+    /// Something that is being written back.
+    has_moving: bool,
+}
+
+impl Writecache {
+    /// Begins a discard, or goes on with one that had to wait.
+    pub(super) fn zero(&self, bio: Bio, port: &mut Port) {
+        let blocks = (bio.offset / self.block_bytes(), bio.end() / self.block_bytes());
+        lock(&self.zeroing).push(blocks);
+        let contents = self.contents(blocks);
+        if contents.has_unsettled || contents.has_moving {
+            self.forget_zeroing(blocks);
+            if contents.has_unsettled {
+                return self.settle_and_go_on(bio, port);
+            }
+            // Woken when a batch of write-back ends.
+            return self.wait_for_room(bio, port);
+        }
+        let (offset, len) = (bio.offset, bio.len);
+        let job = ZeroJob { bio, has_cached: contents.has_any };
+        let place = u64::from(self.jobs.zeroes.of(port).insert(job));
+        // Not a discard, after which the origin may read as anything: ours reads as zeroes.
+        let token = TOKEN_ZERO | place;
+        port.ios.push_back(self.origin_io(Op::WriteZeroes, offset, len, Buffer::empty(), token));
+    }
+
+    fn contents(&self, (first, end): (u64, u64)) -> Contents {
+        let mut contents = Contents::default();
+        let mut block = first;
+        while block < end && self.index.linked() > 0 {
+            let region_end = self.index.region_end(block).min(end);
+            let locked = self.index.lock_of(block);
+            for found in (block..region_end).flat_map(|block| locked.versions(block)) {
+                contents.has_any = true;
+                match found.word.state() {
+                    State::OpenA | State::OpenB => contents.has_unsettled = true,
+                    State::Dropped | State::Marking => contents.has_unsettled = true,
+                    State::Cleaning | State::Outdated => contents.has_moving = true,
+                    _ => {}
+                }
+            }
+            block = region_end;
+        }
+        contents
+    }
+
+    fn forget_zeroing(&self, blocks: (u64, u64)) {
+        let mut zeroing = lock(&self.zeroing);
+        let place = zeroing.iter().position(|other| *other == blocks);
+        zeroing.swap_remove(place.expect("a range is registered while it is zeroed"));
+    }
+
+    /// The origin is zeroed, or flushed.
+    pub(super) fn complete_zero(&self, io: DiskIo, port: &mut Port) {
+        let place = io.token as u32;
+        let mut jobs = self.jobs.zeroes.of(port);
+        let has_cached = jobs.value(place).has_cached;
+        if io.result.is_ok() && io.op == Op::WriteZeroes && has_cached {
+            drop(jobs);
+            port.ios.push_back(self.origin_io(Op::Flush, 0, 0, Buffer::empty(), io.token));
+            return;
+        }
+        let bio = jobs.remove(place).bio;
+        drop(jobs);
+        let blocks = (bio.offset / self.block_bytes(), bio.end() / self.block_bytes());
+        if let Err(status) = io.result {
+            self.forget_zeroing(blocks);
+            return port.finish(bio, Err(status));
+        }
+        self.counters.discards.fetch_add(blocks.1 - blocks.0, Ordering::Relaxed);
+        if !has_cached {
+            self.forget_zeroing(blocks);
+            // The origin's flush is owed to the next flush of a client.
+            self.bypassed.fetch_add(1, Ordering::SeqCst);
+            return if bio.fua { self.make_durable(bio, port) } else { port.finish(bio, Ok(())) };
+        }
+        self.drop_range(blocks);
+        self.forget_zeroing(blocks);
+        self.make_durable(bio, port);
+    }
+
+    /// Lets go of every committed block of the range.
+    fn drop_range(&self, (first, end): (u64, u64)) {
+        for block in first..end {
+            let mut locked = self.index.lock_of(block);
+            let found: Vec<_> = locked.versions(block).collect();
+            for found in found {
+                if matches!(found.word.state(), State::Live | State::Damaged | State::Cleaned) {
+                    self.drop_clean(&mut locked, block, found.slot);
+                }
+            }
+        }
+    }
+}

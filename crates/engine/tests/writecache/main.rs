@@ -1,0 +1,13 @@
+//! The writecache engine over simulated devices, in both modes: vectors of the kernel, model,
+//! crashes, and the kernel's own defects.
+
+// A test may stop where it is wrong.
+#![allow(clippy::unwrap_used)]
+
+#[path = "../golden/mod.rs"]
+mod golden;
+
+mod basics;
+mod model;
+mod vectors;
+mod world;

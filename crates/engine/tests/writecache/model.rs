@@ -1,0 +1,185 @@
+//! Random histories against an array of sectors: every read, and after crashes the promise that
+//! no sector is older than its last flushed version.
+
+use udm::bio::{Bio, Op};
+use udm::buffer::Buffer;
+use udm::disk::Disk;
+use udm::prng::Prng;
+use udm::units::SECOND;
+
+use crate::world::World;
+
+const SECTOR: usize = 512;
+
+/// Per sector: all versions since the last flushed one, oldest first; the last is the current.
+struct Model {
+    versions: Vec<Vec<u64>>,
+    next: u64,
+}
+
+impl Model {
+    fn new(sectors: usize) -> Model {
+        Model { versions: vec![vec![0]; sectors], next: 1 }
+    }
+
+    /// A new version for a range; the bytes that carry it.
+    fn write(&mut self, first: usize, count: usize, is_zero: bool) -> Vec<u8> {
+        let mut data = Vec::with_capacity(count * SECTOR);
+        for sector in first..first + count {
+            let version = if is_zero { 0 } else { self.next };
+            self.versions[sector].push(version);
+            data.extend(content(sector, version));
+        }
+        self.next += 1;
+        data
+    }
+
+    fn flushed(&mut self, sectors: std::ops::Range<usize>) {
+        for versions in &mut self.versions[sectors] {
+            let last = *versions.last().unwrap();
+            *versions = vec![last];
+        }
+    }
+
+    fn current(&self, first: usize, count: usize) -> Vec<u8> {
+        (first..first + count)
+            .flat_map(|sector| content(sector, *self.versions[sector].last().unwrap()))
+            .collect()
+    }
+
+    /// After a crash: each sector shows one of its versions, and from now on that is the one.
+    fn adopt(&mut self, found: &[u8], why: &str) {
+        for (sector, bytes) in found.chunks(SECTOR).enumerate() {
+            let versions = &mut self.versions[sector];
+            let version = versions.iter().rev().find(|&&version| content(sector, version) == bytes);
+            let Some(&version) = version else {
+                panic!("{why}: sector {sector} is none of {versions:?}: {:?}", &bytes[..16]);
+            };
+            *versions = vec![version];
+        }
+    }
+}
+
+fn content(sector: usize, version: u64) -> [u8; SECTOR] {
+    let mut bytes = [0; SECTOR];
+    if version != 0 {
+        for pair in bytes.chunks_mut(16) {
+            pair[..8].copy_from_slice(&(sector as u64).to_le_bytes());
+            pair[8..].copy_from_slice(&version.to_le_bytes());
+        }
+    }
+    bytes
+}
+
+fn history(seed: u64, table: &str, steps: usize) {
+    let mut prng = Prng::new(seed);
+    let mut world = World::new(table, 256 << 10, 2 << 20);
+    let block = world.args().block_bytes as usize / SECTOR;
+    let sectors = (world.origin.limits().size_bytes as usize) / SECTOR;
+    let blocks = sectors / block;
+    let mut model = Model::new(sectors);
+    world.open();
+    for step in 0..steps {
+        let why = format!("{table}, seed {seed}, step {step}");
+        let first = match prng.below(3) {
+            0 => prng.below(16.min(blocks as u64)) as usize,
+            1 => (blocks / 2 - 8) + prng.below(16) as usize,
+            _ => prng.below(blocks as u64) as usize,
+        };
+        let longest = if prng.one_in(8) { 40 } else { 4 };
+        let count = (1 + prng.below(longest) as usize).min(blocks - first) * block;
+        let first = first * block;
+        let offset = (first * SECTOR) as u64;
+        match prng.below(100) {
+            0..50 => {
+                let fua = prng.one_in(8);
+                let data = model.write(first, count, false);
+                let bio = Bio::write(offset, Buffer::from_bytes(&data), fua, 0);
+                world.run(bio).status.unwrap();
+                if fua {
+                    model.flushed(first..first + count);
+                }
+            }
+            50..75 => assert!(
+                world.read(offset, count * SECTOR) == model.current(first, count),
+                "{why}: read {first}+{count}"
+            ),
+            75..80 => {
+                let op = if prng.one_in(2) { Op::Discard } else { Op::WriteZeroes };
+                model.write(first, count, true);
+                world.zero(op, offset, (count * SECTOR) as u64);
+            }
+            80..86 => {
+                world.flush();
+                model.flushed(0..sectors);
+            }
+            86..92 => world.tick(SECOND * prng.below(3)),
+            92..94 => {
+                world.remove();
+                model.flushed(0..sectors);
+                if prng.one_in(2) {
+                    world.power_cut(&mut prng);
+                }
+                world.open();
+            }
+            94..96 => {
+                world.kill();
+                world.open();
+            }
+            96..99 => {
+                world.power_cut(&mut prng);
+                world.try_open(false).unwrap_or_else(|error| panic!("{why}: {error}"));
+                let found = world.content();
+                model.adopt(&found, &why);
+            }
+            _ => {
+                world.drain();
+                let image = world.origin.image();
+                assert!(image == model.current(0, sectors), "{why}: drained origin differs");
+            }
+        }
+    }
+    assert!(world.content() == model.current(0, sectors), "seed {seed}: at the end");
+    world.drain();
+    assert!(world.origin.image() == model.current(0, sectors), "seed {seed}: drained");
+}
+
+#[test]
+fn random_histories_with_crashes_keep_the_promises_in_mode_p() {
+    for (nth, block_bytes) in [512, 1024, 2048, 4096].into_iter().enumerate() {
+        for seed in 0..8 {
+            history(seed * 10 + nth as u64, &format!("p O C {block_bytes} 0"), 400);
+        }
+    }
+}
+
+#[test]
+fn random_histories_with_crashes_keep_the_promises_in_mode_s() {
+    for (nth, block_bytes) in [512, 1024, 2048, 4096].into_iter().enumerate() {
+        for seed in 0..8 {
+            let table = format!("s O C {block_bytes} 2 pause_writeback 0");
+            history(seed * 10 + nth as u64, &table, 400);
+        }
+    }
+}
+
+#[test]
+fn random_histories_with_other_options() {
+    for (nth, options) in [
+        "2 autocommit_blocks 0",
+        "2 max_age 500",
+        "4 high_watermark 100 low_watermark 100",
+        "4 high_watermark 0 low_watermark 0",
+        "3 writeback_jobs 1 cleaner",
+        "1 metadata_only",
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        for mode in ["p", "s"] {
+            for seed in 0..4 {
+                history(1000 + seed * 10 + nth as u64, &format!("{mode} O C 1024 {options}"), 300);
+            }
+        }
+    }
+}
