@@ -14,14 +14,16 @@ use crate::pmem::Pmem;
 use crate::shm::SharedWords;
 use crate::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 use crate::sync::{Arc, Mutex};
-use crate::units::{SECTOR, human_bytes};
+use crate::units::{MIB, SECTOR, human_bytes};
 
 use super::args::{Mode, TableArgs};
 use super::commit::{Commit, Marks};
 use super::format::prepare;
 use super::index::{Index, State};
 use super::inspect::load_geometry;
-use super::layout::{Entry, EntryState, FREE, Geometry, LABEL_AT, Label, SEQ_COUNT_AT, Superblock};
+use super::layout::{
+    ENTRY_SEQ_AT, Entry, EntryState, FREE, Geometry, LABEL_AT, Label, SEQ_COUNT_AT, Superblock,
+};
 use super::media::Medium;
 use super::openlist::{Held, OpenLists};
 use super::pool::Pool;
@@ -247,6 +249,9 @@ fn take_up(
         && left.is_of_this_boot;
     let mut wanted: BTreeMap<u64, u32> = BTreeMap::new();
     wanted.extend(left.held.iter().copied());
+    if left.has_failed && is_ours {
+        rewrite(medium, geometry, wanted.values().copied())?;
+    }
     if !is_ours {
         if !wanted.is_empty() {
             found.notes.push(format!(
@@ -268,6 +273,26 @@ fn take_up(
         return Ok(());
     }
     commit_left(medium, geometry, seq, found, &missing)
+}
+
+/// The last server saw the cache device fail. What can be read of its last writes may never
+/// become durable, whatever is flushed now, unless it is written again.
+fn rewrite(medium: &Medium, geometry: &Geometry, slots: impl Iterator<Item = u32>) -> Result<()> {
+    let mut again = |at: u64, len: u64| {
+        let mut bytes = vec![0; len as usize];
+        medium.load(at, &mut bytes)?;
+        medium.store(at, &bytes)
+    };
+    for slot in slots.map(u64::from).filter(|slot| *slot < geometry.blocks) {
+        again(geometry.block_at(slot), u64::from(geometry.block_bytes))?;
+    }
+    let (mut at, end) = (geometry.start, geometry.start + geometry.table_bytes());
+    while at < end {
+        let len = MIB.min(end - at);
+        again(at, len)?;
+        at += len;
+    }
+    medium.settle()
 }
 
 /// Whether the entry of a write that was left in memory is still missing on the medium.
@@ -315,17 +340,16 @@ fn commit_left(
     found: &mut Attach,
     missing: &[Held],
 ) -> Result<()> {
-    let mut entries: BTreeMap<u64, Entry> = BTreeMap::new();
-    for slot in found.stale.drain(..) {
-        entries.insert(u64::from(slot), Entry::new(FREE, FREE));
+    let entries: BTreeMap<u32, u64> = missing.iter().map(|(block, slot)| (*slot, *block)).collect();
+    let freed = std::mem::take(&mut found.stale);
+    for &slot in freed.iter().filter(|slot| !entries.contains_key(*slot)) {
+        // Its other half stays: a torn mark would be a live entry for a block that is none.
+        let at = geometry.entry_at(u64::from(slot)) + ENTRY_SEQ_AT;
+        medium.store(at, &FREE.to_le_bytes())?;
     }
-    let freed: Vec<u32> = entries.keys().map(|slot| *slot as u32).collect();
-    for &(block, slot) in missing {
+    for (&slot, &block) in &entries {
         let entry = Entry::new(block * geometry.block_sectors(), *seq);
-        entries.insert(u64::from(slot), entry);
-    }
-    for (&slot, entry) in &entries {
-        medium.store(geometry.entry_at(slot), entry.as_bytes())?;
+        medium.store(geometry.entry_at(u64::from(slot)), entry.as_bytes())?;
     }
     medium.settle()?;
     *seq += 1;
@@ -374,12 +398,14 @@ fn assemble(
         damage: damage_in_words(census),
         aside: found.aside,
         uncommitted: AtomicU64::new(0),
-        bypassed: AtomicU64::new(0),
+        // The last server may have owed the origin a flush.
+        bypassed: AtomicU64::new(1),
         bypasses_flushed: AtomicU64::new(0),
         jobs: Jobs::default(),
         zeroing: Mutex::default(),
         // What was written back before this attach, nobody knows.
-        background: Mutex::new(Background { is_torn: is_dirty, ..Background::default() }),
+        is_torn: AtomicBool::new(is_dirty),
+        background: Mutex::default(),
         stats: (0..stripes).map(|_| Stats::default()).collect(),
         counters: Counters::default(),
         events: Arc::default(),

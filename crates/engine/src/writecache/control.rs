@@ -63,7 +63,7 @@ impl Writecache {
         self.writeback_step(background, port);
         if self.index.dirty() == 0 && background.writeback.is_idle() {
             self.is_flushing.store(false, Ordering::SeqCst);
-            background.is_torn = false;
+            self.is_torn.store(false, Ordering::SeqCst);
             background.torn_since = None;
         }
         self.serve_waiting(port);

@@ -16,7 +16,6 @@ use crate::target::Port;
 
 use super::index::State;
 use super::media::Medium;
-use super::openlist::LIST_MAX;
 use super::{OWN_SHIFT, TOKEN_WRITE, Writecache, add};
 
 /// Most blocks of a stage, and so of one hold of a stripe's lock.
@@ -55,7 +54,7 @@ impl Writecache {
         while bio.progress < bio.len {
             let first = (bio.offset + bio.progress) / block_bytes;
             let end = (bio.end() / block_bytes).min(self.index.region_end(first));
-            let count = ((end - first) as usize).min(STAGE_BLOCKS_MAX);
+            let count = ((end - first) as usize).min(STAGE_BLOCKS_MAX).min(self.open.list_max());
             let (is_cached, count) = self.destination(&bio, first, count);
             if !is_cached {
                 return self.pass_by(bio, count, port);
@@ -115,7 +114,8 @@ impl Writecache {
         let stripe = locked.stripe();
         let filling = self.filling[stripe].load(Ordering::Relaxed) as usize;
         let promised = self.promised[stripe].load(Ordering::Relaxed);
-        let has_room = self.open.len(stripe, filling) + promised as usize + count <= LIST_MAX;
+        let has_room =
+            self.open.len(stripe, filling) + promised as usize + count <= self.open.list_max();
         if has_room {
             self.promised[stripe].store(promised + count as u32, Ordering::Relaxed);
         }
@@ -189,6 +189,7 @@ impl Writecache {
             copy.as_mut_slice().copy_from_slice(data);
             copy
         };
+        self.tear();
         let offset = bio.offset + bio.progress;
         let stage = Stage { bio, len, outstanding: 1, status: Ok(()), slots: Vec::new() };
         let place = u64::from(self.jobs.writes.of(port).insert(stage));

@@ -153,7 +153,7 @@ impl Writecache {
             }
             return;
         }
-        background.is_torn = true;
+        self.is_torn.store(true, Ordering::SeqCst);
         background.torn_since.get_or_insert(now);
         writeback.phase = Phase::Writing;
         self.emit_moves(writeback, port);
@@ -428,7 +428,7 @@ impl Writecache {
 
     fn batch_is_over(&self, background: &mut Background, port: &mut Port) {
         if self.index.dirty() == 0 {
-            background.is_torn = false;
+            self.is_torn.store(false, Ordering::SeqCst);
             background.torn_since = None;
             self.is_flushing.store(false, Ordering::SeqCst);
         }

@@ -57,6 +57,7 @@ impl Writecache {
         let place = u64::from(self.jobs.zeroes.of(port).insert(job));
         // Not a discard, after which the origin may read as anything: ours reads as zeroes.
         let token = TOKEN_ZERO | place;
+        self.tear();
         port.ios.push_back(self.origin_io(Op::WriteZeroes, offset, len, Buffer::empty(), token));
     }
 

@@ -288,9 +288,8 @@ impl Explorer {
             format!("{what} (power cut, {} lines in flight, left {decisions:?})", lines.len())
         })?;
         // What old shared memory gave back is not durable: such states end here.
-        let goes_on = depth < self.effort.depth
-            && !is_stale
-            && self.prng.one_in(self.effort.onward_one_in);
+        let goes_on =
+            depth < self.effort.depth && !is_stale && self.prng.one_in(self.effort.onward_one_in);
         if let Some(shown) = shown.filter(|_| goes_on) {
             let mut image = walk.twin.image();
             decide(&mut image, walk.twin.line(), lines, &decisions);
@@ -346,8 +345,7 @@ impl Explorer {
             self.counts.distinct += 1;
         }
         let shown = verdict.map_err(|what| format!("{what} (death of the process)"))?;
-        let goes_on =
-            depth < self.effort.depth && self.prng.one_in(self.effort.onward_one_in);
+        let goes_on = depth < self.effort.depth && self.prng.one_in(self.effort.onward_one_in);
         if let Some(shown) = shown.filter(|_| goes_on) {
             let mut image = walk.twin.image();
             // What was stored to memory counts as durable from here on; a disk's cache does not.

@@ -122,6 +122,8 @@ pub struct Machine {
     pub(crate) is_holding_reads: bool,
     pub(crate) is_holding_cache: bool,
     pub(crate) failing: Option<(Op, u32)>,
+    /// While requests are under way.
+    pub(crate) has_origin_failed: bool,
     pub(crate) failing_cache: Option<Op>,
     /// From then on, requests may fail.
     pub(crate) has_cache_failed: bool,
@@ -164,6 +166,7 @@ impl Machine {
             is_holding_reads: false,
             is_holding_cache: false,
             failing: None,
+            has_origin_failed: false,
             failing_cache: None,
             has_cache_failed: false,
             asked: HashMap::new(),

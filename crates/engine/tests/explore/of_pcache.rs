@@ -45,6 +45,10 @@ impl Kind for PcacheKind {
         Ground::Memory(self.persistence)
     }
 
+    fn passes_by(&self) -> bool {
+        false
+    }
+
     fn shared_words(&self) -> usize {
         shared_words(STRIPES)
     }

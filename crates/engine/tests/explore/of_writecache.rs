@@ -58,6 +58,10 @@ impl Kind for WritecacheKind {
         self.block as usize / 512
     }
 
+    fn passes_by(&self) -> bool {
+        true
+    }
+
     fn shared_words(&self) -> usize {
         shared_words_for(STRIPES, LIST_MAX)
     }

@@ -139,9 +139,7 @@ pub fn random(prng: &mut Prng, len: usize, has_kernel: bool, is_disk: bool) -> V
             81..83 => Remove,
             83..85 => Kill,
             85 => Message("flush"),
-            86 if prng.one_in(2) => {
-                Message(if passes_by { "cleaner" } else { "flush_on_suspend" })
-            }
+            86 if prng.one_in(2) => Message(if passes_by { "cleaner" } else { "flush_on_suspend" }),
             87 if has_kernel => Kernel(match prng.below(3) {
                 0 => What::Uncommitted { first, beyond: prng.below(3) },
                 1 => What::OlderVersion { slot: first },

@@ -94,7 +94,7 @@ fn on_all_cores(work: impl Fn() + Sync) {
 /// Explores seeds in turn on all cores until there are no more or a promise is broken.
 fn explore_all(what: &str, next: impl Fn() -> Option<u64> + Sync) -> Counts {
     if std::env::var_os("LOUD").is_none() {
-    std::panic::set_hook(Box::new(|_| {}));
+        std::panic::set_hook(Box::new(|_| {}));
     }
     let sum = Mutex::new((Counts::default(), Duration::ZERO, None::<(u64, String)>));
     let is_over = AtomicBool::new(false);

@@ -27,6 +27,7 @@ impl Machine {
         let bio = self.bio(id, ask);
         self.note(Event::Submit(id, ask));
         self.model.submit(id, ask);
+        self.has_origin_failed &= !self.posted.is_empty();
         if !waits {
             self.posted.push((id, ask));
             self.submit(bio);
@@ -110,7 +111,11 @@ impl Machine {
             Err(status) => {
                 self.note(Event::Failed(id));
                 self.model.failed(id);
-                self.excused(format!("request failed: {status}"))
+                // A target that lets requests pass by answers for the origin's failures.
+                match self.has_origin_failed && self.kind.passes_by() {
+                    true => Ok(()),
+                    false => self.excused(format!("request failed: {status}")),
+                }
             }
         }
     }
@@ -239,6 +244,7 @@ impl Machine {
         // A discarded sector reads as zeroes or as before; nobody can rely on either.
         let is_void = io.op == Op::Discard && self.prng.one_in(2);
         if fails {
+            self.has_origin_failed = true;
             io.result = Err(Status::Io);
         } else if io.op != Op::Flush && !is_void {
             self.arrive(&io);

@@ -72,6 +72,9 @@ pub trait Kind: Debug + Send + Sync {
         1
     }
 
+    /// Whether requests may pass the cache by.
+    fn passes_by(&self) -> bool;
+
     fn shared_words(&self) -> usize;
 
     /// The word of shared memory that names the attach to which it belongs.
