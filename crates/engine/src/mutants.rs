@@ -94,19 +94,23 @@ mutants! {
     WRITECACHE {
     /// The commit counter moves before the entries of its batch are durable.
     CounterBeforeEntries,
-    /// A batch is committed while its data is still on its way.
+    /// A block can be committed while its data is still on its way.
     EntryBeforeData,
-    /// A slot is given out again before its entry is durably marked free.
+    /// A superseded slot is given out again before its entry is durably marked free.
     FreeMarkLate,
-    /// A slot that was written back is freed before the origin's flush.
+    /// What was written back is freed before the origin's flush.
     FreedBeforeOriginFlush,
-    /// A FUA write is not committed (the kernel's defect A).
+    /// A failed flush of the origin is taken for a good one, behind write-back.
+    OriginFlushErrorIgnored,
+    /// A failed write to the origin is taken for a good one, in write-back.
+    OriginWriteErrorIgnored,
+    /// A FUA write is not committed (dm-writecache, defect A).
     FuaUncommitted,
     /// A flush commits nothing.
     FlushUncommitted,
     /// Of two committed versions, an attach believes the older one.
     OlderVersionWins,
-    /// Of two committed versions, the newer one is freed first.
+    /// The newest version may be marked free before older ones are.
     NewerFreedFirst,
     /// Entries that were never committed are believed at attach.
     UncommittedBelieved,
@@ -114,16 +118,24 @@ mutants! {
     HeldIgnored,
     /// Shared memory of any attach of any medium is believed.
     HeldOfAnybody,
-    /// A write to the cache that failed keeps its mapping (the kernel's defect D).
+    /// A failed write to the cache keeps its mapping (dm-writecache, defect D).
     FailedWriteMapped,
-    /// A flush of the cache that failed is taken for a good one.
+    /// A failed flush of the cache is taken for a good one.
     CacheFlushErrorIgnored,
+    /// What a dead server saw a failing cache take is believed to be there.
+    FailureForgotten,
     /// An attach begins with a lower commit counter.
     CounterBackwards,
-    /// A discard leaves older versions.
-    DiscardLeavesOlder,
-    /// A slot is given out again while reads of it are under way.
-    ReusedUnderRead,
+    /// A free mark of an attach changes both halves of its entry.
+    MarkTorn,
+    /// Zeroes do not wait for blocks that are on their way.
+    ZeroOvertakes,
+    /// A read does not look whether its slots were retired meanwhile.
+    RetiredBelieved,
+    /// The flush that a dead server owed the origin is forgotten.
+    OwedFlushForgotten,
+    /// What passes by in front of dirty data leaves the origin consistent, it says.
+    PassedUnsaid,
     /// The label is not stored.
     WritecacheUnlabelled,
     }

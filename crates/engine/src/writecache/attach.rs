@@ -10,6 +10,7 @@ use zerocopy::{FromZeros, IntoBytes};
 
 use crate::disk::{Disk, DiskLimits};
 use crate::error::{Error, Kind, Result};
+use crate::mutants::{self, Mutant};
 use crate::pmem::Pmem;
 use crate::shm::SharedWords;
 use crate::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
@@ -28,7 +29,7 @@ use super::media::Medium;
 use super::openlist::{Held, OpenLists};
 use super::pool::Pool;
 use super::walk::{Census, Finder, walk};
-use super::{Background, Counters, Jobs, ORIGIN_BYTES_MAX, OpenOptions, Stats, Writecache};
+use super::{Counters, Jobs, ORIGIN_BYTES_MAX, OpenOptions, Stats, Writecache};
 
 /// A commit counter beyond this was not reached by counting.
 const SEQ_MAX: u64 = 1 << 62;
@@ -141,11 +142,16 @@ fn open(
         stale: Vec::new(),
         notes: Vec::new(),
     };
+    if mutants::is(Mutant::CounterBackwards) {
+        seq = seq.saturating_sub(1);
+    }
     let census = walk(&medium, &geometry, seq, Some(limits.size_bytes), &mut found)?;
     check_binding(&args, &medium, &superblock, &census, &limits)?;
     take_up(&medium, &geometry, &superblock, &mut seq, &mut found, &shared, &limits)?;
     let label = Label::new(&limits.identity, limits.size_bytes, options.attach_id);
-    medium.store(start + LABEL_AT, label.as_bytes())?;
+    if !mutants::is(Mutant::WritecacheUnlabelled) {
+        medium.store(start + LABEL_AT, label.as_bytes())?;
+    }
     medium.settle()?;
     let open = OpenLists::fresh(shared, options.stripes, options.attach_id, seq);
     Ok(assemble(args, origin, medium, geometry, label, seq, found, &census, open))
@@ -246,7 +252,8 @@ fn take_up(
     let is_ours = label.is_valid()
         && label.attach_id.get() == left.attach_id
         && left.seqs.contains(seq)
-        && left.is_of_this_boot;
+        && left.is_of_this_boot
+        || mutants::is(Mutant::HeldOfAnybody);
     let mut wanted: BTreeMap<u64, u32> = BTreeMap::new();
     wanted.extend(left.held.iter().copied());
     if left.has_failed && is_ours {
@@ -278,7 +285,7 @@ fn take_up(
 /// The last server saw the cache device fail. What can be read of its last writes may never
 /// become durable, whatever is flushed now, unless it is written again.
 fn rewrite(medium: &Medium, geometry: &Geometry, slots: impl Iterator<Item = u32>) -> Result<()> {
-    let mut again = |at: u64, len: u64| {
+    let again = |at: u64, len: u64| {
         let mut bytes = vec![0; len as usize];
         medium.load(at, &mut bytes)?;
         medium.store(at, &bytes)
@@ -345,7 +352,10 @@ fn commit_left(
     for &slot in freed.iter().filter(|slot| !entries.contains_key(*slot)) {
         // Its other half stays: a torn mark would be a live entry for a block that is none.
         let at = geometry.entry_at(u64::from(slot)) + ENTRY_SEQ_AT;
-        medium.store(at, &FREE.to_le_bytes())?;
+        match mutants::is(Mutant::MarkTorn) {
+            true => medium.store(at - ENTRY_SEQ_AT, Entry::FRESH.as_bytes())?,
+            false => medium.store(at, &FREE.to_le_bytes())?,
+        }
     }
     for (&slot, &block) in &entries {
         let entry = Entry::new(block * geometry.block_sectors(), *seq);
@@ -399,7 +409,7 @@ fn assemble(
         aside: found.aside,
         uncommitted: AtomicU64::new(0),
         // The last server may have owed the origin a flush.
-        bypassed: AtomicU64::new(1),
+        bypassed: AtomicU64::new(u64::from(!mutants::is(Mutant::OwedFlushForgotten))),
         bypasses_flushed: AtomicU64::new(0),
         jobs: Jobs::default(),
         zeroing: Mutex::default(),

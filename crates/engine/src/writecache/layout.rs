@@ -21,6 +21,7 @@ use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligne
 
 use crate::crc::pcache_crc;
 use crate::error::{Error, Kind};
+use crate::mutants::{self, Mutant};
 use crate::units::SECTOR;
 
 /// Superblock magic.
@@ -320,7 +321,7 @@ impl Geometry {
         if seq == FREE {
             return EntryState::Free;
         }
-        if seq >= seq_count {
+        if seq >= seq_count && !mutants::is(Mutant::UncommittedBelieved) {
             return EntryState::Uncommitted;
         }
         if origin_bytes.is_some_and(|bytes| sector >= bytes / SECTOR) || sector > SECTORS_MAX {

@@ -17,6 +17,7 @@
 //! is emptied once its batch is durable, before any of its slots can be freed. An entry whose slot
 //! has since gone to another block is followed by a later one for its own block.
 
+use crate::mutants::{self, Mutant};
 use crate::shm::SharedWords;
 use crate::sync::SharedWord;
 use crate::sync::atomic::Ordering;
@@ -103,6 +104,9 @@ impl OpenLists {
     /// What a dead server left in `shared`; `None` when nothing that can be understood is there.
     pub fn left_behind(shared: &SharedWords) -> Option<LeftBehind> {
         let words = shared.words();
+        if mutants::is(Mutant::HeldIgnored) {
+            return None;
+        }
         if words.len() < HEADER_WORDS || words[WORD_MAGIC].load(Ordering::SeqCst) != MAGIC {
             return None;
         }
@@ -178,7 +182,9 @@ impl OpenLists {
 
     /// The cache device has failed: what was written since the last commit is not to be trusted.
     pub fn note_failure(&self) {
-        self.shared.words()[WORD_FAILED].store(1, Ordering::SeqCst);
+        if !mutants::is(Mutant::FailureForgotten) {
+            self.shared.words()[WORD_FAILED].store(1, Ordering::SeqCst);
+        }
     }
 
     /// The commit counter is `seq`.

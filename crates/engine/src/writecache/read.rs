@@ -8,6 +8,7 @@ use crate::bio::{Bio, Op};
 use crate::buffer::Buffer;
 use crate::disk::DiskIo;
 use crate::error::Status;
+use crate::mutants::{self, Mutant};
 use crate::pmem::Pmem;
 use crate::sync::atomic::Ordering;
 use crate::target::Port;
@@ -205,7 +206,8 @@ impl Writecache {
     /// Looks up anew the blocks of a piece whose slots were retired while they were read.
     fn retired(&self, job: &mut ReadJob, first: u32, blocks: u32) -> Vec<Piece> {
         let is_meant = |hit: &(u32, Found)| (first..first + blocks).contains(&hit.0);
-        let is_gone = |hit: &&(u32, Found)| is_meant(hit) && !self.index.is_still(hit.1);
+        let is_still = |found| mutants::is(Mutant::RetiredBelieved) || self.index.is_still(found);
+        let is_gone = |hit: &&(u32, Found)| is_meant(hit) && !is_still(hit.1);
         let gone: Vec<u32> = job.hits.iter().filter(is_gone).map(|hit| hit.0).collect();
         job.hits.retain(|hit| !is_meant(hit));
         let mut pieces = Vec::new();

@@ -10,6 +10,7 @@ use crate::bio::{Bio, Op};
 use crate::buffer::Buffer;
 use crate::disk::DiskIo;
 use crate::error::Status;
+use crate::mutants::{self, Mutant};
 use crate::pmem::Pmem;
 use crate::sync::atomic::Ordering;
 use crate::target::Port;
@@ -171,6 +172,11 @@ impl Writecache {
             });
         }
         let outstanding = pieces.len() as u32;
+        let mut slots = slots;
+        if mutants::is(Mutant::EntryBeforeData) {
+            self.publish((bio.offset + bio.progress) / self.block_bytes(), &slots);
+            slots.clear();
+        }
         let stage = Stage { bio, len: len as u64, outstanding, status: Ok(()), slots };
         let place = u64::from(self.jobs.writes.of(port).insert(stage));
         port.ios.range_mut(first..).for_each(|io| io.token |= place);
@@ -222,7 +228,10 @@ impl Writecache {
         let Stage { mut bio, len, status, slots, .. } = stage;
         let first = (bio.offset + bio.progress) / self.block_bytes();
         if let Err(status) = status {
-            self.give_back(first, &slots);
+            match mutants::is(Mutant::FailedWriteMapped) {
+                true => self.publish(first, &slots),
+                false => self.give_back(first, &slots),
+            }
             self.counters.failed_requests.fetch_add(1, Ordering::Relaxed);
             self.events.work();
             return port.finish(bio, Err(status));
@@ -290,7 +299,7 @@ impl Writecache {
     /// All of the bio is where it belongs.
     fn written(&self, bio: Bio, port: &mut Port) {
         self.arm();
-        if bio.fua {
+        if bio.fua && !mutants::is(Mutant::FuaUncommitted) {
             return self.make_durable(bio, port);
         }
         let uncommitted = self.uncommitted.load(Ordering::Relaxed);

@@ -14,6 +14,7 @@ use crate::bio::Op;
 use crate::buffer::Buffer;
 use crate::disk::DiskIo;
 use crate::error::Status;
+use crate::mutants::{self, Mutant};
 use crate::pending::Pending;
 use crate::sync::atomic::Ordering;
 use crate::sync::lock;
@@ -261,11 +262,17 @@ impl Writecache {
         if writeback.moves.count() > 0 {
             return;
         }
-        if let Some(status) = writeback.failure {
+        if let Some(status) = writeback.failure
+            && !mutants::is(Mutant::OriginWriteErrorIgnored)
+        {
             return self.put_back(writeback, status);
         }
         writeback.phase = Phase::Flushing;
         let token = TOKEN_WB_FLUSH;
+        if mutants::is(Mutant::FreedBeforeOriginFlush) {
+            let buffer = port.pool.take(512);
+            return port.ios.push_back(self.origin_io(Op::Read, 0, 512, buffer, token));
+        }
         port.ios.push_back(self.origin_io(Op::Flush, 0, 0, Buffer::empty(), token));
     }
 
@@ -398,7 +405,9 @@ impl Writecache {
         port: &mut Port,
     ) {
         let writeback = &mut background.writeback;
-        if let Err(status) = io.result {
+        if let Err(status) = io.result
+            && !mutants::is(Mutant::OriginFlushErrorIgnored)
+        {
             // What the origin has of this batch is unknown: all of it is written again.
             self.put_back(writeback, status);
             return self.plan_retry(background);

@@ -168,6 +168,7 @@ impl Judge {
                 match io.op {
                     Op::Write => note(&io, &mut written)?,
                     Op::Flush => unflushed = false,
+                    Op::Read => fill(io.buffer.as_mut_slice(), ORIGIN_MARK),
                     op => return Err(format!("write-back does {op:?}")),
                 }
                 unflushed |= io.op == Op::Write;
