@@ -8,7 +8,9 @@ use std::collections::{BTreeMap, HashMap};
 
 use zerocopy::{FromZeros, IntoBytes};
 
-use crate::disk::{Disk, DiskLimits};
+use crate::bio::Op;
+use crate::buffer::Buffer;
+use crate::disk::{Disk, DiskIo, DiskLimits};
 use crate::error::{Error, Kind, Result};
 use crate::mutants::{self, Mutant};
 use crate::pmem::Pmem;
@@ -40,8 +42,9 @@ struct Attach {
     aside: HashMap<u32, Entry>,
     /// Slots whose entries must be marked free.
     stale: Vec<u32>,
-    /// Those of them that would come alive if the counter passed them.
     notes: Vec<String>,
+    /// The origin may have writes of an earlier server that are not durable.
+    owes_flush: bool,
 }
 
 impl Finder for Attach {
@@ -141,6 +144,7 @@ fn open(
         aside: HashMap::new(),
         stale: Vec::new(),
         notes: Vec::new(),
+        owes_flush: OpenLists::left_behind(&shared).is_some() && !is_flushed(&origin),
     };
     if mutants::is(Mutant::CounterBackwards) {
         seq = seq.saturating_sub(1);
@@ -155,6 +159,22 @@ fn open(
     medium.settle()?;
     let open = OpenLists::fresh(shared, options.stripes, options.attach_id, seq);
     Ok(assemble(args, origin, medium, geometry, label, seq, found, &census, open))
+}
+
+/// A server that died may have owed the origin a flush, for writes that passed by. If the origin
+/// refuses, the next flush of a client asks again.
+fn is_flushed(origin: &Arc<dyn Disk>) -> bool {
+    let flush = DiskIo {
+        disk: origin.clone(),
+        op: Op::Flush,
+        offset: 0,
+        len: 0,
+        buffer: Buffer::empty(),
+        token: 0,
+        line: 0,
+        result: Ok(()),
+    };
+    origin.carry_out(vec![flush]).iter().all(|io| io.result.is_ok())
 }
 
 /// What can be said before the cache device is read.
@@ -408,9 +428,12 @@ fn assemble(
         damage: damage_in_words(census),
         aside: found.aside,
         uncommitted: AtomicU64::new(0),
-        // The last server may have owed the origin a flush.
-        bypassed: AtomicU64::new(u64::from(!mutants::is(Mutant::OwedFlushForgotten))),
+        bypassed: AtomicU64::new(u64::from(
+            found.owes_flush && !mutants::is(Mutant::OwedFlushForgotten),
+        )),
         bypasses_flushed: AtomicU64::new(0),
+        is_flushing_origin: AtomicBool::new(false),
+        is_origin_flush_refused: AtomicBool::new(false),
         jobs: Jobs::default(),
         zeroing: Mutex::default(),
         // What was written back before this attach, nobody knows.

@@ -81,10 +81,10 @@ impl Marks {
     }
 }
 
-/// A flush of the origin that a client waits for.
+/// A flush of the origin that a client waits for, or a suspend.
 #[derive(Debug)]
 pub(super) struct FlushJob {
-    bio: Bio,
+    bio: Option<Bio>,
     bypasses: u64,
 }
 
@@ -164,8 +164,9 @@ impl Writecache {
     /// Everything that is complete becomes durable, then the bio is done.
     pub(super) fn make_durable(&self, bio: Bio, port: &mut Port) {
         let bypasses = self.bypassed.load(Ordering::SeqCst);
-        if self.bypasses_flushed.load(Ordering::SeqCst) < bypasses {
-            let place = self.jobs.flushes.of(port).insert(FlushJob { bio, bypasses });
+        if self.owes_flush() {
+            let job = FlushJob { bio: Some(bio), bypasses };
+            let place = self.jobs.flushes.of(port).insert(job);
             let token = TOKEN_FLUSH | u64::from(place);
             port.ios.push_back(self.origin_io(Op::Flush, 0, 0, Buffer::empty(), token));
             return;
@@ -173,14 +174,34 @@ impl Writecache {
         self.settle(bio, port);
     }
 
+    /// Nobody but a suspend waits for it.
+    pub(super) fn flush_origin(&self, port: &mut Port) {
+        let bypasses = self.bypassed.load(Ordering::SeqCst);
+        let place = self.jobs.flushes.of(port).insert(FlushJob { bio: None, bypasses });
+        let token = TOKEN_FLUSH | u64::from(place);
+        port.ios.push_back(self.origin_io(Op::Flush, 0, 0, Buffer::empty(), token));
+    }
+
+    /// Whether the origin has writes that may not be durable.
+    pub(super) fn owes_flush(&self) -> bool {
+        self.bypasses_flushed.load(Ordering::SeqCst) < self.bypassed.load(Ordering::SeqCst)
+    }
+
     /// The origin is flushed.
     pub(super) fn complete_flush(&self, io: DiskIo, port: &mut Port) {
         let FlushJob { bio, bypasses } = self.jobs.flushes.of(port).remove(io.token as u32);
-        if let Err(status) = io.result {
-            return port.finish(bio, Err(status));
+        if io.result.is_ok() {
+            self.bypasses_flushed.fetch_max(bypasses, Ordering::SeqCst);
         }
-        self.bypasses_flushed.fetch_max(bypasses, Ordering::SeqCst);
-        self.settle(bio, port);
+        match (bio, io.result) {
+            (Some(bio), Ok(())) => self.settle(bio, port),
+            (Some(bio), Err(status)) => port.finish(bio, Err(status)),
+            (None, result) => {
+                self.is_origin_flush_refused.store(result.is_err(), Ordering::SeqCst);
+                self.is_flushing_origin.store(false, Ordering::SeqCst);
+                self.events.work();
+            }
+        }
     }
 
     fn settle(&self, bio: Bio, port: &mut Port) {

@@ -66,9 +66,17 @@ impl Writecache {
             self.is_torn.store(false, Ordering::SeqCst);
             background.torn_since = None;
         }
+        let owes_flush = self.is_suspended() && self.owes_flush() && !self.is_origin_refusing();
+        if owes_flush && !self.is_flushing_origin.swap(true, Ordering::SeqCst) {
+            self.flush_origin(port);
+        }
         self.serve_waiting(port);
         self.give_up_if_hopeless(background);
         self.next_look(background)
+    }
+
+    fn is_origin_refusing(&self) -> bool {
+        self.is_origin_flush_refused.load(Ordering::SeqCst)
     }
 
     /// Rounds by the clock: for a batch that is open, and for marks that are not durable.
@@ -138,6 +146,7 @@ impl Writecache {
         if cleans || self.is_cleaner.load(Ordering::SeqCst) {
             self.is_flushing.store(true, Ordering::SeqCst);
         }
+        self.is_origin_flush_refused.store(false, Ordering::SeqCst);
         self.is_suspended.store(true, Ordering::SeqCst);
         if self.is_pmem() {
             self.commit_until(self.begun.load(Ordering::SeqCst) + 1);
@@ -158,6 +167,10 @@ impl Writecache {
         let is_failing = background.writeback.is_failing() || self.has_failed();
         let is_cleaning = self.is_flushing.load(Ordering::SeqCst) && self.index.dirty() > 0;
         if !background.writeback.is_idle() || is_cleaning && !is_failing {
+            return false;
+        }
+        let is_flushing_origin = self.is_flushing_origin.load(Ordering::SeqCst);
+        if is_flushing_origin || self.owes_flush() && !self.is_origin_refusing() {
             return false;
         }
         let commit = lock(&self.commit);

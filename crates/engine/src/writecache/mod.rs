@@ -199,6 +199,9 @@ pub struct Writecache {
     /// Writes to the origin that passed by: done, and known to be durable.
     bypassed: AtomicU64,
     bypasses_flushed: AtomicU64,
+    /// For a suspend: the origin is being flushed; it refused.
+    is_flushing_origin: AtomicBool,
+    is_origin_flush_refused: AtomicBool,
     jobs: Jobs,
     /// Ranges of blocks that discards are zeroing.
     zeroing: Mutex<Vec<(u64, u64)>>,

@@ -141,7 +141,7 @@ impl Explorer {
         let devices = Devices {
             twin: twin.clone(),
             ssd: Ssd::new(&twin, scene.image.len()),
-            origin: Origin::named("origin"),
+            origin: Origin::named("origin", &twin),
             shared: shared_of(&*self.kind, &[]),
         };
         let mut walk = Walk {

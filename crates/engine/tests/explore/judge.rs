@@ -52,8 +52,8 @@ impl Judge {
     pub fn new(kind: &Arc<dyn Kind>, devices: Devices) -> Judge {
         Judge {
             kind: kind.clone(),
+            other: Origin::named("other", &devices.twin),
             devices,
-            other: Origin::named("other"),
             port: Port::new(0),
             buffers: SPANS.iter().map(|(_, len)| Buffer::zeroed(len * SECTOR)).collect(),
         }

@@ -1,6 +1,7 @@
 //! A server with its devices, driven through a program on one thread; everything goes to a trace.
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 
 use udm::bio::Op;
@@ -19,30 +20,44 @@ use crate::subject::{Devices, Kind, Subject, Who};
 use crate::trace::{Ask, Event, Trace};
 use crate::twin::Twin;
 
-/// The origin as the engine knows it: limits. Its I/O is carried out by whoever drives.
+/// The origin as the engine knows it: limits. Its I/O is carried out by whoever drives; only an
+/// attach may flush it by itself.
 #[derive(Debug)]
-pub struct Origin(DiskLimits);
+pub struct Origin {
+    limits: DiskLimits,
+    twin: Arc<Twin>,
+    next_id: AtomicU32,
+}
+
+/// Numbers of the flushes of attaches; the machine's own are far below.
+const OWN_IDS: u32 = 1 << 31;
 
 impl Origin {
-    pub fn named(name: &str) -> Arc<Origin> {
-        Arc::new(Origin(DiskLimits {
+    /// `twin` has the record.
+    pub fn named(name: &str, twin: &Arc<Twin>) -> Arc<Origin> {
+        let limits = DiskLimits {
             name: name.into(),
             size_bytes: ORIGIN_BYTES,
             block_bytes: 512,
             has_discard: true,
             identity: name.into(),
             kernel_name: name.into(),
-        }))
+        };
+        Arc::new(Origin { limits, twin: twin.clone(), next_id: AtomicU32::new(OWN_IDS) })
     }
 }
 
 impl Disk for Origin {
     fn limits(&self) -> &DiskLimits {
-        &self.0
+        &self.limits
     }
 
-    fn start(&self, _: DiskIo, _: &mut Ring) {
-        unreachable!("the explorer carries out I/O itself");
+    fn start(&self, io: DiskIo, ring: &mut Ring) {
+        assert!(io.op == Op::Flush, "the explorer carries out I/O itself");
+        let id = self.next_id.fetch_add(1, Ordering::Relaxed);
+        self.twin.note(Event::OriginFlush(id));
+        self.twin.note(Event::OriginDone(id, true));
+        ring.finish(io, Ok(()));
     }
 }
 
@@ -147,7 +162,7 @@ impl Machine {
         let ssd = Ssd::new(&twin, scene.image.len());
         Machine {
             kind: kind.clone(),
-            devices: Devices { twin, ssd, origin: Origin::named("origin"), shared },
+            devices: Devices { ssd, origin: Origin::named("origin", &twin), twin, shared },
             trace,
             model: scene.model.clone(),
             subject: None,

@@ -8,6 +8,11 @@
 mod golden;
 
 mod basics;
+mod crafted;
+mod defects;
+mod errors;
 mod model;
+mod options;
+mod refusals;
 mod vectors;
 mod world;

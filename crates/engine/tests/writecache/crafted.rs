@@ -1,0 +1,196 @@
+//! Media that no udm wrote: entries of every kind, and what becomes of them.
+
+use std::sync::Arc;
+
+use udm::disk::{Disk, SimDisk};
+use udm::error::Status;
+use udm::target::Target;
+use udm::units::SECOND;
+use udm::writecache::Mode;
+use udm::writecache::inspect::inspect;
+use udm::writecache::layout::{Entry, Geometry, Superblock};
+use udm::writecache::media::Medium;
+use udm::writecache::walk::Damage;
+use zerocopy::IntoBytes;
+
+use crate::world::{Cache, World, mode_of};
+
+const FREE: u64 = u64::MAX;
+
+/// A cache of 1 MiB with commit counter `seq`, whose entry `i` is `entries[i]` and whose data
+/// block `i` is filled with `i + 1`; in front of an origin of 0xEE.
+fn crafted(table: &str, seq: u64, entries: &[(u64, u64)], origin_bytes: u64) -> World {
+    let mode = mode_of(table);
+    let mut image = vec![0xFF; 1 << 20];
+    let geometry = Geometry::of_size(0, image.len() as u64, 4096).unwrap();
+    let mut superblock = Superblock::fresh(&geometry);
+    superblock.seq_count.set(seq);
+    image[..64].copy_from_slice(superblock.as_bytes());
+    for (nth, (sector, seq)) in entries.iter().enumerate() {
+        let (nth, entry) = (nth as u64, Entry::new(*sector, *seq));
+        let at = geometry.entry_at(nth) as usize;
+        image[at..at + 16].copy_from_slice(entry.as_bytes());
+        let at = geometry.block_at(nth) as usize;
+        image[at..at + 4096].fill(nth as u8 + 1);
+    }
+    let origin = SimDisk::new(origin_bytes, 512).named("origin");
+    origin.poke(0, &vec![0xEE; origin_bytes as usize]);
+    World::over(table, Cache::of_image(mode, &image), Arc::new(origin))
+}
+
+fn medium(cache: &Cache) -> Medium {
+    match cache {
+        Cache::Memory(pmem) => Medium::Pmem(pmem.clone()),
+        Cache::Disk(disk) => Medium::Disk(disk.clone()),
+    }
+}
+
+fn in_both_modes(test: impl Fn(&str, Mode)) {
+    test("p O C 4096 0", Mode::Pmem);
+    test("s O C 4096 0", Mode::Ssd);
+}
+
+#[test]
+fn the_specifications_example_recovers_as_in_the_kernel() {
+    in_both_modes(|table, _| {
+        let entries =
+            [(8, 5), (8, 7), (8, 6), (16, 9), (16, 8), (24, 100), (32, FREE - 1), (40, 0)];
+        let mut world = crafted(table, 9, &entries, 1 << 20);
+        let report = inspect(&medium(&world.cache), 0, Some(1 << 20)).unwrap();
+        assert_eq!((report.census.live, report.census.superseded), (3, 2));
+        assert_eq!((report.census.uncommitted, report.dirty_bytes), (3, 3 * 4096));
+        world.open();
+        assert_eq!(world.status(3), world.status(2) - 3);
+        for (block, wanted) in [(1, 2), (2, 5), (3, 0xEE), (4, 0xEE), (5, 8)] {
+            assert_eq!(world.read(block * 4096, 4096), [wanted; 4096], "block {block}");
+        }
+        // The next counters do not bring back what was never committed.
+        for round in 0..120_u64 {
+            world.write(0, &[round as u8; 4096], true);
+        }
+        world.remove();
+        world.open();
+        assert_eq!(world.read(3 * 4096, 8192), [0xEE; 8192]);
+        for index in [0, 2, 3, 5, 6] {
+            let (sector, seq) = world.entry(index);
+            assert!(seq == FREE || sector == 0, "entry {index}: {sector} {seq}");
+        }
+    });
+}
+
+#[test]
+fn k_entries_that_cannot_be_believed_are_kept_and_reported() {
+    in_both_modes(|table, _| {
+        let entries = [(8, 1), (9, 1), (4096, 1), (FREE, 1), (16, 1)];
+        let mut world = crafted(table, 5, &entries, 1 << 20);
+        let report = inspect(&medium(&world.cache), 0, Some(1 << 20)).unwrap();
+        let damage: Vec<Damage> = report.census.places.iter().map(|place| place.damage).collect();
+        use Damage::{BeyondOrigin, Misaligned};
+        assert_eq!(damage, [Misaligned, BeyondOrigin, BeyondOrigin]);
+        world.open();
+        assert_eq!(world.status(3), world.status(2) - 5);
+        assert_eq!(world.fact("quarantined_bytes"), 3 * 4096);
+        assert_eq!(world.read(4096, 4096), [1; 4096]);
+        world.write(0, &[7; 4096], true);
+        world.drain();
+        world.remove();
+        for index in [1, 2, 3] {
+            assert_eq!(world.entry(index), entries[index as usize], "as it was");
+        }
+        let origin = world.origin.image();
+        assert!(origin[4096..8192] == [1; 4096] && origin[8192..12288] == [5; 4096]);
+        assert!(origin[12288..] == [0xEE; (1 << 20) - 12288][..]);
+        world.open();
+        assert_eq!(world.status(3), world.status(2) - 3);
+        assert!(world.target().facts().iter().any(|fact| fact.name == "damaged_entry"));
+    });
+}
+
+#[test]
+fn twins_with_the_same_data_are_one() {
+    in_both_modes(|table, _| {
+        let mut world = crafted(table, 5, &[(8, 3), (16, 2), (8, 3)], 1 << 20);
+        let geometry = Geometry::of_size(0, 1 << 20, 4096).unwrap();
+        world.cache.poke(geometry.block_at(0), &[3; 4096]);
+        world.open();
+        assert_eq!(world.read(4096, 8192), [[3; 4096], [2; 4096]].concat());
+        world.drain();
+        assert_eq!(world.origin.image()[4096..8192], [3; 4096]);
+        world.remove();
+        world.open();
+        assert_eq!(world.status(3), world.status(2));
+    });
+}
+
+#[test]
+fn twins_that_differ_serve_nobody_until_they_are_written_over() {
+    in_both_modes(|table, _| {
+        let mut world = crafted(table, 5, &[(8, 3), (16, 2), (8, 3)], 1 << 20);
+        world.open();
+        assert_eq!(world.try_read(4096, 4096), Err(Status::Corrupt));
+        assert_eq!(world.read(8192, 4096), [2; 4096]);
+        world.drain();
+        assert_eq!(world.origin.image()[4096..8192], [0xEE; 4096], "neither was believed");
+        world.remove();
+        assert_eq!((world.entry(0), world.entry(2)), ((8, 3), (8, 3)), "as they were");
+        world.open();
+        world.write(4096, &[7; 4096], true);
+        assert_eq!(world.read(4096, 4096), [7; 4096]);
+        world.tick(SECOND);
+        world.remove();
+        world.open();
+        assert_eq!(world.read(4096, 4096), [7; 4096]);
+        world.drain();
+        world.remove();
+        world.open();
+        assert_eq!(world.status(3), world.status(2));
+        assert_eq!(world.origin.image()[4096..8192], [7; 4096]);
+    });
+}
+
+#[test]
+fn l_a_block_that_straddles_the_origins_end_is_clipped() {
+    in_both_modes(|table, _| {
+        let origin_bytes = (1 << 20) + 512;
+        let mut world = crafted(table, 5, &[(2048, 1), (8, 1)], origin_bytes);
+        world.open();
+        world.drain();
+        let origin = world.origin.image();
+        assert_eq!(origin[1 << 20..], [1; 512]);
+        assert_eq!(origin[4096..8192], [2; 4096]);
+        assert_eq!(world.status(1), 0);
+    });
+}
+
+#[test]
+fn superblocks_of_every_wrong_kind_are_refused() {
+    in_both_modes(|table, mode| {
+        let refused = |at: u64, bytes: &[u8], words: &str| {
+            let mut world = crafted(table, 5, &[(8, 1)], 1 << 20);
+            world.cache.poke(at, bytes);
+            let error = world.try_open(false).unwrap_err().to_string();
+            assert!(error.contains(words), "{mode:?}: {error}");
+            assert_eq!(world.cache.peek(at, bytes.len()), bytes, "nothing was changed");
+        };
+        refused(0, &[1, 0, 0, 0], "Invalid magic in the superblock");
+        refused(0, &[0, 0, 0, 0], "Invalid magic in the superblock");
+        refused(4, &[2], "Invalid version in the superblock");
+        refused(8, &[0, 2], "Block size does not match superblock");
+        refused(16, &[0xFF; 8], "Overflow in size calculation");
+        refused(16, &[0, 1], "Memory area is too small");
+        refused(16, &[0, 0], "Cannot allocate memory");
+        refused(24, &[0xFE; 8], "commit counter");
+    });
+}
+
+#[test]
+fn a_grown_device_keeps_its_blocks() {
+    let mut world = crafted("s O C 4096 0", 5, &[(8, 1)], 1 << 20);
+    let mut image = world.cache.image();
+    image.resize(2 << 20, 0);
+    world.cache = Cache::of_image(Mode::Ssd, &image);
+    world.open();
+    assert_eq!(world.status(2), 254);
+    assert_eq!(world.target().limits().block_bytes, 4096);
+    assert_eq!(world.origin.limits().size_bytes, 1 << 20);
+}
