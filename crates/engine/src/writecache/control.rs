@@ -90,6 +90,11 @@ impl Writecache {
         if now >= at || self.is_suspended() || self.are_marks_due() {
             background.commit_at = None;
             self.commit_soon(port);
+            // A round may leave marks to the next one.
+            if self.has_open() || self.marks_waiting() > 0 {
+                let rest = if self.is_suspended() { SECOND / 10 } else { self.autocommit_time() };
+                background.commit_at = Some(now + rest);
+            }
         }
     }
 

@@ -150,7 +150,12 @@ impl Writecache {
         let needs_commit = self.select(writeback, wanted);
         if writeback.items.is_empty() {
             if needs_commit {
+                let had_open = self.has_open();
                 self.commit_soon(port);
+                // In mode `p` it is done already, and nobody will say so.
+                if had_open && self.is_pmem() {
+                    self.events.work();
+                }
             }
             return;
         }

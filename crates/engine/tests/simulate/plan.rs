@@ -298,8 +298,9 @@ fn io(setup: &Setup, prng: &mut Prng) -> Act {
         90..95 => Op::Discard,
         _ => Op::WriteZeroes,
     };
-    // What a writecache discards is whatever it was, or zeroes; readers could not be judged.
-    let op = if op == Op::Discard && !setup.is_pcache() { Op::WriteZeroes } else { op };
+    // Zeroes pass a writecache by: a failing origin may lose them, as it may lose any disk's.
+    let passes_by = !setup.is_pcache() && matches!(op, Op::Discard | Op::WriteZeroes);
+    let op = if passes_by && setup.trouble == Trouble::Origin { Op::Write } else { op };
     let client = prng.below(setup.clients as u64) as usize;
     Act::Io { client, op, first, count, fua: prng.one_in(8) }
 }

@@ -79,6 +79,7 @@ pub struct Run {
     /// What tells that shared memory belongs to the medium is damaged there.
     pub is_orphaned: bool,
     is_removing: bool,
+    has_served: bool,
     /// The power cut to come, and the fences until the one after it.
     pub is_cut_armed: bool,
     pub cut_again: u64,
@@ -101,6 +102,7 @@ impl Run {
             has_medium_failed: false,
             is_orphaned: false,
             is_removing: false,
+            has_served: false,
             is_cut_armed: false,
             cut_again: 0,
         };
@@ -271,6 +273,10 @@ impl Run {
         match status {
             Status::Io if self.is_removing => true,
             _ if self.has_medium_failed => matches!(status, Status::Io | Status::NoSpace),
+            // What a dead server let pass by may be owed a flush of the origin.
+            Status::Io if !self.setup.is_pcache() && (request.op == Op::Flush || request.fua) => {
+                self.faulty_until >= request.since
+            }
             Status::Io => is_read && (self.faulty_until >= request.since || self.is_damaged),
             Status::Corrupt => is_read && self.is_damaged,
             Status::NoSpace => !is_read && (is_hopeless || self.is_damaged),
@@ -405,8 +411,13 @@ impl Run {
             match result {
                 Ok(server) => {
                     self.server = Some(server);
+                    self.has_served = true;
                     self.is_orphaned = false;
                     return Ok(());
+                }
+                // A format that was cut off is left to the user, who erases the device.
+                Err(error) if !self.has_served && error.to_string().contains("cut short") => {
+                    self.machine.erase_cache();
                 }
                 Err(error) if self.is_damaged => {
                     let kinds = [Kind::Io, Kind::Invalid, Kind::Refused, Kind::Fault];
