@@ -277,14 +277,14 @@ fn take_up(
     let mut wanted: BTreeMap<u64, u32> = BTreeMap::new();
     wanted.extend(left.held.iter().copied());
     if left.has_failed && is_ours {
-        rewrite(medium, geometry, wanted.values().copied())?;
+        rewrite(medium, geometry)?;
     }
-    if !is_ours {
+    if !is_ours || left.has_failed {
         if !wanted.is_empty() {
             found.notes.push(format!(
                 "the last server had acknowledged, but not committed, writes to {} blocks, and \
-                 they are LOST: the medium is another one, or was used otherwise since, or the \
-                 machine was started again",
+                 they are LOST: the medium is another one, has failed, or was used otherwise since, \
+                 or the machine was started again",
                 wanted.len()
             ));
         }
@@ -302,22 +302,15 @@ fn take_up(
     commit_left(medium, geometry, seq, found, &missing)
 }
 
-/// The last server saw the cache device fail. What can be read of its last writes may never
-/// become durable, whatever is flushed now, unless it is written again.
-fn rewrite(medium: &Medium, geometry: &Geometry, slots: impl Iterator<Item = u32>) -> Result<()> {
-    let again = |at: u64, len: u64| {
-        let mut bytes = vec![0; len as usize];
-        medium.load(at, &mut bytes)?;
-        medium.store(at, &bytes)
-    };
-    for slot in slots.map(u64::from).filter(|slot| *slot < geometry.blocks) {
-        again(geometry.block_at(slot), u64::from(geometry.block_bytes))?;
-    }
+/// The last server saw the cache device fail. What can be read of the entries now may never become
+/// durable, whatever is flushed, unless it is written again.
+fn rewrite(medium: &Medium, geometry: &Geometry) -> Result<()> {
     let (mut at, end) = (geometry.start, geometry.start + geometry.table_bytes());
     while at < end {
-        let len = MIB.min(end - at);
-        again(at, len)?;
-        at += len;
+        let mut bytes = vec![0; MIB.min(end - at) as usize];
+        medium.load(at, &mut bytes)?;
+        medium.store(at, &bytes)?;
+        at += bytes.len() as u64;
     }
     medium.settle()
 }

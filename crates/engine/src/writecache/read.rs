@@ -95,6 +95,11 @@ impl Writecache {
                 if newest.is_some_and(|found| found.word.state() == State::Damaged) {
                     return Err(Status::Corrupt);
                 }
+                let is_doubtful = newest.is_some_and(|found| found.word.state().is_uncommitted());
+                if is_doubtful && self.has_failed() {
+                    // A flush that failed may have lost it.
+                    return Err(Status::Io);
+                }
                 let slot = newest.filter(|found| found.word.state().is_readable());
                 if let Some(found) = slot {
                     add(&stats.read_hits, 1);

@@ -201,6 +201,7 @@ impl Explorer {
             Event::Submit(id, ask) => walk.model.submit(id, ask),
             Event::Ack(id) => walk.model.ack(id),
             Event::Failed(id) => walk.model.failed(id),
+            Event::CacheFailed => walk.model.cache_failed(),
             Event::Attached => walk.model.attached(),
             Event::Claim(is_consistent) => walk.model.claims_consistent = is_consistent,
             Event::Unbound => walk.model.unbound(),

@@ -238,6 +238,11 @@ impl Model {
         self.intervals.push(Interval { oldest: self.flushed.clone(), newest: None });
     }
 
+    /// The cache's disk has failed: what was not flushed may be lost.
+    pub fn cache_failed(&mut self) {
+        self.done.clone_from(&self.flushed);
+    }
+
     /// A kernel wrote and flushed, once for each slot.
     pub fn elsewhere_wrote(&mut self, writes: &[(usize, u64)]) {
         self.is_pure = false;

@@ -277,6 +277,11 @@ impl Machine {
         if fails {
             self.failing_cache = None;
             self.has_cache_failed = true;
+            // A write of data fails alone; anything else is the end of the cache.
+            if io.op == Op::Flush || self.kind.is_telling(io.offset as u32) {
+                self.note(Event::CacheFailed);
+                self.model.cache_failed();
+            }
         }
         if fails && io.op == Op::Flush {
             // Who is killed between the end of a flush and hearing of it cannot tell anybody.

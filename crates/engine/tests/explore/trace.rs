@@ -44,6 +44,8 @@ pub enum Event {
     Ack(u32),
     /// A request failed: what it asked for may have happened or not.
     Failed(u32),
+    /// The cache's disk has failed: what was not flushed may be lost.
+    CacheFailed,
     /// The attach succeeded: from here on the medium is bound to its origin.
     Attached,
     /// From here on the server says whether the origin alone is consistent.
