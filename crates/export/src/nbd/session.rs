@@ -422,6 +422,7 @@ fn next_piece(pending: &mut Pending, slot: usize, buffer: Buffer) -> Bio {
     let len = (end - *next).min(BIO_BYTES_MAX);
     let bio = Bio {
         op: *op,
+        is_metadata: false,
         fua: request.flags & command_flag::FUA != 0 && !matches!(op, Op::Read | Op::Flush),
         offset: *next,
         len,
