@@ -12,7 +12,9 @@
 //!
 //! TARGET is a path, or nbd+unix:///PATH. The language of ops files is described in
 //! tests/vectors/README.md. FLAGS of `gen` are letters: `d` discards, `z` writes zeroes,
-//! `f` FUA writes, `s` flushes, `u` leaves the last tenth of the operations unflushed.
+//! `f` FUA writes, `s` flushes, `u` leaves the last tenth of the operations unflushed, `4` keeps to
+//! whole blocks of 4 KiB. LABIO_PIECE, in the environment, is how much `cat` and `check` read at a
+//! time (dm-writecache's mode `p` answers longer reads wrongly).
 //!
 //! Without dependencies, so that `rustc` alone builds it, statically, for the guest too.
 
@@ -27,7 +29,7 @@ use std::process::ExitCode;
 use random::Random;
 
 const SECTOR: u64 = 512;
-/// No operation is longer, and `cat` reads this much at a time.
+/// No operation is longer, and so much is read at a time.
 const PIECE: usize = 1 << 20;
 /// The longest write that an ops file may hold.
 const WRITE_MAX: usize = 4 << 20;
@@ -391,12 +393,12 @@ fn allowed_after(operations: &[Operation], size: u64) -> Vec<Allowed> {
 
 fn check(device: &mut dyn Device, operations: &[Operation]) -> Outcome<()> {
     let sectors = allowed_after(operations, device.size());
-    let mut piece = vec![0; PIECE];
+    let mut piece = vec![0; piece()];
     let mut expected = vec![0; SECTOR as usize];
     let (mut newer, mut wrong) = (0_u64, 0_u64);
     let mut at = 0;
     while at < device.size() {
-        let len = (device.size() - at).min(PIECE as u64) as usize;
+        let len = (device.size() - at).min(piece.len() as u64) as usize;
         device.read(at, &mut piece[..len])?;
         for (index, found) in piece[..len].chunks_exact(SECTOR as usize).enumerate() {
             let offset = at + index as u64 * SECTOR;
@@ -439,7 +441,7 @@ fn generate(seed: u64, size: u64, count: u64, len_max: u64, flags: &str) -> Outc
             writeln!(out, "s\nu")?;
         }
         // Half of the writes are whole blocks of 4 KiB, the others any sectors.
-        let unit = if random.below(2) == 0 { 4096 } else { SECTOR };
+        let unit = if random.below(2) == 0 || has('4') { 4096 } else { SECTOR };
         let len = unit * (1 + random.below(len_max / unit));
         let offset = unit * random.below((size - len) / unit + 1);
         let version = (seed << 32) + number + 1;
@@ -457,12 +459,17 @@ fn generate(seed: u64, size: u64, count: u64, len_max: u64, flags: &str) -> Outc
     Ok(out.flush()?)
 }
 
+/// How much is read at a time.
+fn piece() -> usize {
+    std::env::var("LABIO_PIECE").map_or(PIECE, |bytes| bytes.parse().expect("a number"))
+}
+
 fn cat(device: &mut dyn Device) -> Outcome<()> {
     let mut out = io::stdout().lock();
-    let mut piece = vec![0; PIECE];
+    let mut piece = vec![0; piece()];
     let mut at = 0;
     while at < device.size() {
-        let len = (device.size() - at).min(PIECE as u64) as usize;
+        let len = (device.size() - at).min(piece.len() as u64) as usize;
         device.read(at, &mut piece[..len])?;
         out.write_all(&piece[..len])?;
         at += len as u64;

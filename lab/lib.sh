@@ -14,9 +14,9 @@ MiB=$((1 << 20))
 
 die() { echo "FAIL: $*"; exit 1; }
 
-# begin CACHE-BYTES ORIGIN-BYTES CRC: fresh media, nothing running.
+# begin CACHE-BYTES ORIGIN-BYTES CRC: fresh media for a pcache, nothing running.
 begin() {
-  origin_bytes=$2 sectors=$(($2 / 512)) crc=$3
+  origin_bytes=$2 sectors=$(($2 / 512)) crc=$3 target=pcache
   work=$(mktemp -d "${LAB_MEDIA:-/dev/shm}/udm-lab.XXXXXX")
   export UDM_RUNTIME_DIR=$work/run UDM_STATE_DIR=$work/state
   mkdir "$UDM_RUNTIME_DIR"
@@ -25,6 +25,13 @@ begin() {
   nbd=nbd+unix://$socket
   truncate -s "$1" "$cache"
   truncate -s "$2" "$origin" "$model"
+}
+
+# begin_writecache MODE BLOCK-BYTES CACHE-BYTES ORIGIN-BYTES: the same for a writecache. The kernel
+# opens it in mode $kernel_mode, which a test may change.
+begin_writecache() {
+  begin "$3" "$4" none
+  target=writecache mode=$1 kernel_mode=$1 block=$2
 }
 
 # Whatever happened, no server outlives its test.
@@ -56,10 +63,13 @@ same() {
 
 # --- udm ---------------------------------------------------------------------------------------
 
-create() {
-  "$udm" create lab --export "$nbd" "$@" --table \
-    "0 $sectors pcache $cache $origin 4 cache_mode writeback data_crc $crc" || die "udm create"
+table() {
+  case $target in
+    pcache) echo "0 $sectors pcache $cache $origin 4 cache_mode writeback data_crc $crc" ;;
+    writecache) echo "0 $sectors writecache $mode $origin $cache $block 0" ;;
+  esac
 }
+create() { "$udm" create lab --export "$nbd" "$@" --table "$(table)" || die "udm create"; }
 remove() { "$udm" remove lab "$@" || die "udm remove"; }
 server_pid() { "$udm" info lab --json | tr -d ' "' | tr ',{}' '\n' | sed -n 's/^pid://p' | head -1; }
 kill_server() {
@@ -85,9 +95,19 @@ kernel() {
     if [ "$1" = -k ]; then options+=("$2"); shift; fi
     shift
   done
-  echo "--- dm-pcache: $*"
-  "$here/run-vm.sh" "${options[@]}" -p "$cache" -d "$origin" -s "$work:host" \
-    "$here/guest/pcache.sh" "$sectors" "$crc" "$@" > "$console" 2>&1
+  local payload=("$here/guest/$target.sh" "$sectors")
+  options+=(-d "$origin" -s "$work:host")
+  case $target in
+    pcache) options+=(-p "$cache") payload+=("$crc") ;;
+    writecache)
+      payload+=("$kernel_mode" "$block")
+      case $kernel_mode in
+        p) options+=(-p "$cache") ;;
+        s) options+=(-d "$cache") ;;
+      esac ;;
+  esac
+  echo "--- dm-$target: $*"
+  "$here/run-vm.sh" "${options[@]}" "${payload[@]}" "$@" > "$console" 2>&1
   local code=$?
   sed 's/^/    /' "$console"
   [ $code = 0 ] || die "the virtual machine's payload ended with code $code"

@@ -2,10 +2,11 @@
 # system on it. /dev/vda is the backing device; the cache is a DAX device made of /dev/pmem0, or
 # the disk /dev/vdb.
 #
-#   power.sh MEDIUM FS CRC SEED STEP...
+#   power.sh MEDIUM FS TARGET SEED STEP...
 #
-# MEDIUM: dax, disk, or disk?OPTIONS (device options for udm). FS: ext4 or xfs. Steps, in order;
-# those of the first group say where the file system is from then on:
+# MEDIUM: dax, disk, or disk?OPTIONS (device options for udm). FS: ext4 or xfs. TARGET: pcache:CRC or
+# writecache:BLOCK-BYTES. Steps, in order; those of the first group say where the file system is from
+# then on:
 #   attach     create the device from the media: the file system is on it
 #   recover    write the cache back without a device: it is on the backing device alone
 #   alone      it is on the backing device alone, which nobody brought up to date
@@ -14,7 +15,7 @@
 #   check:WHAT mount (which replays the journal), judge the files (labfs), unmount, fsck: no fault
 #   drain      remove the device, everything written back
 # Before what a power cut may interrupt it says "LAB: attaching", "recovering" or "working".
-medium=$1 fs=$2 crc=$3 seed=$4
+medium=$1 fs=$2 target=$3 seed=$4
 shift 4
 
 die() {
@@ -46,12 +47,22 @@ esac
 device=/dev/nbd0
 mkdir -p /run/udm /tmp/fs
 
+table() {
+  mode=s
+  [ "$medium" = dax ] && mode=p
+  case $target in
+    pcache:*) echo "pcache $cache /dev/vda 4 cache_mode writeback data_crc ${target#*:}" ;;
+    writecache:*) echo "writecache $mode /dev/vda $cache ${target#*:} 0" ;;
+  esac
+}
+
 attach() {
   udm create lab --export nbd+unix:///run/lab.sock --table \
-    "0 $(blockdev --getsz /dev/vda) pcache $cache /dev/vda 4 cache_mode writeback data_crc $crc" ||
-    die "udm create"
-  # Collection and reuse of segments begin early.
-  udm message lab 0 gc_percent 1 || die gc_percent
+    "0 $(blockdev --getsz /dev/vda) $(table)" || die "udm create"
+  case $target in
+    # Collection and reuse of segments begin early.
+    pcache:*) udm message lab 0 gc_percent 1 || die gc_percent ;;
+  esac
   nbd-client -unix /run/lab.sock /dev/nbd0 || die nbd-client
 }
 

@@ -85,7 +85,7 @@
 # A file system right on that disk, without udm, survives as a file system must.
 (
   . "$here/power.sh"
-  power_begin dax ext4 true
+  power_begin dax ext4 pcache:true
   must_boot "$cache" "$origin" alone format
   must_boot -k 'LAB: working' -w 4 "$cache" "$origin" alone work:1
   [ "$is_cut" = 1 ] || die "the machine was through before the cut"
@@ -96,7 +96,7 @@
 # acknowledged, and this must be seen.
 (
   . "$here/power.sh"
-  power_begin 'disk?persist=cpu' ext4 true
+  power_begin 'disk?persist=cpu' ext4 pcache:true
   must_boot "$cache" "$origin" attach format drain
   must_boot -k 'LAB: working' -w 6 "$cache" "$origin" attach work:1
   [ "$is_cut" = 1 ] || die "the machine was through before the cut"

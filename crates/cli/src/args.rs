@@ -364,6 +364,9 @@ Example:
 pub struct InspectArgs {
     /// The cache device, as the table names it
     pub cache_device: String,
+    /// Where a writecache begins on it, if its table says so
+    #[arg(long, value_name = "SECTOR", default_value_t = 0)]
+    pub start_sector: u64,
     #[command(flatten)]
     pub json: JsonArgs,
 }
@@ -386,6 +389,9 @@ pub struct RecoverArgs {
     /// Accept an origin that is not the one the cache was last used with
     #[arg(long)]
     pub rebind: bool,
+    /// Where a writecache begins on its device, if its table says so
+    #[arg(long, value_name = "SECTOR", default_value_t = 0)]
+    pub start_sector: u64,
     #[command(flatten)]
     pub json: JsonArgs,
 }

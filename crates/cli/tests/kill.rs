@@ -126,10 +126,12 @@ struct Client {
     asked: HashMap<u64, Asked>,
     last_version: u64,
     acknowledgements: u64,
+    /// Whether what is discarded reads as zeroes.
+    trims: bool,
 }
 
 impl Client {
-    fn new(nth: u64, seed: u64) -> Client {
+    fn new(nth: u64, seed: u64, trims: bool) -> Client {
         Client {
             random: Prng::new(seed + nth),
             units: (0..FIO_OFFSET / UNIT_BYTES).filter(|unit| unit % CLIENTS == nth).collect(),
@@ -137,6 +139,7 @@ impl Client {
             asked: HashMap::new(),
             last_version: 0,
             acknowledgements: 0,
+            trims,
         }
     }
 
@@ -175,8 +178,8 @@ impl Client {
         let (mut kind, mut version) = (WRITE, 0);
         match random.below(40) {
             0 => kind = FLUSH,
-            1 => kind = TRIM,
-            2 => kind = WRITE_ZEROES,
+            1 if self.trims => kind = TRIM,
+            1 | 2 => kind = WRITE_ZEROES,
             3 => (kind, version) = (WRITE_FUA, self.last_version + 1),
             _ => version = self.last_version + 1,
         }
@@ -225,6 +228,33 @@ impl Client {
     }
 }
 
+/// What is under load. `options` are those of the cache's device word.
+enum Target {
+    Pcache { options: &'static str, data_crc: bool },
+    Writecache { mode: char, options: &'static str },
+}
+
+impl Target {
+    fn cache_bytes(&self) -> u64 {
+        match self {
+            Target::Pcache { .. } => 512 * MIB,
+            // Full, and written back, within a round.
+            Target::Writecache { .. } => 24 * MIB,
+        }
+    }
+
+    fn words(&self, cache: &str, origin: &str) -> String {
+        match self {
+            Target::Pcache { options, data_crc } => format!(
+                "pcache {cache}{options} {origin} 4 cache_mode writeback data_crc {data_crc}"
+            ),
+            Target::Writecache { mode, options } => {
+                format!("writecache {mode} {origin} {cache}{options} 512 0")
+            }
+        }
+    }
+}
+
 /// The media, and what has happened to them.
 struct World {
     udm: Udm,
@@ -237,20 +267,17 @@ struct World {
 }
 
 impl World {
-    /// `folder` is where the cache lies; `options` are those of its device word.
-    fn new(folder: &Path, options: &str, data_crc: bool, seed: u64) -> World {
+    /// `folder` is where the cache lies.
+    fn new(folder: &Path, target: &Target, seed: u64) -> World {
         let udm = Udm::new();
         let cache = tempfile::NamedTempFile::new_in(folder).unwrap();
-        cache.as_file().set_len(512 * MIB).unwrap();
+        cache.as_file().set_len(target.cache_bytes()).unwrap();
         let origin = udm.file("origin.img", DEVICE_BYTES);
-        let table = format!(
-            "0 {} pcache {}{options} {} 4 cache_mode writeback data_crc {data_crc}",
-            DEVICE_BYTES / SECTOR as u64,
-            text(cache.path()),
-            text(&origin)
-        );
+        let words = target.words(text(cache.path()), text(&origin));
+        let table = format!("0 {} {words}", DEVICE_BYTES / SECTOR as u64);
         let socket = udm.path("vol.sock");
-        let clients = (0..CLIENTS).map(|nth| Client::new(nth, seed << 8)).collect();
+        let trims = matches!(target, Target::Pcache { .. });
+        let clients = (0..CLIENTS).map(|nth| Client::new(nth, seed << 8, trims)).collect();
         World { udm, cache, origin, socket, table, clients, random: Prng::new(seed) }
     }
 
@@ -380,16 +407,28 @@ fn memory() -> PathBuf {
 
 #[test]
 fn twenty_killed_servers_lose_nothing() {
-    World::new(&memory(), "", false, 1).run(20);
+    World::new(&memory(), &Target::Pcache { options: "", data_crc: false }, 1).run(20);
 }
 
 #[test]
 fn killed_servers_lose_nothing_with_data_crc() {
-    World::new(&memory(), "", true, 2).run(6);
+    World::new(&memory(), &Target::Pcache { options: "", data_crc: true }, 2).run(6);
 }
 
 #[test]
 fn killed_servers_lose_nothing_in_a_file_of_the_page_cache() {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR"));
-    World::new(folder, "?persist=msync", true, 3).run(6);
+    let target = Target::Pcache { options: "?persist=msync", data_crc: true };
+    World::new(folder, &target, 3).run(6);
+}
+
+#[test]
+fn killed_servers_of_a_writecache_in_memory_lose_nothing() {
+    World::new(&memory(), &Target::Writecache { mode: 'p', options: "" }, 4).run(8);
+}
+
+#[test]
+fn killed_servers_of_a_writecache_on_a_disk_lose_nothing() {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR"));
+    World::new(folder, &Target::Writecache { mode: 's', options: "" }, 5).run(8);
 }

@@ -90,6 +90,56 @@ mutants! {
     SuperblockFirst,
     }
 
+    /// writecache: what a crash or a single thread shows.
+    WRITECACHE {
+    /// The commit counter moves before the entries of its batch are durable.
+    CounterBeforeEntries,
+    /// A block can be committed while its data is still on its way.
+    EntryBeforeData,
+    /// A superseded slot is given out again before its entry is durably marked free.
+    FreeMarkLate,
+    /// What was written back is freed before the origin's flush.
+    FreedBeforeOriginFlush,
+    /// A failed flush of the origin is taken for a good one, behind write-back.
+    OriginFlushErrorIgnored,
+    /// A failed write to the origin is taken for a good one, in write-back.
+    OriginWriteErrorIgnored,
+    /// A FUA write is not committed (dm-writecache, defect A).
+    FuaUncommitted,
+    /// A flush commits nothing.
+    FlushUncommitted,
+    /// Of two committed versions, an attach believes the older one.
+    OlderVersionWins,
+    /// The newest version may be marked free before older ones are.
+    NewerFreedFirst,
+    /// Entries that were never committed are believed at attach.
+    UncommittedBelieved,
+    /// The entries in shared memory are ignored.
+    HeldIgnored,
+    /// Shared memory of any attach of any medium is believed.
+    HeldOfAnybody,
+    /// A failed write to the cache keeps its mapping (dm-writecache, defect D).
+    FailedWriteMapped,
+    /// A failed flush of the cache is taken for a good one.
+    CacheFlushErrorIgnored,
+    /// What a dead server saw a failing cache take is believed to be there.
+    FailureForgotten,
+    /// An attach begins with a lower commit counter.
+    CounterBackwards,
+    /// A free mark of an attach changes both halves of its entry.
+    MarkTorn,
+    /// Zeroes do not wait for blocks that are on their way.
+    ZeroOvertakes,
+    /// A read does not look whether its slots were retired meanwhile.
+    RetiredBelieved,
+    /// The flush that a dead server owed the origin is forgotten.
+    OwedFlushForgotten,
+    /// What passes by in front of dirty data leaves the origin consistent, it says.
+    PassedUnsaid,
+    /// The label is not stored.
+    WritecacheUnlabelled,
+    }
+
     /// What only threads that run into each other show.
     RACES {
     /// A reader does not look at the generation again after its copy.

@@ -4,6 +4,9 @@
 //! engine notices as damage; so such a device is read again a few times before damage is
 //! believed, and the answer says that it is a snapshot.
 
+mod pcache;
+mod writecache;
+
 use std::path::Path;
 use std::thread;
 use std::time::Duration;
@@ -11,13 +14,15 @@ use std::time::Duration;
 use anyhow::{Context, Result, anyhow};
 use rustix::fs::{FlockOperation, flock};
 use serde_json::{Value, json};
-use udm::pcache::inspect::{LabelReport, Report};
+use udm::pcache::inspect as pcache_inspect;
 use udm::pcache::layout::Geometry;
-use udm::pmem::Pmem;
 use udm::pmem::dax::DaxPmem;
+use udm::pmem::{Persistence, Pmem};
 use udm::sync::Arc;
 use udm::table::Word;
-use udm::units::human_bytes;
+use udm::units::{SECTOR, human_bytes};
+use udm::writecache::inspect as writecache_inspect;
+use udm::writecache::media::Medium;
 
 use crate::args::InspectArgs;
 use crate::columns::pairs;
@@ -31,7 +36,7 @@ const TRY_EVERY: Duration = Duration::from_millis(50);
 
 /// `udm inspect`.
 pub fn inspect(args: &InspectArgs) -> Result<()> {
-    let found = look_at(&args.cache_device)?;
+    let found = look_at(&args.cache_device, args.start_sector)?;
     if args.json.json {
         return print_json(&shape(&found));
     }
@@ -51,12 +56,23 @@ pub struct Found {
     pub size_bytes: u64,
     /// Whether somebody has it open for use.
     pub is_in_use: bool,
+    /// What makes stores to it durable.
+    pub persistence: Persistence,
     /// What it holds.
-    pub report: Report,
+    pub contents: Contents,
 }
 
-/// Reads `word`, which names a cache device as tables do.
-pub fn look_at(word: &str) -> Result<Found> {
+/// What a cache device holds.
+#[derive(Debug)]
+pub enum Contents {
+    /// Of dm-pcache.
+    Pcache(pcache_inspect::Report),
+    /// Of dm-writecache.
+    Writecache(writecache_inspect::Report),
+}
+
+/// Reads `word`, which names a cache device as tables do; a writecache begins at `start_sector`.
+pub fn look_at(word: &str, start_sector: u64) -> Result<Found> {
     let path = Word::new(word).device()?.path;
     let is_in_use = is_in_use(Path::new(&path))?;
     let tries = if is_in_use { TRIES_IN_USE } else { 1 };
@@ -67,8 +83,11 @@ pub fn look_at(word: &str) -> Result<Found> {
         }
         let pmem = Arc::new(DaxPmem::open_read_only(Path::new(&path))?);
         let size_bytes = pmem.len_bytes();
-        match udm::pcache::inspect::inspect(pmem, Geometry::KERNEL) {
-            Ok(report) => return Ok(Found { name: path, size_bytes, is_in_use, report }),
+        let persistence = pmem.medium().persistence;
+        match read(pmem, start_sector) {
+            Ok(contents) => {
+                return Ok(Found { name: path, size_bytes, is_in_use, persistence, contents });
+            }
             Err(error) => failed = anyhow!(error),
         }
     }
@@ -76,6 +95,16 @@ pub fn look_at(word: &str) -> Result<Found> {
         failed = failed.context("the device is in use, and could not be read in one piece");
     }
     Err(failed)
+}
+
+fn read(pmem: Arc<DaxPmem>, start_sector: u64) -> udm::error::Result<Contents> {
+    let medium = Medium::Pmem(pmem.clone());
+    let start = start_sector.saturating_mul(SECTOR);
+    if start > 0 || writecache_inspect::is_writecache(&medium, start) {
+        let report = writecache_inspect::inspect(&medium, start, None)?;
+        return Ok(Contents::Writecache(report));
+    }
+    pcache_inspect::inspect(pmem, Geometry::KERNEL).map(Contents::Pcache)
 }
 
 /// Whether a server holds the device. Asked by a shared lock that is given up at once.
@@ -87,35 +116,16 @@ fn is_in_use(path: &Path) -> Result<bool> {
 
 /// For people.
 fn describe(found: &Found) -> String {
-    let report = &found.report;
-    let segments = u64::from(report.segments);
-    let mut rows: Vec<(&str, String)> = vec![
-        ("Cache device", found.name.clone()),
-        ("Format", "pcache (version 1)".into()),
-        ("Size", human_bytes(found.size_bytes)),
-        ("Segments", format!("{segments} of {}", human_bytes(Geometry::KERNEL.segment_bytes))),
-        (
-            "Used segments",
-            format!("{} ({} %)", report.used_segments, {
-                u64::from(report.used_segments) * 100 / segments.max(1)
-            }),
-        ),
-        ("Collection from", format!("{} %", report.gc_percent)),
-        ("Data CRC", if report.has_data_crc { "yes" } else { "no" }.into()),
-        ("Log head", report.head.to_string()),
-        ("Dirty tail", report.dirty_tail.to_string()),
-        ("Key tail", report.key_tail.to_string()),
-        ("Keys", format!("{} ({} of reused segments)", report.keys, report.stale_keys)),
-        ("Dirty data", format!("at most {}", human_bytes(report.dirty_bytes))),
-    ];
-    match &report.label {
-        Some(label) => {
-            rows.push(("Backing device", label.identity.clone()));
-            rows.push(("Backing size", human_bytes(label.backing_bytes)));
+    let mut rows: Vec<(&str, String)> =
+        vec![("Cache device", found.name.clone()), ("Size", human_bytes(found.size_bytes))];
+    let (format, more, damage) = match &found.contents {
+        Contents::Pcache(report) => ("pcache", pcache::rows(report), pcache::damage(report)),
+        Contents::Writecache(report) => {
+            ("writecache", writecache::rows(report), writecache::damage(report))
         }
-        None => rows.push(("Backing device", "not recorded (last written by a kernel)".into())),
-    }
-    let damage = damage(report);
+    };
+    rows.insert(1, ("Format", format!("{format} (version 1)")));
+    rows.extend(more);
     if damage.is_empty() {
         rows.push(("Damage", "none".into()));
     }
@@ -123,50 +133,14 @@ fn describe(found: &Found) -> String {
     pairs(&rows)
 }
 
-/// What is damaged, a sentence each.
-fn damage(report: &Report) -> Vec<String> {
-    let mut lines = report.notes.clone();
-    for (offset, len) in report.label.iter().flat_map(|label| &label.bad_ranges) {
-        lines.push(format!(
-            "dirty data of {} at byte {offset} of the device is lost; reads of it fail",
-            human_bytes(*len)
-        ));
-    }
-    lines
-}
-
 /// For programs.
 fn shape(found: &Found) -> Value {
-    let report = &found.report;
-    let label = |label: &LabelReport| {
-        let ranges: Vec<Value> = label
-            .bad_ranges
-            .iter()
-            .map(|(offset, len)| json!({ "offset": offset, "len": len }))
-            .collect();
-        json!({
-            "backing_identity": label.identity,
-            "backing_bytes": label.backing_bytes,
-            "bad_ranges": ranges,
-        })
+    let mut shape = match &found.contents {
+        Contents::Pcache(report) => pcache::shape(report),
+        Contents::Writecache(report) => writecache::shape(report),
     };
-    json!({
-        "cache_device": found.name,
-        "format": "pcache",
-        "size_bytes": found.size_bytes,
-        "is_in_use": found.is_in_use,
-        "segment_bytes": Geometry::KERNEL.segment_bytes,
-        "segments": report.segments,
-        "used_segments": report.used_segments,
-        "gc_percent": report.gc_percent,
-        "has_data_crc": report.has_data_crc,
-        "head": report.head.to_string(),
-        "dirty_tail": report.dirty_tail.to_string(),
-        "key_tail": report.key_tail.to_string(),
-        "keys": report.keys,
-        "stale_keys": report.stale_keys,
-        "dirty_bytes": report.dirty_bytes,
-        "label": report.label.as_ref().map(label),
-        "damage": damage(report),
-    })
+    shape["cache_device"] = json!(found.name);
+    shape["size_bytes"] = json!(found.size_bytes);
+    shape["is_in_use"] = json!(found.is_in_use);
+    shape
 }

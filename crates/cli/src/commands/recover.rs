@@ -10,13 +10,14 @@ use std::time::Duration;
 use anyhow::{Result, anyhow, bail};
 use serde_json::json;
 use udm::device::Device;
+use udm::pmem::Persistence;
 use udm::queue::Queue;
 use udm::sync::Arc;
 use udm::table::Word;
 use udm::target::FactValue;
-use udm::units::human_bytes;
+use udm::units::{SECTOR, human_bytes};
 
-use super::inspect::look_at;
+use super::inspect::{Contents, Found, look_at};
 use super::print_result;
 use super::remove::Interrupts;
 use crate::args::RecoverArgs;
@@ -31,8 +32,11 @@ const LOOK_EVERY: Duration = Duration::from_millis(100);
 /// `udm recover`.
 pub fn recover(args: &RecoverArgs) -> Result<()> {
     // Looking first keeps a device that is no cache from being formatted as one.
-    let found = look_at(&args.cache_device)?;
-    let device = open(args, found.report.has_data_crc)?;
+    let found = look_at(&args.cache_device, args.start_sector)?;
+    if args.truncate && !matches!(found.contents, Contents::Pcache(_)) {
+        bail!("--truncate is about the log of a pcache; {} is none", args.cache_device);
+    }
+    let device = open(&table(args, &found))?;
     let background = Queue::background("udm-recover", &device)?;
     let drained = drain(args, &device);
     let rested = come_to_rest(&device);
@@ -60,24 +64,41 @@ pub fn recover(args: &RecoverArgs) -> Result<()> {
     print_result(args.json, &text, &value)
 }
 
-/// The cache as a device of one sector: write-back does not care how much of the origin clients
+/// The cache as a device of one block: write-back does not care how much of the origin clients
 /// could see.
-fn open(args: &RecoverArgs, has_data_crc: bool) -> Result<Arc<Device>> {
+fn table(args: &RecoverArgs, found: &Found) -> String {
     let quoted = |word: &str| Word::new(word).quoted();
-    let mut table = format!(
-        "0 1 pcache {} {} 2 data_crc {has_data_crc}",
-        quoted(&args.cache_device),
-        quoted(&args.origin)
-    );
+    let (cache, origin) = (quoted(&args.cache_device), quoted(&args.origin));
+    let mut table = match &found.contents {
+        Contents::Pcache(report) => {
+            format!("0 1 pcache {cache} {origin} 2 data_crc {}", report.has_data_crc)
+        }
+        Contents::Writecache(report) => {
+            let block_bytes = report.geometry.block_bytes;
+            let sectors = u64::from(block_bytes) / SECTOR;
+            // The format is the same in both modes; each medium has the one that suits it.
+            let mode = if found.persistence == Persistence::Cpu { "p" } else { "s" };
+            let mut table = format!("0 {sectors} writecache {mode} {origin} {cache} {block_bytes}");
+            match args.start_sector {
+                0 => table += " 0",
+                start => table += &format!(" 2 start_sector {start}"),
+            }
+            table
+        }
+    };
     if args.truncate {
         table += " log_damage truncate";
     }
     if args.rebind {
         table += " rebind true";
     }
+    table
+}
+
+fn open(table: &str) -> Result<Arc<Device>> {
     let runtime = RuntimeDir::open()?;
     let device = Device::new("recover")?;
-    load_table(&device, &table, &runtime, false, false).map_err(|error| without_place(&error))?;
+    load_table(&device, table, &runtime, false, false).map_err(|error| without_place(&error))?;
     device.resume()?;
     attach_notes(&device).iter().for_each(|note| print_note(note));
     Ok(device)

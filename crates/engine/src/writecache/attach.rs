@@ -12,23 +12,26 @@ use crate::bio::Op;
 use crate::buffer::Buffer;
 use crate::disk::{Disk, DiskIo, DiskLimits};
 use crate::error::{Error, Kind, Result};
+use crate::mutants::{self, Mutant};
 use crate::pmem::Pmem;
 use crate::shm::SharedWords;
 use crate::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 use crate::sync::{Arc, Mutex};
-use crate::units::{SECTOR, human_bytes};
+use crate::units::{MIB, SECTOR, human_bytes};
 
 use super::args::{Mode, TableArgs};
 use super::commit::{Commit, Marks};
 use super::format::prepare;
 use super::index::{Index, State};
 use super::inspect::load_geometry;
-use super::layout::{Entry, EntryState, FREE, Geometry, LABEL_AT, Label, SEQ_COUNT_AT, Superblock};
+use super::layout::{
+    ENTRY_SEQ_AT, Entry, EntryState, FREE, Geometry, LABEL_AT, Label, SEQ_COUNT_AT, Superblock,
+};
 use super::media::Medium;
 use super::openlist::{Held, OpenLists};
 use super::pool::Pool;
 use super::walk::{Census, Finder, walk};
-use super::{Background, Counters, Jobs, ORIGIN_BYTES_MAX, OpenOptions, Stats, Writecache};
+use super::{Counters, Jobs, ORIGIN_BYTES_MAX, OpenOptions, Stats, Writecache};
 
 /// A commit counter beyond this was not reached by counting.
 const SEQ_MAX: u64 = 1 << 62;
@@ -143,11 +146,16 @@ fn open(
         notes: Vec::new(),
         owes_flush: OpenLists::left_behind(&shared).is_some() && !is_flushed(&origin),
     };
+    if mutants::is(Mutant::CounterBackwards) {
+        seq = seq.saturating_sub(1);
+    }
     let census = walk(&medium, &geometry, seq, Some(limits.size_bytes), &mut found)?;
     check_binding(&args, &medium, &superblock, &census, &limits)?;
     take_up(&medium, &geometry, &superblock, &mut seq, &mut found, &shared, &limits)?;
     let label = Label::new(&limits.identity, limits.size_bytes, options.attach_id);
-    medium.store(start + LABEL_AT, label.as_bytes())?;
+    if !mutants::is(Mutant::WritecacheUnlabelled) {
+        medium.store(start + LABEL_AT, label.as_bytes())?;
+    }
     medium.settle()?;
     let open = OpenLists::fresh(shared, options.stripes, options.attach_id, seq);
     Ok(assemble(args, origin, medium, geometry, label, seq, found, &census, open))
@@ -264,15 +272,19 @@ fn take_up(
     let is_ours = label.is_valid()
         && label.attach_id.get() == left.attach_id
         && left.seqs.contains(seq)
-        && left.is_of_this_boot;
+        && left.is_of_this_boot
+        || mutants::is(Mutant::HeldOfAnybody);
     let mut wanted: BTreeMap<u64, u32> = BTreeMap::new();
     wanted.extend(left.held.iter().copied());
-    if !is_ours {
+    if left.has_failed && is_ours {
+        rewrite(medium, geometry)?;
+    }
+    if !is_ours || left.has_failed {
         if !wanted.is_empty() {
             found.notes.push(format!(
                 "the last server had acknowledged, but not committed, writes to {} blocks, and \
-                 they are LOST: the medium is another one, or was used otherwise since, or the \
-                 machine was started again",
+                 they are LOST: the medium is another one, has failed, or was used otherwise \
+                 since, or the machine was started again",
                 wanted.len()
             ));
         }
@@ -288,6 +300,19 @@ fn take_up(
         return Ok(());
     }
     commit_left(medium, geometry, seq, found, &missing)
+}
+
+/// The last server saw the cache device fail. What can be read of the entries now may never become
+/// durable, whatever is flushed, unless it is written again.
+fn rewrite(medium: &Medium, geometry: &Geometry) -> Result<()> {
+    let (mut at, end) = (geometry.start, geometry.start + geometry.table_bytes());
+    while at < end {
+        let mut bytes = vec![0; MIB.min(end - at) as usize];
+        medium.load(at, &mut bytes)?;
+        medium.store(at, &bytes)?;
+        at += bytes.len() as u64;
+    }
+    medium.settle()
 }
 
 /// Whether the entry of a write that was left in memory is still missing on the medium.
@@ -335,17 +360,19 @@ fn commit_left(
     found: &mut Attach,
     missing: &[Held],
 ) -> Result<()> {
-    let mut entries: BTreeMap<u64, Entry> = BTreeMap::new();
-    for slot in found.stale.drain(..) {
-        entries.insert(u64::from(slot), Entry::new(FREE, FREE));
+    let entries: BTreeMap<u32, u64> = missing.iter().map(|(block, slot)| (*slot, *block)).collect();
+    let freed = std::mem::take(&mut found.stale);
+    for &slot in freed.iter().filter(|slot| !entries.contains_key(*slot)) {
+        // Its other half stays: a torn mark would be a live entry for a block that is none.
+        let at = geometry.entry_at(u64::from(slot)) + ENTRY_SEQ_AT;
+        match mutants::is(Mutant::MarkTorn) {
+            true => medium.store(at - ENTRY_SEQ_AT, Entry::FRESH.as_bytes())?,
+            false => medium.store(at, &FREE.to_le_bytes())?,
+        }
     }
-    let freed: Vec<u32> = entries.keys().map(|slot| *slot as u32).collect();
-    for &(block, slot) in missing {
+    for (&slot, &block) in &entries {
         let entry = Entry::new(block * geometry.block_sectors(), *seq);
-        entries.insert(u64::from(slot), entry);
-    }
-    for (&slot, entry) in &entries {
-        medium.store(geometry.entry_at(slot), entry.as_bytes())?;
+        medium.store(geometry.entry_at(u64::from(slot)), entry.as_bytes())?;
     }
     medium.settle()?;
     *seq += 1;
@@ -394,14 +421,17 @@ fn assemble(
         damage: damage_in_words(census),
         aside: found.aside,
         uncommitted: AtomicU64::new(0),
-        bypassed: AtomicU64::new(u64::from(found.owes_flush)),
+        bypassed: AtomicU64::new(u64::from(
+            found.owes_flush && !mutants::is(Mutant::OwedFlushForgotten),
+        )),
         bypasses_flushed: AtomicU64::new(0),
         is_flushing_origin: AtomicBool::new(false),
         is_origin_flush_refused: AtomicBool::new(false),
         jobs: Jobs::default(),
         zeroing: Mutex::default(),
         // What was written back before this attach, nobody knows.
-        background: Mutex::new(Background { is_torn: is_dirty, ..Background::default() }),
+        is_torn: AtomicBool::new(is_dirty),
+        background: Mutex::default(),
         stats: (0..stripes).map(|_| Stats::default()).collect(),
         counters: Counters::default(),
         events: Arc::default(),

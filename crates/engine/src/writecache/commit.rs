@@ -21,6 +21,7 @@ use crate::bio::{Bio, Op};
 use crate::buffer::Buffer;
 use crate::disk::DiskIo;
 use crate::error::Status;
+use crate::mutants::{self, Mutant};
 use crate::sync::atomic::Ordering;
 use crate::sync::lock;
 use crate::target::Port;
@@ -162,6 +163,9 @@ impl Writecache {
     /// A flush.
     pub(super) fn flush(&self, bio: Bio, port: &mut Port) {
         self.counters.flushes.fetch_add(1, Ordering::Relaxed);
+        if mutants::is(Mutant::FlushUncommitted) {
+            return port.finish(bio, Ok(()));
+        }
         self.make_durable(bio, port);
     }
 
@@ -355,7 +359,7 @@ impl Writecache {
         commit.marks.sort_unstable();
         let is_first = commit.marks.is_empty() && marks.ready.is_empty();
         commit.drops.append(&mut marks.ready);
-        if is_first {
+        if is_first || mutants::is(Mutant::NewerFreedFirst) {
             commit.drops.append(&mut marks.dropped);
         } else {
             marks.ready.append(&mut marks.dropped);
@@ -445,6 +449,11 @@ impl Writecache {
                 State::Live | State::Cleaned | State::Damaged => {
                     locked.unlink(found.slot);
                     self.index.set_marking(found.slot);
+                    if mutants::is(Mutant::FreeMarkLate) {
+                        self.index.retire(found.slot);
+                        self.pool.put(found.slot);
+                        continue;
+                    }
                     superseded.push(found.slot);
                 }
                 State::Cleaning => locked.set_state(found.slot, State::Outdated),

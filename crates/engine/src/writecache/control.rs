@@ -66,7 +66,7 @@ impl Writecache {
         self.writeback_step(background, port);
         if self.index.dirty() == 0 && background.writeback.is_idle() {
             self.is_flushing.store(false, Ordering::SeqCst);
-            background.is_torn = false;
+            self.is_torn.store(false, Ordering::SeqCst);
             background.torn_since = None;
         }
         let owes_flush = self.is_suspended() && self.owes_flush() && !self.is_origin_refusing();
@@ -93,6 +93,11 @@ impl Writecache {
         if now >= at || self.is_suspended() || self.are_marks_due() {
             background.commit_at = None;
             self.commit_soon(port);
+            // A round may leave marks to the next one.
+            if self.has_open() || self.marks_waiting() > 0 {
+                let rest = if self.is_suspended() { SECOND / 10 } else { self.autocommit_time() };
+                background.commit_at = Some(now + rest);
+            }
         }
     }
 

@@ -68,7 +68,7 @@ impl Writecache {
             flag(
                 "medium_has_failed",
                 self.has_failed(),
-                "the cache device refused a commit: writes fail, reads go on",
+                "the cache device refused a commit: only reads of what was committed go on",
             ),
         ];
         if let Medium::Pmem(pmem) = &self.medium {
@@ -115,7 +115,7 @@ impl Writecache {
         vec![
             flag(
                 "origin_is_consistent",
-                !background.is_torn,
+                self.is_origin_consistent(),
                 "the origin alone is a state that a power cut could have left",
             ),
             number("origin_inconsistent_s", torn_for, "for how long it is not, in seconds"),

@@ -18,6 +18,8 @@ use super::media::Medium;
 
 /// A device is taken for empty when so many bytes from its start on are zero.
 const EMPTY_BYTES: u64 = 64 * KIB;
+/// What the kernel looks at to see whether there is a cache; eight bytes, which no crash tears.
+const MAGIC_AND_VERSION_BYTES: usize = 8;
 /// Entries are written so many bytes at a time.
 const CHUNK_BYTES: u64 = 16 * MIB;
 
@@ -86,11 +88,13 @@ pub fn format(medium: &Medium, start: u64, block_bytes: u32) -> Result<()> {
     let geometry = Geometry::of_size(start, raw, block_bytes)
         .map_err(|error| cannot_format(medium, error, raw))?;
     let superblock = Superblock::fresh(&geometry);
-    // No old magic may outlive the first change.
+    // No old magic may outlive the first change, and whatever is there of the rest, it says that
+    // a format began.
     let mut headless = superblock;
     headless.magic.set(0);
-    medium.store(start, headless.as_bytes())?;
+    medium.store(start, &headless.as_bytes()[..MAGIC_AND_VERSION_BYTES])?;
     medium.settle()?;
+    medium.store(start, headless.as_bytes())?;
     let table_end = geometry.entry_at(geometry.blocks);
     let chunk = Entry::FRESH.as_bytes().repeat((CHUNK_BYTES / ENTRY_BYTES) as usize);
     let mut at = geometry.entry_at(0);

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! start_sector * 512 (all offsets count from here)
-//! 0        superblock, 64 bytes: magic, version, block size, 0, blocks, commit counter, 32 reserved
+//! 0        superblock, 64 bytes: magic, version, block size, 0, blocks, counter, 32 reserved
 //! 64       blocks * 16 bytes: entry i says which block of the origin data block i holds
 //!          a tail without meaning, up to the next multiple of the block size
 //! D        blocks * block size: data
@@ -21,6 +21,7 @@ use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligne
 
 use crate::crc::pcache_crc;
 use crate::error::{Error, Kind};
+use crate::mutants::{self, Mutant};
 use crate::units::SECTOR;
 
 /// Superblock magic.
@@ -72,7 +73,8 @@ pub struct Superblock {
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct Label {
-    /// CRC of the other 28 bytes.
+    /// CRC of what says which origin: all but the attach, so that an attach changes one word of
+    /// eight bytes, which no crash can tear.
     check: U32,
     magic: U32,
     /// A hash of the origin's identity.
@@ -101,6 +103,10 @@ const _: () = assert!(size_of::<Entry>() as u64 == ENTRY_BYTES);
 const _: () = assert!(std::mem::offset_of!(Superblock, seq_count) as u64 == SEQ_COUNT_AT);
 const _: () = assert!(std::mem::offset_of!(Superblock, label) as u64 == LABEL_AT);
 const _: () = assert!(std::mem::offset_of!(Entry, seq_count) as u64 == ENTRY_SEQ_AT);
+
+/// Place of the attach within the label.
+const ATTACH_ID_AT: usize = std::mem::offset_of!(Label, attach_id);
+const _: () = assert!((LABEL_AT as usize + ATTACH_ID_AT).is_multiple_of(8));
 
 const LABEL_MAGIC: u32 = 0x4357_6475; // "udWC"
 
@@ -131,7 +137,7 @@ impl Label {
     }
 
     fn sum(&self) -> u32 {
-        pcache_crc(&self.as_bytes()[4..])
+        pcache_crc(&self.as_bytes()[4..ATTACH_ID_AT])
     }
 
     /// Whether it is a label at all.
@@ -315,7 +321,7 @@ impl Geometry {
         if seq == FREE {
             return EntryState::Free;
         }
-        if seq >= seq_count {
+        if seq >= seq_count && !mutants::is(Mutant::UncommittedBelieved) {
             return EntryState::Uncommitted;
         }
         if origin_bytes.is_some_and(|bytes| sector >= bytes / SECTOR) || sector > SECTORS_MAX {
@@ -444,8 +450,11 @@ mod tests {
         assert!(label.is_valid() && !Label::new_zeroed().is_valid());
         assert!(label.is_bound_to("file 7", 1 << 20) && label.is_bound_to("file 7", 2 << 20));
         assert!(!label.is_bound_to("file 8", 1 << 20) && !label.is_bound_to("file 7", 1 << 19));
+        let mut next = label;
+        next.attach_id.set(6);
+        assert!(next.is_valid(), "an attach changes nothing that is checked");
         let mut torn = label;
-        torn.attach_id.set(6);
+        torn.origin_sectors.set(6);
         assert!(!torn.is_valid());
     }
 }

@@ -48,6 +48,7 @@ use crate::bio::{Bio, Op};
 use crate::buffer::Buffer;
 use crate::disk::{Disk, DiskIo};
 use crate::error::{Result, Status};
+use crate::mutants::{self, Mutant};
 use crate::pending::PerPort;
 use crate::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use crate::sync::{Arc, Mutex, lock};
@@ -107,7 +108,13 @@ impl OpenOptions {
 
 /// Words of shared memory that a cache needs to survive the death of its server.
 pub fn shared_words(stripes: usize) -> usize {
-    openlist::words_needed(stripes)
+    shared_words_for(stripes, openlist::LIST_MAX)
+}
+
+/// The same for a cache with at most `list_max` uncommitted blocks of a stripe: for tests, which
+/// copy them all the time.
+pub fn shared_words_for(stripes: usize, list_max: usize) -> usize {
+    openlist::words_needed(stripes, list_max)
 }
 
 /// The kernel's statistics, of one stripe. Changed under its lock.
@@ -148,8 +155,6 @@ struct Background {
     /// When the open batch is committed at the latest.
     commit_at: Option<Nanos>,
     writeback: Writeback,
-    /// The origin alone may be no state of any flush.
-    is_torn: bool,
     /// Since then; `None` also when that began before the attach.
     torn_since: Option<Nanos>,
 }
@@ -216,6 +221,8 @@ pub struct Writecache {
     wants_room: AtomicBool,
     wants_round: AtomicBool,
     gives_up: AtomicBool,
+    /// The origin alone is not consistent: it has newer data than some that only the cache has.
+    is_torn: AtomicBool,
     /// The cache device refused what must not be refused.
     has_failed: AtomicBool,
     notes: Vec<String>,
@@ -235,8 +242,21 @@ impl Writecache {
     }
 
     fn fail(&self) {
+        self.open.note_failure();
         self.has_failed.store(true, Ordering::SeqCst);
         self.events.room();
+    }
+
+    /// Whether the origin alone is what a power cut could have left of a device without cache.
+    pub fn is_origin_consistent(&self) -> bool {
+        !self.is_torn.load(Ordering::SeqCst)
+    }
+
+    /// Something is about to go to the origin. Before others that only the cache has?
+    fn tear(&self) {
+        if self.index.dirty() > 0 && !mutants::is(Mutant::PassedUnsaid) {
+            self.is_torn.store(true, Ordering::SeqCst);
+        }
     }
 
     fn is_aligned(&self, bio: &Bio) -> bool {

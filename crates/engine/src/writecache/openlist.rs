@@ -7,7 +7,8 @@
 //! ```text
 //! 0  magic, stored last    1  version, stripes    2  attach id, as on the label
 //! 3  the run of the machine    4, 5  commit counter as it is, and as it is about to be
-//! 16 + (stripe * 2 + list) * 8194:
+//! 6  whether the cache device has failed
+//! 16 + (stripe * 2 + list) * n, an equal share of what is there:
 //!      0  number of the batch that the list was begun in    1  entries
 //!      2 ..  entries of 2 words: block, slot
 //! ```
@@ -16,6 +17,7 @@
 //! is emptied once its batch is durable, before any of its slots can be freed. An entry whose slot
 //! has since gone to another block is followed by a later one for its own block.
 
+use crate::mutants::{self, Mutant};
 use crate::shm::SharedWords;
 use crate::sync::SharedWord;
 use crate::sync::atomic::Ordering;
@@ -24,9 +26,8 @@ const MAGIC: u64 = 0x7564_6D77_636F_7031; // "udmwcop1"
 const VERSION: u64 = 1;
 const HEADER_WORDS: usize = 16;
 const LIST_HEADER_WORDS: usize = 2;
-/// Entries of a list.
+/// Entries of a list, where memory is not given for fewer.
 pub const LIST_MAX: usize = 4096;
-const LIST_WORDS: usize = LIST_HEADER_WORDS + LIST_MAX * 2;
 /// Most stripes that a header may claim.
 pub const STRIPES_MAX: usize = 16;
 
@@ -36,6 +37,7 @@ const WORD_ATTACH_ID: usize = 2;
 const WORD_BOOT: usize = 3;
 const WORD_SEQ: usize = 4;
 const WORD_SEQ_NEXT: usize = 5;
+const WORD_FAILED: usize = 6;
 
 /// An entry: this slot holds this block.
 pub type Held = (u64, u32);
@@ -44,6 +46,8 @@ pub type Held = (u64, u32);
 #[derive(Debug)]
 pub struct OpenLists {
     shared: SharedWords,
+    /// Words of a list.
+    list_words: usize,
 }
 
 /// What a dead server left.
@@ -55,24 +59,33 @@ pub struct LeftBehind {
     pub seqs: [u64; 2],
     /// Whether the machine has not been started again since.
     pub is_of_this_boot: bool,
+    /// Whether that server saw its cache device fail.
+    pub has_failed: bool,
     /// Entries, in an order that keeps the order of those for one block.
     pub held: Vec<Held>,
 }
 
-/// Words that the lists of `stripes` stripes need.
-pub fn words_needed(stripes: usize) -> usize {
-    HEADER_WORDS + stripes * 2 * LIST_WORDS
+/// Words that the lists of `stripes` stripes need, for `list_max` entries each.
+pub fn words_needed(stripes: usize, list_max: usize) -> usize {
+    HEADER_WORDS + stripes * 2 * (LIST_HEADER_WORDS + list_max * 2)
 }
 
-fn list_at(stripe: usize, list: usize) -> usize {
-    HEADER_WORDS + (stripe * 2 + list) * LIST_WORDS
+fn list_at(list_words: usize, stripe: usize, list: usize) -> usize {
+    HEADER_WORDS + (stripe * 2 + list) * list_words
+}
+
+/// Words of a list, where `words` are there for `stripes` stripes.
+fn list_words(words: usize, stripes: usize) -> usize {
+    words.saturating_sub(HEADER_WORDS) / (stripes.max(1) * 2)
 }
 
 impl OpenLists {
     /// Empty lists in `shared`, whatever it held, bound to this attach.
     pub fn fresh(shared: SharedWords, stripes: usize, attach_id: u64, seq: u64) -> OpenLists {
-        assert!(stripes <= STRIPES_MAX && shared.words().len() >= words_needed(stripes));
         let words = shared.words();
+        assert!(stripes <= STRIPES_MAX && words.len() >= words_needed(stripes, 1));
+        let list_words = list_words(words.len(), stripes);
+        let list_at = |stripe: usize, list: usize| list_at(list_words, stripe, list);
         words[WORD_MAGIC].store(0, Ordering::SeqCst);
         for stripe in 0..stripes {
             words[list_at(stripe, 0) + 1].store(0, Ordering::Relaxed);
@@ -83,28 +96,35 @@ impl OpenLists {
         words[WORD_BOOT].store(shared.boot(), Ordering::Relaxed);
         words[WORD_SEQ].store(seq, Ordering::Relaxed);
         words[WORD_SEQ_NEXT].store(seq, Ordering::Relaxed);
+        words[WORD_FAILED].store(0, Ordering::Relaxed);
         words[WORD_MAGIC].store(MAGIC, Ordering::SeqCst);
-        OpenLists { shared }
+        OpenLists { shared, list_words }
     }
 
     /// What a dead server left in `shared`; `None` when nothing that can be understood is there.
     pub fn left_behind(shared: &SharedWords) -> Option<LeftBehind> {
         let words = shared.words();
+        if mutants::is(Mutant::HeldIgnored) {
+            return None;
+        }
         if words.len() < HEADER_WORDS || words[WORD_MAGIC].load(Ordering::SeqCst) != MAGIC {
             return None;
         }
         let shape = words[WORD_SHAPE].load(Ordering::Relaxed);
         let stripes = (shape & 0xFFFF_FFFF) as usize;
         let is_known = shape >> 32 == VERSION && stripes <= STRIPES_MAX;
-        if !is_known || words.len() < words_needed(stripes) {
+        if !is_known || words.len() < words_needed(stripes, 1) {
             return None;
         }
         let mut held = Vec::new();
         for stripe in 0..stripes {
-            let mut lists = [0, 1].map(|list| &words[list_at(stripe, list)..][..LIST_WORDS]);
+            let list_words = list_words(words.len(), stripes);
+            let place = |list| list_at(list_words, stripe, list);
+            let mut lists = [0, 1].map(|list| &words[place(list)..][..list_words]);
             lists.sort_by_key(|list| list[0].load(Ordering::Relaxed));
             for list in lists {
-                let count = list[1].load(Ordering::Acquire).min(LIST_MAX as u64) as usize;
+                let most = (list_words - LIST_HEADER_WORDS) / 2;
+                let count = (list[1].load(Ordering::Acquire) as usize).min(most);
                 held.extend((0..count).map(|nth| load(list, nth)));
             }
         }
@@ -112,12 +132,18 @@ impl OpenLists {
             attach_id: words[WORD_ATTACH_ID].load(Ordering::Relaxed),
             seqs: [WORD_SEQ, WORD_SEQ_NEXT].map(|word| words[word].load(Ordering::SeqCst)),
             is_of_this_boot: words[WORD_BOOT].load(Ordering::Relaxed) == shared.boot(),
+            has_failed: words[WORD_FAILED].load(Ordering::Relaxed) != 0,
             held,
         })
     }
 
+    /// Entries that a list has room for.
+    pub fn list_max(&self) -> usize {
+        (self.list_words - LIST_HEADER_WORDS) / 2
+    }
+
     fn list(&self, stripe: usize, list: usize) -> &[SharedWord] {
-        &self.shared.words()[list_at(stripe, list)..][..LIST_WORDS]
+        &self.shared.words()[list_at(self.list_words, stripe, list)..][..self.list_words]
     }
 
     /// Entries of a list.
@@ -154,6 +180,13 @@ impl OpenLists {
         self.shared.words()[WORD_SEQ_NEXT].store(seq, Ordering::Release);
     }
 
+    /// The cache device has failed: what was written since the last commit is not to be trusted.
+    pub fn note_failure(&self) {
+        if !mutants::is(Mutant::FailureForgotten) {
+            self.shared.words()[WORD_FAILED].store(1, Ordering::SeqCst);
+        }
+    }
+
     /// The commit counter is `seq`.
     pub fn confirm_seq(&self, seq: u64) {
         self.shared.words()[WORD_SEQ].store(seq, Ordering::Release);
@@ -171,7 +204,7 @@ mod tests {
 
     #[test]
     fn the_next_server_finds_the_lists_in_order() {
-        let shared = SharedWords::private(words_needed(3));
+        let shared = SharedWords::private(words_needed(3, 4));
         assert!(OpenLists::left_behind(&shared).is_none());
         let lists = OpenLists::fresh(shared.clone(), 3, 77, 5);
         lists.push(1, 1, (10, 1), 5);

@@ -8,6 +8,7 @@ use crate::bio::{Bio, Op};
 use crate::buffer::Buffer;
 use crate::disk::DiskIo;
 use crate::error::Status;
+use crate::mutants::{self, Mutant};
 use crate::pmem::Pmem;
 use crate::sync::atomic::Ordering;
 use crate::target::Port;
@@ -80,6 +81,9 @@ impl Writecache {
 
     /// A single block that memory has. `false`: it has not, or it cannot be read.
     fn read_one(&self, pmem: &dyn Pmem, bio: &mut Bio) -> bool {
+        if self.has_failed() {
+            return false;
+        }
         let block = bio.offset / self.block_bytes();
         let locked = self.index.lock_of(block);
         let Some(found) = locked.newest(block) else { return false };
@@ -91,7 +95,8 @@ impl Writecache {
         add(&stats.read_hits, 1);
         drop(locked);
         let at = self.geometry.block_at(u64::from(found.slot));
-        pmem.load(at, bio.buffer.as_mut_slice()).is_ok() && self.index.is_still(found)
+        let is_loaded = pmem.load(at, bio.buffer.as_mut_slice()).is_ok();
+        is_loaded && self.index.is_still(found)
     }
 
     /// Finds where `count` blocks from block `first` of a bio on are. `at`: the bio's own first.
@@ -115,6 +120,11 @@ impl Writecache {
                 let newest = locked.newest(block);
                 if newest.is_some_and(|found| found.word.state() == State::Damaged) {
                     return Err(Status::Corrupt);
+                }
+                let is_doubtful = newest.is_some_and(|found| found.word.state().is_uncommitted());
+                if is_doubtful && self.has_failed() {
+                    // A flush that failed may have lost it.
+                    return Err(Status::Io);
                 }
                 let slot = newest.filter(|found| found.word.state().is_readable());
                 if let Some(found) = slot {
@@ -227,7 +237,8 @@ impl Writecache {
     /// Looks up anew the blocks of a piece whose slots were retired while they were read.
     fn retired(&self, job: &mut ReadJob, first: u32, blocks: u32) -> Vec<Piece> {
         let is_meant = |hit: &(u32, Found)| (first..first + blocks).contains(&hit.0);
-        let is_gone = |hit: &&(u32, Found)| is_meant(hit) && !self.index.is_still(hit.1);
+        let is_still = |found| mutants::is(Mutant::RetiredBelieved) || self.index.is_still(found);
+        let is_gone = |hit: &&(u32, Found)| is_meant(hit) && !is_still(hit.1);
         let gone: Vec<u32> = job.hits.iter().filter(is_gone).map(|hit| hit.0).collect();
         job.hits.retain(|hit| !is_meant(hit));
         let mut pieces = Vec::new();

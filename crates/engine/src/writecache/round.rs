@@ -12,6 +12,7 @@ use crate::bio::Op;
 use crate::buffer::Buffer;
 use crate::disk::DiskIo;
 use crate::error::Status;
+use crate::mutants::{self, Mutant};
 use crate::pmem::Pmem;
 use crate::sync::atomic::Ordering;
 use crate::sync::lock;
@@ -74,7 +75,9 @@ impl Writecache {
             let at = self.geometry.entry_at(u64::from(slot)) + ENTRY_SEQ_AT;
             pmem.store(at, &FREE.to_le_bytes());
         }
-        settle()?;
+        if !mutants::is(Mutant::CounterBeforeEntries) {
+            settle()?;
+        }
         if commit.has_batch {
             let seq = commit.seq + 1;
             self.open.announce_seq(seq);
@@ -168,7 +171,11 @@ impl Writecache {
             return self.fail_round(commit);
         }
         commit.phase = Phase::EntriesFlush;
-        port.ios.push_back(self.cache_flush());
+        let flush = match mutants::is(Mutant::CounterBeforeEntries) {
+            true => self.cache_io(Op::Read, 0, port.pool.take(512), TOKEN_COMMIT),
+            false => self.cache_flush(),
+        };
+        port.ios.push_back(flush);
     }
 
     fn cache_flush(&self) -> DiskIo {
@@ -244,7 +251,9 @@ impl Writecache {
                 *failure = failure.or(result.err());
                 self.emit_entries(&mut commit, port);
             }
-            _ if result.is_err() => self.fail_round(&mut commit),
+            _ if result.is_err() && !mutants::is(Mutant::CacheFlushErrorIgnored) => {
+                self.fail_round(&mut commit);
+            }
             Phase::EntriesFlush if has_batch => {
                 let seq = commit.seq;
                 self.open.announce_seq(seq + 1);

@@ -11,6 +11,7 @@ use std::collections::HashMap;
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
 use crate::error::Result;
+use crate::mutants::{self, Mutant};
 use crate::units::MIB;
 
 use super::layout::{ENTRY_BYTES, Entry, EntryState, Geometry};
@@ -163,7 +164,9 @@ impl<F: Finder> Walk<'_, F> {
         };
         let mut other = Entry::new_zeroed();
         self.medium.load(self.geometry.entry_at(known), other.as_mut_bytes())?;
-        match entry.seq_count.get().cmp(&other.seq_count.get()) {
+        let order = entry.seq_count.get().cmp(&other.seq_count.get());
+        let order = if mutants::is(Mutant::OlderVersionWins) { order.reverse() } else { order };
+        match order {
             std::cmp::Ordering::Less => {
                 self.census.superseded += 1;
                 self.finder.superseded(block, index);

@@ -10,13 +10,13 @@ use crate::bio::{Bio, Op};
 use crate::buffer::Buffer;
 use crate::disk::DiskIo;
 use crate::error::Status;
+use crate::mutants::{self, Mutant};
 use crate::pmem::Pmem;
 use crate::sync::atomic::Ordering;
 use crate::target::Port;
 
 use super::index::State;
 use super::media::Medium;
-use super::openlist::LIST_MAX;
 use super::pool::{SLOTS_MAX, Slots};
 use super::{OWN_SHIFT, TOKEN_WRITE, Writecache, add};
 
@@ -56,7 +56,7 @@ impl Writecache {
         while bio.progress < bio.len {
             let first = (bio.offset + bio.progress) / block_bytes;
             let end = (bio.end() / block_bytes).min(self.index.region_end(first));
-            let count = ((end - first) as usize).min(STAGE_BLOCKS_MAX);
+            let count = ((end - first) as usize).min(STAGE_BLOCKS_MAX).min(self.open.list_max());
             let (is_cached, count) = self.destination(&bio, first, count);
             if !is_cached {
                 return self.pass_by(bio, count, port);
@@ -126,7 +126,8 @@ impl Writecache {
         let stripe = locked.stripe();
         let filling = self.filling[stripe].load(Ordering::Relaxed) as usize;
         let promised = self.promised[stripe].load(Ordering::Relaxed);
-        let has_room = self.open.len(stripe, filling) + promised as usize + count <= LIST_MAX;
+        let has_room =
+            self.open.len(stripe, filling) + promised as usize + count <= self.open.list_max();
         if has_room {
             self.promised[stripe].store(promised + count as u32, Ordering::Relaxed);
         }
@@ -182,6 +183,11 @@ impl Writecache {
             });
         }
         let outstanding = pieces.len() as u32;
+        let mut slots = slots;
+        if mutants::is(Mutant::EntryBeforeData) {
+            self.publish((bio.offset + bio.progress) / self.block_bytes(), &slots);
+            slots.clear();
+        }
         let stage = Stage { bio, len: len as u64, outstanding, status: Ok(()), slots };
         let place = u64::from(self.jobs.writes.of(port).insert(stage));
         port.ios.range_mut(first..).for_each(|io| io.token |= place);
@@ -200,6 +206,7 @@ impl Writecache {
             copy.as_mut_slice().copy_from_slice(data);
             copy
         };
+        self.tear();
         let offset = bio.offset + bio.progress;
         let stage = Stage { bio, len, outstanding: 1, status: Ok(()), slots: Slots::default() };
         let place = u64::from(self.jobs.writes.of(port).insert(stage));
@@ -232,7 +239,11 @@ impl Writecache {
         let Stage { mut bio, len, status, slots, .. } = stage;
         let first = (bio.offset + bio.progress) / self.block_bytes();
         if let Err(status) = status {
-            self.give_back(first, &slots);
+            if mutants::is(Mutant::FailedWriteMapped) {
+                self.publish(first, &slots);
+            } else {
+                self.give_back(first, &slots);
+            }
             self.counters.failed_requests.fetch_add(1, Ordering::Relaxed);
             self.events.work();
             return port.finish(bio, Err(status));
@@ -260,7 +271,7 @@ impl Writecache {
         let mut locked = self.index.lock_of(first);
         let stripe = locked.stripe();
         let filling = self.filling[stripe].load(Ordering::Relaxed) as usize;
-        if self.is_pmem() && self.open.len(stripe, filling) + slots.len() > LIST_MAX {
+        if self.is_pmem() && self.open.len(stripe, filling) + slots.len() > self.open.list_max() {
             return false;
         }
         let state = State::open_in(filling);
@@ -308,7 +319,7 @@ impl Writecache {
     /// All of the bio is where it belongs.
     fn written(&self, bio: Bio, port: &mut Port) {
         self.arm();
-        if bio.fua {
+        if bio.fua && !mutants::is(Mutant::FuaUncommitted) {
             return self.make_durable(bio, port);
         }
         let uncommitted = self.uncommitted.load(Ordering::Relaxed);

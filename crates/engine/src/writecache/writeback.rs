@@ -7,13 +7,14 @@
 //! batch knows nothing of clients' flushes: from its first write until everything dirty is
 //! written back, the origin alone is no state that a client has seen.
 //!
-//! Nothing is let go before the origin's flush has succeeded. When it fails, or any write, the whole
-//! batch is dirty as before, and is tried again after a pause, which grows.
+//! Nothing is let go before the origin's flush has succeeded. When it fails, or any write, the
+//! whole batch is dirty as before, and is tried again after a pause, which grows.
 
 use crate::bio::Op;
 use crate::buffer::Buffer;
 use crate::disk::DiskIo;
 use crate::error::Status;
+use crate::mutants::{self, Mutant};
 use crate::pending::Pending;
 use crate::sync::atomic::Ordering;
 use crate::sync::lock;
@@ -149,11 +150,16 @@ impl Writecache {
         let needs_commit = self.select(writeback, wanted);
         if writeback.items.is_empty() {
             if needs_commit {
+                let had_open = self.has_open();
                 self.commit_soon(port);
+                // In mode `p` it is done already, and nobody will say so.
+                if had_open && self.is_pmem() {
+                    self.events.work();
+                }
             }
             return;
         }
-        background.is_torn = true;
+        self.is_torn.store(true, Ordering::SeqCst);
         background.torn_since.get_or_insert(now);
         writeback.phase = Phase::Writing;
         self.emit_moves(writeback, port);
@@ -261,11 +267,17 @@ impl Writecache {
         if writeback.moves.count() > 0 {
             return;
         }
-        if let Some(status) = writeback.failure {
+        if let Some(status) = writeback.failure
+            && !mutants::is(Mutant::OriginWriteErrorIgnored)
+        {
             return self.put_back(writeback, status);
         }
         writeback.phase = Phase::Flushing;
         let token = TOKEN_WB_FLUSH;
+        if mutants::is(Mutant::FreedBeforeOriginFlush) {
+            let buffer = port.pool.take(512);
+            return port.ios.push_back(self.origin_io(Op::Read, 0, 512, buffer, token));
+        }
         port.ios.push_back(self.origin_io(Op::Flush, 0, 0, Buffer::empty(), token));
     }
 
@@ -398,7 +410,9 @@ impl Writecache {
         port: &mut Port,
     ) {
         let writeback = &mut background.writeback;
-        if let Err(status) = io.result {
+        if let Err(status) = io.result
+            && !mutants::is(Mutant::OriginFlushErrorIgnored)
+        {
             // What the origin has of this batch is unknown: all of it is written again.
             self.put_back(writeback, status);
             return self.plan_retry(background);
@@ -428,7 +442,7 @@ impl Writecache {
 
     fn batch_is_over(&self, background: &mut Background, port: &mut Port) {
         if self.index.dirty() == 0 {
-            background.is_torn = false;
+            self.is_torn.store(false, Ordering::SeqCst);
             background.torn_since = None;
             self.is_flushing.store(false, Ordering::SeqCst);
         }

@@ -13,6 +13,7 @@
 use crate::bio::{Bio, Op};
 use crate::buffer::Buffer;
 use crate::disk::DiskIo;
+use crate::mutants::{self, Mutant};
 use crate::sync::atomic::Ordering;
 use crate::sync::lock;
 use crate::target::Port;
@@ -44,7 +45,8 @@ impl Writecache {
         let blocks = (bio.offset / self.block_bytes(), bio.end() / self.block_bytes());
         lock(&self.zeroing).push(blocks);
         let contents = self.contents(blocks);
-        if contents.has_unsettled || contents.has_moving {
+        let must_wait = contents.has_unsettled || contents.has_moving;
+        if must_wait && !mutants::is(Mutant::ZeroOvertakes) {
             self.forget_zeroing(blocks);
             if contents.has_unsettled {
                 return self.settle_and_go_on(bio, port);
@@ -57,6 +59,7 @@ impl Writecache {
         let place = u64::from(self.jobs.zeroes.of(port).insert(job));
         // Not a discard, after which the origin may read as anything: ours reads as zeroes.
         let token = TOKEN_ZERO | place;
+        self.tear();
         port.ios.push_back(self.origin_io(Op::WriteZeroes, offset, len, Buffer::empty(), token));
     }
 

@@ -10,8 +10,8 @@ use udm::pcache::layout::{
 use udm::slots::choose;
 use zerocopy::{FromZeros, IntoBytes};
 
-use crate::machine::GEOMETRY;
 use crate::model::{Model, SECTOR, SLOTS, fill, offset_of};
+use crate::of_pcache::GEOMETRY;
 use crate::twin::Twin;
 
 /// What the kernel did.
@@ -23,6 +23,10 @@ pub enum What {
     StaleKeys,
     /// Logged what the origin had as CLEAN, behind a dirty key (its append had failed before).
     CleanBehindDirty { slot: usize },
+    /// writecache: was cut off before it committed; its entries have such numbers, beyond S.
+    Uncommitted { first: usize, beyond: u64 },
+    /// writecache: was cut off before it freed an older version of a sector.
+    OlderVersion { slot: usize },
 }
 
 /// Changes the medium; says which slots got new versions, in order.
@@ -55,6 +59,7 @@ pub fn change(twin: &Twin, what: What, model: &mut Model, origin: &[u64]) -> Vec
             model.elsewhere_wrote(&[]);
             Vec::new()
         }
+        What::Uncommitted { .. } | What::OlderVersion { .. } => unreachable!("no pcache"),
         What::StaleKeys => {
             reuse_newest(twin);
             model.elsewhere_wrote(&[]);

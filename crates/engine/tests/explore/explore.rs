@@ -11,12 +11,16 @@ use std::sync::Arc;
 
 use udm::prng::Prng;
 
+use crate::in_flight::InFlight;
 use crate::judge::{Judge, Scope, Shown, words};
-use crate::machine::{Machine, Scene, Setup, shared_of};
+use crate::machine::{Machine, Origin, Scene, shared_of};
 use crate::model::{Model, SLOTS};
 use crate::program::{Step, aftermath};
-use crate::trace::{Event, InFlight};
-use crate::twin::{Beyond, Decision, LINE, PendingLine, Twin, hash_line, mix};
+use crate::sectors::{DiskEvent, End, Sectors};
+use crate::ssd::Ssd;
+use crate::subject::{Devices, Kind};
+use crate::trace::Event;
+use crate::twin::{Beyond, Decision, PendingLine, Twin, hash_line, mix};
 
 /// How much of the space of states is tried.
 #[derive(Clone, Copy, Debug)]
@@ -27,6 +31,8 @@ pub struct Effort {
     pub sample: usize,
     /// Of so many states, one goes on: a second history, and crashes in it.
     pub onward_one_in: u64,
+    /// States of one death of the process up to which all are tried, where there are several.
+    pub deaths: usize,
     /// Crashes in a row.
     pub depth: u32,
 }
@@ -81,7 +87,7 @@ impl std::fmt::Display for Counts {
 pub type Found = Result<(), String>;
 
 pub struct Explorer {
-    pub setup: Setup,
+    pub kind: Arc<dyn Kind>,
     pub effort: Effort,
     pub counts: Counts,
     pub prng: Prng,
@@ -100,21 +106,26 @@ struct Walk {
     image_hash: u64,
     attaches: u64,
     has_changed: bool,
-    no_lines: Arc<[PendingLine]>,
     touches_reuse: bool,
     /// Whether the origin alone is consistent.
     is_origin_fine: bool,
 }
 
 impl Explorer {
-    pub fn new(setup: Setup, effort: Effort, seed: u64) -> Explorer {
+    pub fn new(kind: &Arc<dyn Kind>, effort: Effort, seed: u64) -> Explorer {
         let prng = Prng::new(seed ^ 0xC2A5_41B7);
-        Explorer { setup, effort, counts: Counts::default(), prng, seen: HashSet::new() }
+        Explorer {
+            kind: kind.clone(),
+            effort,
+            counts: Counts::default(),
+            prng,
+            seen: HashSet::new(),
+        }
     }
 
     /// Runs `program` on `scene` and tries every crash of it.
     pub fn history(&mut self, scene: &Scene, program: &[Step], depth: u32) -> Found {
-        let mut machine = Machine::new(self.setup, scene, self.prng.next_u64());
+        let mut machine = Machine::new(&self.kind, scene, self.prng.next_u64());
         let outcome = quietly(|| machine.run(program));
         let trace = std::mem::take(&mut machine.trace.lock().unwrap().events);
         let attaches = machine.attaches();
@@ -125,18 +136,24 @@ impl Explorer {
     }
 
     fn walk(&mut self, scene: &Scene, trace: Vec<Event>, attaches: u64, depth: u32) -> Found {
-        let twin = Arc::new(Twin::new(scene.image.clone(), self.setup.persistence));
+        let ground = self.kind.ground();
+        let twin = Arc::new(Twin::new(scene.image.clone(), ground));
+        let devices = Devices {
+            twin: twin.clone(),
+            ssd: Ssd::new(&twin, scene.image.len()),
+            origin: Origin::named("origin", &twin),
+            shared: shared_of(&*self.kind, &[]),
+        };
         let mut walk = Walk {
             twin,
-            judge: Judge::new(&self.setup, shared_of(&[])),
+            judge: Judge::new(&self.kind, devices),
             model: scene.model.clone(),
-            in_flight: InFlight::default(),
-            shared: words(&shared_of(&scene.shared)),
+            in_flight: InFlight::found(ground, &scene.unflushed),
+            shared: words(&shared_of(&*self.kind, &scene.shared)),
             stale_shared: scene.shared.clone(),
-            image_hash: hash_of(&scene.image),
+            image_hash: hash_of(&scene.image, ground.line()),
             attaches: attaches + 1,
             has_changed: true,
-            no_lines: Arc::new([]),
             touches_reuse: true,
             is_origin_fine: scene.model.origin_alone().is_ok(),
         };
@@ -145,6 +162,7 @@ impl Explorer {
             let at = |what: String| format!("event {nth} of {last}: {what}");
             let is_border = match &event {
                 Event::Fence | Event::Elsewhere(..) => true,
+                Event::Disk(DiskEvent::Done { id, end: End::Good }) => walk.in_flight.is_flush(*id),
                 Event::OriginDone(id, _) => walk.model.is_origin_flush(*id),
                 _ => false,
             };
@@ -162,14 +180,18 @@ impl Explorer {
     fn apply(&mut self, walk: &mut Walk, event: Event) {
         walk.has_changed = true;
         match event {
-            Event::Store { at, bytes } => walk.in_flight.push(at, bytes),
+            Event::Store { at, bytes } => walk.in_flight.store(at, bytes),
             Event::Fence => {
-                let touches = walk.in_flight.touches(is_of_reuse);
+                let touches = walk.in_flight.touches(|at| self.kind.is_telling(at));
                 walk.settle();
                 walk.touches_reuse = touches;
             }
+            Event::Disk(event) => {
+                let Walk { twin, in_flight, image_hash, .. } = walk;
+                in_flight.disk(event, twin, |at, bytes| settle(twin, image_hash, at, bytes));
+            }
             Event::Shared(changed) => {
-                if changed.iter().any(|(nth, _)| *nth == 2) {
+                if changed.iter().any(|(nth, _)| *nth == self.kind.owner_word()) {
                     walk.stale_shared = walk.shared.clone();
                 }
                 for (nth, value) in changed {
@@ -178,6 +200,8 @@ impl Explorer {
             }
             Event::Submit(id, ask) => walk.model.submit(id, ask),
             Event::Ack(id) => walk.model.ack(id),
+            Event::Failed(id) => walk.model.failed(id),
+            Event::CacheFailed => walk.model.cache_failed(),
             Event::Attached => walk.model.attached(),
             Event::Claim(is_consistent) => walk.model.claims_consistent = is_consistent,
             Event::Unbound => walk.model.unbound(),
@@ -186,7 +210,7 @@ impl Explorer {
             Event::OriginFlush(id) => walk.model.origin_flush(id),
             Event::Elsewhere(image, writes) => {
                 walk.settle();
-                walk.image_hash = hash_of(&image);
+                walk.image_hash = hash_of(&image, walk.twin.line());
                 walk.twin.poke(0, &image);
                 walk.model.elsewhere_wrote(&writes);
             }
@@ -198,11 +222,10 @@ impl Explorer {
         if !std::mem::take(&mut walk.has_changed) {
             return Ok(());
         }
-        let twin = walk.twin.clone();
-        let lines = walk.in_flight.lines(|at| twin.peek(at, LINE).try_into().unwrap());
+        let lines = walk.in_flight.left_by_power_cut(&walk.twin);
         set_words(&walk.judge, &[]);
         walk.twin.begin(&lines, &[], Beyond::Random(self.prng.next_u64()));
-        let other = quietly(|| walk.judge.other_origin(&walk.twin, &walk.model, walk.attaches));
+        let other = quietly(|| walk.judge.other_origin(&walk.model, walk.attaches));
         walk.twin.end();
         other?;
         let mut path: Vec<Decision> = Vec::new();
@@ -224,7 +247,8 @@ impl Explorer {
             let scope = Scope {
                 is_power_cut: true,
                 is_origin_fine: walk.is_origin_fine,
-                inspects: walk.touches_reuse || walk.in_flight.touches(is_of_reuse),
+                inspects: walk.touches_reuse
+                    || walk.in_flight.touches(|at| self.kind.is_telling(at)),
             };
             let decisions = self.leaf(walk, &lines, &path, beyond, scope, depth, &mut judged)?;
             leaves += 1;
@@ -265,47 +289,83 @@ impl Explorer {
             format!("{what} (power cut, {} lines in flight, left {decisions:?})", lines.len())
         })?;
         // What old shared memory gave back is not durable: such states end here.
-        if depth < self.effort.depth && !is_stale && self.prng.one_in(self.effort.onward_one_in) {
-            let image = left_image(&walk.twin, lines, &decisions);
-            self.onward(walk, image, &shown, true, depth)?;
+        let goes_on =
+            depth < self.effort.depth && !is_stale && self.prng.one_in(self.effort.onward_one_in);
+        if let Some(shown) = shown.filter(|_| goes_on) {
+            let mut image = walk.twin.image();
+            decide(&mut image, walk.twin.line(), lines, &decisions);
+            self.onward(walk, (image, Sectors::default()), &shown, true, depth)?;
         }
         Ok(decisions)
     }
 
     /// The process dies here; machine and shared memory live on.
     fn death(&mut self, walk: &mut Walk, depth: u32) -> Found {
+        let lines = walk.in_flight.left_by_death(&walk.twin);
+        let mut path: Vec<Decision> = Vec::new();
+        for leaf in 0..self.effort.deaths {
+            let is_last = leaf + 1 == self.effort.deaths;
+            let beyond = match is_last {
+                true => Beyond::Random(self.prng.next_u64()),
+                false => Beyond::Oldest,
+            };
+            if is_last {
+                path.clear();
+            }
+            path = self.one_death(walk, &lines, &path, beyond, depth)?;
+            if lines.is_empty() || !next_path(&mut path) {
+                return Ok(());
+            }
+        }
+        Ok(())
+    }
+
+    fn one_death(
+        &mut self,
+        walk: &mut Walk,
+        lines: &Arc<[PendingLine]>,
+        path: &[Decision],
+        beyond: Beyond,
+        depth: u32,
+    ) -> Result<Vec<Decision>, String> {
         set_words(&walk.judge, &walk.shared);
         let is_origin_fine = walk.is_origin_fine;
         let scope = Scope { is_power_cut: false, is_origin_fine, inspects: false };
-        let numbers = walk.in_flight.line_numbers();
+        let numbers = walk.in_flight.numbers();
         let hash = |twin: &Twin| numbers.iter().fold(0, |hash, line| hash ^ twin.hash_line(*line));
         let before = hash(&walk.twin);
-        walk.twin.begin(&walk.no_lines, &[], Beyond::Oldest);
-        walk.twin.apply(walk.in_flight.stores());
+        walk.twin.begin(lines, path, beyond);
+        let visible = walk.in_flight.visible();
+        walk.twin.apply(visible.iter().copied());
         let state = walk.image_hash ^ before ^ hash(&walk.twin);
         let verdict = quietly(|| walk.judge.state(&walk.twin, &walk.model, scope, walk.attaches));
-        walk.twin.end();
+        let decisions = walk.twin.end();
         self.counts.judged += 1;
         self.counts.deaths += 1;
-        if self.seen.insert(state ^ hash_words(&walk.shared)) {
+        if self.seen.insert(state_hash(state, lines, &decisions) ^ hash_words(&walk.shared)) {
             self.counts.distinct += 1;
         }
         let shown = verdict.map_err(|what| format!("{what} (death of the process)"))?;
-        if depth < self.effort.depth && self.prng.one_in(self.effort.onward_one_in) {
+        let goes_on = depth < self.effort.depth && self.prng.one_in(self.effort.onward_one_in);
+        if let Some(shown) = shown.filter(|_| goes_on) {
             let mut image = walk.twin.image();
-            for (at, bytes) in walk.in_flight.stores() {
-                image[at as usize..][..bytes.len()].copy_from_slice(bytes);
+            // What was stored to memory counts as durable from here on; a disk's cache does not.
+            if matches!(walk.in_flight, InFlight::Memory(_)) {
+                for (at, bytes) in visible {
+                    image[at as usize..][..bytes.len()].copy_from_slice(bytes);
+                }
             }
-            self.onward(walk, image, &shown, false, depth)?;
+            let unflushed = walk.in_flight.left_behind(lines, &decisions);
+            self.onward(walk, (image, unflushed), &shown, false, depth)?;
         }
-        Ok(())
+        Ok(decisions)
     }
 
     /// A further history starts from what the crash left.
     fn onward(
         &mut self,
         walk: &Walk,
-        image: Vec<u8>,
+        (image, unflushed): (Vec<u8>, Sectors),
         shown: &[Shown; SLOTS],
         is_power_cut: bool,
         depth: u32,
@@ -326,7 +386,7 @@ impl Explorer {
         }
         model.adopt(&found, is_power_cut);
         let shared = if is_power_cut { Vec::new() } else { walk.shared.clone() };
-        let scene = Scene { image, model, shared, attaches: walk.attaches + 1 };
+        let scene = Scene { image, unflushed, model, shared, attaches: walk.attaches + 1 };
         let program = aftermath(&mut self.prng);
         self.counts.onward += 1;
         self.history(&scene, &program, depth + 1)
@@ -337,25 +397,19 @@ impl Explorer {
 impl Walk {
     /// What was in flight is durable.
     fn settle(&mut self) {
-        for (at, bytes) in self.in_flight.take() {
-            let (first, last) = (at as usize / LINE, (at as usize + bytes.len() - 1) / LINE);
-            for line in first..=last {
-                self.image_hash ^= self.twin.hash_line(line as u32);
-            }
-            self.twin.poke(at as usize, &bytes);
-            for line in first..=last {
-                self.image_hash ^= self.twin.hash_line(line as u32);
-            }
-        }
+        let Walk { twin, in_flight, image_hash, .. } = self;
+        in_flight.fence(|at, bytes| settle(twin, image_hash, at, bytes));
     }
 }
 
-/// Whether a store is part of what lets a segment be reused: a tail, or a generation.
-fn is_of_reuse(at: u32) -> bool {
-    use crate::machine::GEOMETRY;
-    let at = u64::from(at);
-    let in_segment = at.wrapping_sub(20480) % GEOMETRY.segment_bytes;
-    (16384..20480).contains(&at) || at >= 20480 && (8192..12288).contains(&in_segment)
+/// Bytes become durable.
+fn settle(twin: &Twin, image_hash: &mut u64, at: u32, bytes: &[u8]) {
+    let line = twin.line();
+    let lines = at as usize / line..=(at as usize + bytes.len() - 1) / line;
+    let hash = || lines.clone().fold(0, |hash, line| hash ^ twin.hash_line(line as u32));
+    *image_hash ^= hash();
+    twin.poke(at as usize, bytes);
+    *image_hash ^= hash();
 }
 
 /// The next path in order; false when there is none.
@@ -370,25 +424,23 @@ fn next_path(path: &mut Vec<Decision>) -> bool {
     false
 }
 
-fn left_image(twin: &Twin, lines: &[PendingLine], decisions: &[Decision]) -> Vec<u8> {
-    let mut image = twin.image();
+fn decide(image: &mut [u8], line: usize, lines: &[PendingLine], decisions: &[Decision]) {
     for decision in decisions {
         let place = lines.binary_search_by_key(&decision.line, |line| line.number).unwrap();
         let content = &lines[place].options[decision.choice as usize];
-        image[decision.line as usize * LINE..][..LINE].copy_from_slice(content);
+        image[decision.line as usize * line..][..line].copy_from_slice(content);
     }
-    image
 }
 
 fn set_words(judge: &Judge, words: &[u64]) {
     let words = words.iter().copied().chain(std::iter::repeat(0));
-    for (word, value) in judge.shared.words().iter().zip(words) {
+    for (word, value) in judge.devices.shared.words().iter().zip(words) {
         word.store(value, std::sync::atomic::Ordering::Relaxed);
     }
 }
 
-fn hash_of(image: &[u8]) -> u64 {
-    let lines = image.chunks_exact(LINE).enumerate();
+fn hash_of(image: &[u8], line: usize) -> u64 {
+    let lines = image.chunks_exact(line).enumerate();
     lines.fold(0, |hash, (number, line)| hash ^ hash_line(number as u32, line))
 }
 

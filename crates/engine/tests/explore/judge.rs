@@ -5,13 +5,15 @@ use std::sync::Arc;
 use udm::bio::{Bio, Op};
 use udm::buffer::Buffer;
 use udm::disk::DiskIo;
-use udm::pcache::{Pcache, TableArgs, inspect};
 use udm::shm::SharedWords;
-use udm::target::{Port, Target};
+use udm::target::Port;
 use udm::units::SECOND;
 
-use crate::machine::{GEOMETRY, Origin, Setup, contents, options};
-use crate::model::{Model, ORIGIN_BYTES, SECTOR, SLOTS, SPANS, fill, offset_of, stamp_of};
+use crate::machine::Origin;
+use crate::model::{Model, SECTOR, SLOTS, SPANS, fill, offset_of, stamp_of};
+use crate::serving::contents;
+use crate::ssd::is_for_cache;
+use crate::subject::{Devices, Kind, Subject, Who};
 use crate::twin::Twin;
 
 /// Stands for "whatever the origin has", which no version looks like.
@@ -31,49 +33,43 @@ pub struct Scope {
     pub is_power_cut: bool,
     /// The origin alone is consistent.
     pub is_origin_fine: bool,
-    /// Look for keys of reused segments in the log.
+    /// Look at the medium, too.
     pub inspects: bool,
 }
 
 pub struct Judge {
-    args: TableArgs,
-    origin: Arc<Origin>,
+    kind: Arc<dyn Kind>,
+    pub devices: Devices,
     other: Arc<Origin>,
     port: Port,
     buffers: Vec<Buffer>,
-    pub shared: SharedWords,
 }
 
-pub type Verdict = Result<[Shown; SLOTS], String>;
+/// What the slots showed; nothing where the attach was refused, as it may be.
+pub type Verdict = Result<Option<[Shown; SLOTS]>, String>;
 
 impl Judge {
-    pub fn new(setup: &Setup, shared: SharedWords) -> Judge {
-        let mut args = setup.args();
-        args.fills_reads = false;
+    pub fn new(kind: &Arc<dyn Kind>, devices: Devices) -> Judge {
         Judge {
-            args,
-            origin: Origin::named("origin"),
-            other: Origin::named("other"),
+            kind: kind.clone(),
+            other: Origin::named("other", &devices.twin),
+            devices,
             port: Port::new(0),
             buffers: SPANS.iter().map(|(_, len)| Buffer::zeroed(len * SECTOR)).collect(),
-            shared,
         }
     }
 
     fn open(
         &self,
-        twin: &Arc<Twin>,
         origin: &Arc<Origin>,
         attaches: u64,
         is_power_cut: bool,
-    ) -> Result<Pcache, String> {
-        let args = self.args.clone();
-        let options = options(attaches, false);
-        let (cache, origin) = (twin.clone(), origin.clone());
+    ) -> Result<Box<dyn Subject>, String> {
+        let mut devices = self.devices.clone();
+        devices.origin = origin.clone();
         // After a power cut, what is found there is of an earlier run of the machine.
-        let shared = self.shared.clone().in_boot(u64::from(is_power_cut));
-        Pcache::open(args, ORIGIN_BYTES, cache, origin, shared, &options)
-            .map_err(|error| error.to_string())
+        devices.shared = devices.shared.in_boot(u64::from(is_power_cut));
+        self.kind.open(devices, attaches, Who::Judge)
     }
 
     /// Attaches to the state that `twin` stands for and compares all it shows with `model`.
@@ -84,59 +80,51 @@ impl Judge {
         scope: Scope,
         attaches: u64,
     ) -> Verdict {
-        if scope.inspects && model.is_pure {
-            self.has_no_stale_keys(twin, model)?;
+        if scope.inspects {
+            self.kind.look(twin, model, scope.is_power_cut)?;
         }
-        let pcache = self
-            .open(twin, &self.origin, attaches, scope.is_power_cut)
-            .map_err(|error| format!("attach is refused: {error}"))?;
-        if pcache.is_origin_consistent() && !scope.is_origin_fine {
+        let subject = match self.open(&self.devices.origin, attaches, scope.is_power_cut) {
+            Ok(subject) => subject,
+            // Nobody was served since the format began.
+            Err(error) if !model.is_labelled && self.kind.is_cut_format(&error) => return Ok(None),
+            Err(error) => return Err(format!("attach is refused: {error}")),
+        };
+        if subject.is_origin_consistent() && !scope.is_origin_fine {
             return Err("the recovered cache takes the origin alone for consistent".into());
         }
-        let shown = self.read(&pcache)?;
+        let shown = self.read(&*subject)?;
         for (slot, shown) in shown.iter().enumerate() {
             check(model, slot, *shown, scope.is_power_cut)?;
         }
-        check_percent(&pcache, model)?;
-        self.write_back(&pcache, model, &shown, scope.is_power_cut)?;
-        Ok(shown)
+        self.kind.check(&*subject, model)?;
+        self.write_back(&*subject, model, &shown, scope.is_power_cut)?;
+        Ok(Some(shown))
     }
 
     /// A cache is not attached to an origin that it does not belong to; unless it is empty, and
-    /// new or about to be formatted.
-    pub fn other_origin(
-        &mut self,
-        twin: &Arc<Twin>,
-        model: &Model,
-        attaches: u64,
-    ) -> Result<(), String> {
-        let opened = self.open(twin, &self.other.clone(), attaches, true);
-        let Ok(pcache) = opened else { return Ok(()) };
-        if model.is_labelled || self.read(&pcache)? != [Shown::Origin; SLOTS] {
+    /// new or about to be formatted, or of a target that lets empty caches go.
+    pub fn other_origin(&mut self, model: &Model, attaches: u64) -> Result<(), String> {
+        let opened = self.open(&self.other, attaches, true);
+        let Ok(subject) = opened else { return Ok(()) };
+        let is_bound = model.is_labelled && self.kind.binds_empty();
+        if is_bound || self.read(&*subject)? != [Shown::Origin; SLOTS] {
             return Err("attached to an origin that it does not belong to".into());
         }
         Ok(())
     }
 
-    fn has_no_stale_keys(&self, twin: &Arc<Twin>, model: &Model) -> Result<(), String> {
-        match inspect::inspect(twin.clone(), GEOMETRY) {
-            Ok(report) if report.stale_keys > 0 => {
-                Err(format!("{} keys of reused segments are in the log", report.stale_keys))
-            }
-            Err(error) if model.is_labelled => Err(format!("inspect: {error}")),
-            _ => Ok(()),
-        }
-    }
-
-    fn read(&mut self, pcache: &Pcache) -> Result<[Shown; SLOTS], String> {
+    fn read(&mut self, subject: &dyn Subject) -> Result<[Shown; SLOTS], String> {
         let mut shown = [Shown::Origin; SLOTS];
         let mut slot = 0;
         for span in 0..SPANS.len() {
             let buffer = std::mem::replace(&mut self.buffers[span], Buffer::empty());
-            pcache.submit(Bio::read(offset_of(slot), buffer, 0), &mut self.port);
+            subject.submit(Bio::read(offset_of(slot), buffer, 0), &mut self.port);
             while let Some(mut io) = self.port.ios.pop_front() {
-                fill(io.buffer.as_mut_slice(), ORIGIN_MARK);
-                pcache.complete(io, &mut self.port);
+                match is_for_cache(&io) {
+                    true => self.devices.ssd.carry_out(&mut io),
+                    false => fill(io.buffer.as_mut_slice(), ORIGIN_MARK),
+                }
+                subject.complete(io, &mut self.port);
             }
             let bio = self.port.done.pop_front().ok_or("a read waits")?;
             for sector in bio.buffer.as_slice().chunks(SECTOR) {
@@ -156,29 +144,35 @@ impl Judge {
     /// Writes everything back; the origin must then be what was shown, and consistent on the way.
     fn write_back(
         &mut self,
-        pcache: &Pcache,
+        subject: &dyn Subject,
         model: &Model,
         shown: &[Shown; SLOTS],
         is_power_cut: bool,
     ) -> Result<(), String> {
         let mut written = [None; SLOTS];
-        pcache.set_draining(true);
+        subject.set_draining(true);
         let mut now = 0;
         let mut unflushed = false;
-        while pcache.dirty().bytes > 0 {
+        while subject.dirty().bytes > 0 {
             now += SECOND / 10;
             if now > 40 * SECOND {
                 return Err("write-back of the recovered cache makes no progress".into());
             }
-            pcache.tick(now, &mut self.port);
-            while let Some(io) = self.port.ios.pop_front() {
+            subject.tick(now, &mut self.port);
+            while let Some(mut io) = self.port.ios.pop_front() {
+                if is_for_cache(&io) {
+                    self.devices.ssd.carry_out(&mut io);
+                    subject.complete(io, &mut self.port);
+                    continue;
+                }
                 match io.op {
                     Op::Write => note(&io, &mut written)?,
                     Op::Flush => unflushed = false,
+                    Op::Read => fill(io.buffer.as_mut_slice(), ORIGIN_MARK),
                     op => return Err(format!("write-back does {op:?}")),
                 }
                 unflushed |= io.op == Op::Write;
-                pcache.complete(io, &mut self.port);
+                subject.complete(io, &mut self.port);
             }
         }
         if unflushed {
@@ -239,18 +233,6 @@ fn check(model: &Model, slot: usize, shown: Shown, is_power_cut: bool) -> Result
             };
             bad.map_or(Ok(()), |stamp| Err(why("not cached, the origin's", stamp)))
         }
-    }
-}
-
-fn check_percent(pcache: &Pcache, model: &Model) -> Result<(), String> {
-    if model.percents == [70] {
-        return Ok(());
-    }
-    let status = pcache.status();
-    let found = status.split(' ').nth(4).and_then(|word| word.parse().ok());
-    match found {
-        Some(percent) if model.percents.contains(&percent) => Ok(()),
-        _ => Err(format!("gc_percent is none of {:?}: {status}", model.percents)),
     }
 }
 

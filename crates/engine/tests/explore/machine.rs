@@ -1,71 +1,63 @@
 //! A server with its devices, driven through a program on one thread; everything goes to a trace.
 
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 
-use udm::bio::{Bio, Op};
-use udm::buffer::Buffer;
+use udm::bio::Op;
 use udm::disk::{Disk, DiskIo, DiskLimits, Ring};
-use udm::error::Status;
-use udm::pcache::layout::Geometry;
-use udm::pcache::{OpenOptions, Pcache, TableArgs, shared_words};
-use udm::pmem::Persistence;
 use udm::prng::Prng;
 use udm::shm::SharedWords;
-use udm::target::{Port, Target};
+use udm::target::Port;
 use udm::units::{Nanos, SECOND};
 
 use crate::elsewhere;
-use crate::model::{Model, ORIGIN_BYTES, SECTOR, SLOTS, fill, offset_of, slot_at, stamp_of};
+use crate::model::{Model, ORIGIN_BYTES, SECTOR, SLOTS};
 use crate::program::Step;
+use crate::sectors::{End, Sectors};
+use crate::ssd::Ssd;
+use crate::subject::{Devices, Kind, Subject, Who};
 use crate::trace::{Ask, Event, Trace};
 use crate::twin::Twin;
 
-pub const GEOMETRY: Geometry = Geometry { segment_bytes: 12288 + 4096, device_bytes_min: 0 };
-pub const STRIPES: usize = 2;
-
-/// What a history runs on.
-#[derive(Clone, Copy, Debug)]
-pub struct Setup {
-    pub segments: u64,
-    pub persistence: Persistence,
-    pub table: &'static str,
-}
-
-impl Setup {
-    pub fn device_bytes(&self) -> usize {
-        (20480 + self.segments * GEOMETRY.segment_bytes) as usize
-    }
-
-    pub fn args(&self) -> TableArgs {
-        let words: Vec<&str> = self.table.split_whitespace().collect();
-        TableArgs::parse(&words).map_err(|error| error.error).unwrap()
-    }
-}
-
-/// The origin as the engine knows it: limits. Its I/O is carried out by whoever drives.
+/// The origin as the engine knows it: limits. Its I/O is carried out by whoever drives; only an
+/// attach may flush it by itself.
 #[derive(Debug)]
-pub struct Origin(DiskLimits);
+pub struct Origin {
+    limits: DiskLimits,
+    twin: Arc<Twin>,
+    next_id: AtomicU32,
+}
+
+/// Numbers of the flushes of attaches; the machine's own are far below.
+const OWN_IDS: u32 = 1 << 31;
 
 impl Origin {
-    pub fn named(name: &str) -> Arc<Origin> {
-        Arc::new(Origin(DiskLimits {
+    /// `twin` has the record.
+    pub fn named(name: &str, twin: &Arc<Twin>) -> Arc<Origin> {
+        let limits = DiskLimits {
             name: name.into(),
             size_bytes: ORIGIN_BYTES,
             block_bytes: 512,
             has_discard: true,
             identity: name.into(),
             kernel_name: name.into(),
-        }))
+        };
+        Arc::new(Origin { limits, twin: twin.clone(), next_id: AtomicU32::new(OWN_IDS) })
     }
 }
 
 impl Disk for Origin {
     fn limits(&self) -> &DiskLimits {
-        &self.0
+        &self.limits
     }
 
-    fn start(&self, _: DiskIo, _: &mut Ring) {
-        unreachable!("the explorer carries out I/O itself");
+    fn start(&self, io: DiskIo, ring: &mut Ring) {
+        assert!(io.op == Op::Flush, "the explorer carries out I/O itself");
+        let id = self.next_id.fetch_add(1, Ordering::Relaxed);
+        self.twin.note(Event::OriginFlush(id));
+        self.twin.note(Event::OriginDone(id, true));
+        ring.finish(io, Ok(()));
     }
 }
 
@@ -73,6 +65,8 @@ impl Disk for Origin {
 #[derive(Clone, Debug)]
 pub struct Scene {
     pub image: Vec<u8>,
+    /// What a disk holds beyond that, and has not flushed.
+    pub unflushed: Sectors,
     pub model: Model,
     /// What shared memory holds; empty when it was lost.
     pub shared: Vec<u64>,
@@ -80,20 +74,23 @@ pub struct Scene {
 }
 
 impl Scene {
-    pub fn blank(setup: &Setup, salt: u64) -> Scene {
-        let image = vec![0; setup.device_bytes()];
-        Scene { image, model: Model::new(salt), shared: Vec::new(), attaches: 0 }
+    pub fn blank(kind: &dyn Kind, salt: u64) -> Scene {
+        Scene {
+            image: vec![0; kind.device_bytes()],
+            unflushed: Sectors::default(),
+            model: Model::new(salt),
+            shared: Vec::new(),
+            attaches: 0,
+        }
     }
-}
 
-impl Scene {
     /// An empty cache that was attached once.
-    pub fn formatted(setup: &Setup, salt: u64) -> Result<Scene, String> {
-        let mut scene = Scene::blank(setup, salt);
-        let mut machine = Machine::new(*setup, &scene, 0);
-        machine.attach(false)?;
+    pub fn formatted(kind: &Arc<dyn Kind>, salt: u64) -> Result<Scene, String> {
+        let mut scene = Scene::blank(&**kind, salt);
+        let mut machine = Machine::new(kind, &scene, 0);
+        machine.attach(Who::Server)?;
         machine.remove()?;
-        scene.image = machine.twin.image();
+        scene.image = machine.devices.twin.image();
         scene.attaches = machine.attaches;
         scene.model.attached();
         Ok(scene)
@@ -101,64 +98,74 @@ impl Scene {
 }
 
 /// A memory whose words are as given; zeroes beyond.
-pub fn shared_of(words: &[u64]) -> SharedWords {
-    let shared = SharedWords::private(shared_words(STRIPES));
+pub fn shared_of(kind: &dyn Kind, words: &[u64]) -> SharedWords {
+    let shared = SharedWords::private(kind.shared_words());
     for (word, value) in shared.words().iter().zip(words) {
         word.store(*value, std::sync::atomic::Ordering::SeqCst);
     }
     shared
 }
 
-pub fn options(attaches: u64, force_format: bool) -> OpenOptions {
-    let attach_id = attaches.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 1;
-    OpenOptions { force_format, geometry: GEOMETRY, stripes: STRIPES, attach_id }
-}
-
-/// The token of reads that nobody waits for.
-const HELD: u64 = 1;
-
 /// What went wrong while the program ran.
 pub type Outcome = Result<(), String>;
 
+/// What comes back later: an I/O of a disk, or a request.
+type Ios = Vec<(u32, DiskIo)>;
+
 pub struct Machine {
-    setup: Setup,
-    twin: Arc<Twin>,
-    origin: Arc<Origin>,
-    shared: SharedWords,
+    pub(crate) kind: Arc<dyn Kind>,
+    pub(crate) devices: Devices,
     pub trace: Arc<Mutex<Trace>>,
     /// The model as far as clients know it; the explorer builds its own from the trace.
-    model: Model,
-    pcache: Option<Pcache>,
-    port: Port,
-    now: Nanos,
-    prng: Prng,
-    attaches: u64,
-    next_id: u32,
+    pub(crate) model: Model,
+    pub(crate) subject: Option<Box<dyn Subject>>,
+    pub(crate) port: Port,
+    pub(crate) now: Nanos,
+    pub(crate) prng: Prng,
+    pub(crate) attaches: u64,
+    pub(crate) next_id: u32,
     /// What the origin shows.
-    visible: Vec<u64>,
-    writes: Vec<(u32, DiskIo)>,
-    reads: Vec<DiskIo>,
-    is_holding_writes: bool,
-    is_holding_reads: bool,
-    failing: Option<(Op, u32)>,
+    pub(crate) visible: Vec<u64>,
+    pub(crate) writes: Ios,
+    /// Writes and flushes of the cache, where it is a disk.
+    pub(crate) cache_ios: Ios,
+    pub(crate) reads: Vec<DiskIo>,
+    pub(crate) held_reads: Vec<DiskIo>,
+    /// A client's read is being submitted.
+    pub(crate) is_reading: bool,
+    pub(crate) is_holding_writes: bool,
+    pub(crate) is_holding_reads: bool,
+    pub(crate) is_holding_cache: bool,
+    pub(crate) failing: Option<(Op, u32)>,
+    /// While requests are under way.
+    pub(crate) has_origin_failed: bool,
+    pub(crate) failing_cache: Option<Op>,
+    /// From then on, requests may fail.
+    pub(crate) has_cache_failed: bool,
+    /// Reads that nobody waits for: the first slot, and what each must show at least.
+    pub(crate) asked: HashMap<u32, (usize, Vec<usize>)>,
+    /// Writes and flushes that nobody waits for.
+    pub(crate) posted: Vec<(u32, Ask)>,
 }
 
 impl Machine {
-    pub fn new(setup: Setup, scene: &Scene, seed: u64) -> Machine {
-        let twin = Arc::new(Twin::new(scene.image.clone(), setup.persistence));
+    pub fn new(kind: &Arc<dyn Kind>, scene: &Scene, seed: u64) -> Machine {
+        let twin = Arc::new(Twin::new(scene.image.clone(), kind.ground()));
+        for (sector, content) in scene.unflushed.visible() {
+            twin.poke(sector as usize * SECTOR, content);
+        }
         let trace = Arc::new(Mutex::new(Trace::default()));
-        let shared = shared_of(&scene.shared);
+        let shared = shared_of(&**kind, &scene.shared);
         twin.record(trace.clone(), shared.clone());
         let visible =
             (0..SLOTS).map(|slot| scene.model.origin[slot].visible().next().unwrap()).collect();
+        let ssd = Ssd::new(&twin, scene.image.len());
         Machine {
-            setup,
-            twin,
-            origin: Origin::named("origin"),
-            shared,
+            kind: kind.clone(),
+            devices: Devices { ssd, origin: Origin::named("origin", &twin), twin, shared },
             trace,
             model: scene.model.clone(),
-            pcache: None,
+            subject: None,
             port: Port::new(0),
             now: 0,
             prng: Prng::new(seed),
@@ -166,141 +173,173 @@ impl Machine {
             next_id: 0,
             visible,
             writes: Vec::new(),
+            cache_ios: Vec::new(),
             reads: Vec::new(),
+            held_reads: Vec::new(),
+            is_reading: false,
             is_holding_writes: false,
             is_holding_reads: false,
+            is_holding_cache: false,
             failing: None,
+            has_origin_failed: false,
+            failing_cache: None,
+            has_cache_failed: false,
+            asked: HashMap::new(),
+            posted: Vec::new(),
         }
     }
 
-    fn note(&self, event: Event) {
-        self.twin.note_shared();
-        self.trace.lock().unwrap().push(event);
+    pub(crate) fn note(&self, event: Event) {
+        self.devices.twin.note(event);
     }
 
     /// Notes what the server says of the origin.
-    fn claim(&self) {
+    pub(crate) fn claim(&self) {
         self.note(Event::Claim(self.target().is_origin_consistent()));
     }
 
-    fn id(&mut self) -> u32 {
+    pub(crate) fn id(&mut self) -> u32 {
         self.next_id += 1;
         self.next_id
     }
 
-    fn target(&self) -> &Pcache {
-        self.pcache.as_ref().expect("the server runs")
+    pub(crate) fn target(&self) -> &dyn Subject {
+        &**self.subject.as_ref().expect("the server runs")
     }
 
     /// Runs the program, attaching first.
     pub fn run(&mut self, program: &[Step]) -> Outcome {
-        self.attach(false)?;
+        self.attach(Who::Server)?;
         for step in program {
             self.step(*step).map_err(|what| format!("{step:?}: {what}"))?;
         }
         self.is_holding_reads = false;
         self.release();
+        self.end_posted()?;
         self.check_content()
     }
 
     fn step(&mut self, step: Step) -> Outcome {
         match step {
             Step::Write { first, count, fua } => {
-                self.ask(Ask::Write { first, count, fua, is_zero: false })
+                self.ask(Ask::Write { first, count, fua, is_zero: false }, true)
             }
             Step::Zero { first, count, fua } => {
-                self.ask(Ask::Write { first, count, fua, is_zero: true })
+                self.ask(Ask::Write { first, count, fua, is_zero: true }, true)
             }
-            Step::Flush => self.ask(Ask::Flush),
-            Step::Percent(percent) => {
-                let id = self.id();
-                self.note(Event::Submit(id, Ask::Percent(percent)));
-                let words = ["gc_percent".to_string(), percent.to_string()];
-                self.target().message(&words).map_err(|error| error.to_string())?;
-                self.note(Event::Ack(id));
-                Ok(())
+            Step::Flush => self.ask(Ask::Flush, true),
+            Step::Post { first, count, fua } => {
+                self.ask(Ask::Write { first, count, fua, is_zero: false }, false)
             }
+            Step::PostFlush => self.ask(Ask::Flush, false),
+            Step::Percent(percent) => self.percent(percent),
+            Step::Message(word) => self.message(word),
             Step::Read { first, count } => self.read(first, count),
-            Step::HoldReads => {
-                self.is_holding_reads = true;
-                Ok(())
-            }
-            Step::HoldWrites => {
-                self.is_holding_writes = true;
-                Ok(())
-            }
+            Step::HoldReads => self.hold(true, false, false),
+            Step::HoldWrites => self.hold(false, true, false),
+            Step::HoldCache => self.hold(false, false, true),
             Step::OneWrite => {
                 self.one_write();
                 self.settle();
-                Ok(())
+                self.collect()
+            }
+            Step::OneCache => {
+                self.one_cache_io();
+                self.settle();
+                self.collect()
             }
             Step::Release => {
                 self.is_holding_reads = false;
                 self.release();
-                Ok(())
+                self.collect()
             }
             Step::Tick(tenths) => {
                 // As a real background does: it looks often.
                 for passed in (0..tenths).step_by(5) {
                     self.tick((tenths - passed).min(5) * SECOND / 10);
                 }
-                Ok(())
+                self.collect()
             }
-            Step::FailWrite => {
-                self.failing = Some((Op::Write, 1));
-                Ok(())
-            }
-            Step::FailFlush => {
-                self.failing = Some((Op::Flush, 1));
+            Step::FailWrite => self.fail(Op::Write),
+            Step::FailFlush => self.fail(Op::Flush),
+            Step::FailCache(op) => {
+                self.failing_cache = Some(op);
                 Ok(())
             }
             Step::Drain => self.drain(),
             Step::Check => self.check_content(),
             Step::Remove => {
                 self.remove()?;
-                self.attach(false)
+                self.attach(Who::Server)
             }
             Step::Kill => {
                 self.kill();
-                self.attach(false)
+                self.attach(Who::Server)
             }
             Step::Reformat => {
-                self.ask(Ask::Flush)?;
+                self.ask(Ask::Flush, true)?;
                 self.drain()?;
                 self.remove()?;
-                self.attach(true)
+                self.attach(Who::Formatter)
             }
             Step::Kernel(what) => self.elsewhere(what),
         }
     }
 
+    fn hold(&mut self, reads: bool, writes: bool, cache: bool) -> Outcome {
+        self.is_holding_reads |= reads;
+        self.is_holding_writes |= writes;
+        self.is_holding_cache |= cache;
+        Ok(())
+    }
+
+    fn fail(&mut self, op: Op) -> Outcome {
+        self.failing = Some((op, 1));
+        Ok(())
+    }
+
+    fn percent(&mut self, percent: u32) -> Outcome {
+        let id = self.id();
+        self.note(Event::Submit(id, Ask::Percent(percent)));
+        let words = ["gc_percent".to_string(), percent.to_string()];
+        self.target().message(&words).map_err(|error| error.to_string())?;
+        self.note(Event::Ack(id));
+        Ok(())
+    }
+
+    fn message(&mut self, word: &str) -> Outcome {
+        let done = self.target().message(&[word.to_string()]);
+        self.settle();
+        done.map(drop).or_else(|error| self.excused(error.to_string()))
+    }
+
+    /// What goes wrong may be the cache's fault.
+    pub(crate) fn excused(&self, what: String) -> Outcome {
+        if self.has_cache_failed { Ok(()) } else { Err(what) }
+    }
+
     /// Somebody else has the cache for a while.
     fn elsewhere(&mut self, what: elsewhere::What) -> Outcome {
-        self.ask(Ask::Flush)?;
+        self.ask(Ask::Flush, true)?;
         if matches!(what, elsewhere::What::StaleKeys) {
             self.drain()?;
         }
         self.remove()?;
         let visible = self.visible.clone();
-        let done = elsewhere::change(&self.twin, what, &mut self.model, &visible);
-        self.note(Event::Elsewhere(self.twin.image(), done));
-        self.attach(false)
+        let twin = &self.devices.twin;
+        let done = self.kind.elsewhere(twin, what, &mut self.model, &visible);
+        self.note(Event::Elsewhere(self.devices.twin.image(), done));
+        self.attach(Who::Server)
     }
 
-    fn attach(&mut self, force_format: bool) -> Outcome {
+    fn attach(&mut self, who: Who) -> Outcome {
         self.attaches += 1;
-        if force_format {
+        if who == Who::Formatter {
             self.note(Event::Unbound);
         }
-        let pcache = Pcache::open(
-            self.setup.args(),
-            ORIGIN_BYTES,
-            self.twin.clone(),
-            self.origin.clone(),
-            self.shared.clone(),
-            &options(self.attaches, force_format),
-        );
-        self.pcache = Some(pcache.map_err(|error| format!("attach: {error}"))?);
+        self.has_cache_failed = false;
+        let subject = self.kind.open(self.devices.clone(), self.attaches, who);
+        self.subject = Some(subject.map_err(|error| format!("attach: {error}"))?);
         self.note(Event::Attached);
         self.claim();
         Ok(())
@@ -308,17 +347,25 @@ impl Machine {
 
     fn remove(&mut self) -> Outcome {
         self.is_holding_reads = false;
+        self.end_posted()?;
+        let rested = self.target().suspend();
         self.release();
-        self.target().suspend().map_err(|error| format!("suspend: {error}"))?;
-        self.release();
+        rested.or_else(|error| self.excused(format!("suspend: {error}")))?;
+        // The background goes on until everything rests.
+        for _ in 0..400 {
+            if self.target().is_idle() {
+                break;
+            }
+            self.tick(SECOND / 10);
+        }
         if !self.target().is_idle() {
-            return Err("write-back goes on after suspend".into());
+            self.excused("no rest after suspend".into())?;
         }
         self.forget();
         Ok(())
     }
 
-    /// The process is gone; what was on its way to the origin arrives or does not.
+    /// The process is gone; what was on its way to the disks arrives or does not.
     fn kill(&mut self) {
         for (id, io) in std::mem::take(&mut self.writes) {
             let is_good = self.prng.one_in(2);
@@ -327,178 +374,27 @@ impl Machine {
             }
             self.note(Event::OriginDone(id, is_good && io.op == Op::Write));
         }
+        for (id, mut io) in std::mem::take(&mut self.cache_ios) {
+            let arrives = io.op != Op::Flush && self.prng.one_in(2);
+            let end = if arrives { End::Good } else { End::Dropped };
+            self.devices.ssd.end(id, &mut io, end);
+        }
         self.forget();
     }
 
     fn forget(&mut self) {
-        self.pcache = None;
+        self.subject = None;
         self.port = Port::new(0);
         self.reads.clear();
+        self.held_reads.clear();
         self.writes.clear();
+        self.cache_ios.clear();
+        self.asked.clear();
+        self.posted.clear();
         self.is_holding_reads = false;
         self.is_holding_writes = false;
-    }
-
-    fn ask(&mut self, ask: Ask) -> Outcome {
-        let id = self.id();
-        let bio = match ask {
-            Ask::Write { first, count, fua, is_zero: true } => {
-                let len = (count * SECTOR) as u64;
-                let op = if self.prng.one_in(2) { Op::Discard } else { Op::WriteZeroes };
-                Bio::bare(op, offset_of(first), len, fua, 0)
-            }
-            Ask::Write { first, count, fua, .. } => {
-                let mut buffer = Buffer::zeroed(count * SECTOR);
-                for (nth, sector) in buffer.as_mut_slice().chunks_mut(SECTOR).enumerate() {
-                    fill(sector, self.model.next_stamp(first + nth, false));
-                }
-                Bio::write(offset_of(first), buffer, fua, 0)
-            }
-            _ => Bio::flush(0),
-        };
-        self.note(Event::Submit(id, ask));
-        self.model.submit(id, ask);
-        let done = self.serve(bio)?;
-        done.status.map_err(|status| format!("request failed: {status}"))?;
-        self.note(Event::Ack(id));
-        self.model.ack(id);
-        Ok(())
-    }
-
-    /// Submits a bio and waits for it, with background ticks while it is parked.
-    fn serve(&mut self, bio: Bio) -> Result<Bio, String> {
-        let mut bio = Some(bio);
-        for _ in 0..400 {
-            if let Some(bio) = bio.take() {
-                self.pcache.as_ref().unwrap().submit(bio, &mut self.port);
-            }
-            self.settle();
-            while let Some(done) = self.port.done.pop_front() {
-                if done.token != HELD {
-                    return Ok(done);
-                }
-            }
-            // Waiting ends only if the origin is let go on.
-            self.release();
-            self.tick(SECOND / 10);
-            bio = self.port.parked.pop_front();
-        }
-        Err(format!("a request waits for ever: {}", self.target().status()))
-    }
-
-    fn tick(&mut self, nanos: Nanos) {
-        self.now += nanos;
-        self.pcache.as_ref().unwrap().tick(self.now, &mut self.port);
-        self.settle();
-    }
-
-    /// Starts what the target wants; completes it unless it is held.
-    fn settle(&mut self) {
-        loop {
-            while let Some(io) = self.port.ios.pop_front() {
-                self.start(io);
-            }
-            if !self.is_holding_reads && !self.reads.is_empty() {
-                let io = self.reads.remove(0);
-                self.finish_read(io);
-            } else if self.is_holding_writes || !self.one_write() {
-                return;
-            }
-        }
-    }
-
-    fn start(&mut self, io: DiskIo) {
-        match io.op {
-            Op::Read => self.reads.push(io),
-            Op::Write => {
-                self.claim();
-                let id = self.id();
-                self.note(Event::OriginWrite(id, contents(&io)));
-                self.writes.push((id, io));
-            }
-            Op::Flush => {
-                let id = self.id();
-                self.note(Event::OriginFlush(id));
-                self.writes.push((id, io));
-            }
-            Op::Discard | Op::WriteZeroes => unreachable!("runs are too short for {:?}", io.op),
-        }
-    }
-
-    fn finish_read(&mut self, mut io: DiskIo) {
-        for (nth, sector) in io.buffer.as_mut_slice().chunks_mut(SECTOR).enumerate() {
-            let slot = slot_at(io.offset + (nth * SECTOR) as u64);
-            fill(sector, slot.map_or(0, |slot| self.visible[slot]));
-        }
-        self.pcache.as_ref().unwrap().complete(io, &mut self.port);
-    }
-
-    /// Completes any one write or flush of the origin.
-    fn one_write(&mut self) -> bool {
-        if self.writes.is_empty() {
-            return false;
-        }
-        let nth = self.prng.below(self.writes.len() as u64) as usize;
-        let (id, mut io) = self.writes.remove(nth);
-        let fails = match &mut self.failing {
-            Some((op, left)) if *op == io.op => {
-                *left -= 1;
-                if *left == 0 {
-                    self.failing = None;
-                }
-                true
-            }
-            _ => false,
-        };
-        if fails {
-            io.result = Err(Status::Io);
-        } else if io.op == Op::Write {
-            self.arrive(&io);
-        }
-        self.note(Event::OriginDone(id, !fails));
-        self.pcache.as_ref().unwrap().complete(io, &mut self.port);
-        self.claim();
-        true
-    }
-
-    fn arrive(&mut self, io: &DiskIo) {
-        for (slot, stamp) in contents(io) {
-            if slot < SLOTS {
-                self.visible[slot] = stamp;
-            }
-        }
-    }
-
-    fn release(&mut self) {
-        self.is_holding_writes = false;
-        self.settle();
-    }
-
-    fn read(&mut self, first: usize, count: usize) -> Outcome {
-        let token = if self.is_holding_reads { HELD } else { 0 };
-        let bio = Bio::read(offset_of(first), Buffer::zeroed(count * SECTOR), token);
-        if self.is_holding_reads {
-            self.pcache.as_ref().unwrap().submit(bio, &mut self.port);
-            self.settle();
-            return Ok(());
-        }
-        let done = self.serve(bio)?;
-        done.status.map_err(|status| format!("read failed: {status}"))?;
-        for (nth, sector) in done.buffer.as_slice().chunks(SECTOR).enumerate() {
-            let slot = first + nth;
-            let wanted = self.model.versions[slot][self.model.done[slot]];
-            if stamp_of(sector) != Some(wanted) {
-                return Err(format!("a live read of slot {slot} does not show the last write"));
-            }
-        }
-        Ok(())
-    }
-
-    fn check_content(&mut self) -> Outcome {
-        self.is_holding_reads = false;
-        self.settle();
-        self.read(0, 12)?;
-        self.read(12, 8)
+        self.is_holding_cache = false;
+        self.failing_cache = None;
     }
 
     fn drain(&mut self) -> Outcome {
@@ -507,26 +403,24 @@ impl Machine {
         for _ in 0..400 {
             if self.target().dirty().bytes == 0 {
                 self.target().set_draining(false);
-                return Ok(());
+                return self.collect();
             }
             self.tick(SECOND / 10);
         }
-        Err(format!("drain makes no progress: {}", self.target().status()))
+        let what = format!("drain makes no progress: {}", self.target().status());
+        self.target().set_draining(false);
+        self.collect()?;
+        self.excused(what)
     }
 
-    /// Shared memory as it is now, and how often was attached.
+    pub(crate) fn tick(&mut self, nanos: Nanos) {
+        self.now += nanos;
+        self.subject.as_ref().unwrap().tick(self.now, &mut self.port);
+        self.settle();
+    }
+
+    /// How often was attached.
     pub fn attaches(&self) -> u64 {
         self.attaches
     }
-}
-
-/// What a write carries: slot (or a number beyond, for foreign sectors) and content.
-pub fn contents(io: &DiskIo) -> Vec<(usize, u64)> {
-    let sectors = io.buffer.as_slice().chunks(SECTOR).enumerate();
-    sectors
-        .map(|(nth, sector)| {
-            let slot = slot_at(io.offset + (nth * SECTOR) as u64).unwrap_or(usize::MAX);
-            (slot, stamp_of(sector).unwrap_or(u64::MAX))
-        })
-        .collect()
 }

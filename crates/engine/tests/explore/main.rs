@@ -6,10 +6,20 @@
 
 mod elsewhere;
 mod explore;
+mod in_flight;
 mod judge;
 mod machine;
+mod media;
 mod model;
+mod of_pcache;
+mod of_writecache;
 mod program;
+mod program_wc;
 mod runs;
+mod sectors;
+mod serving;
+mod ssd;
+mod stories;
+mod subject;
 mod trace;
 mod twin;

@@ -226,11 +226,21 @@ impl Model {
         }
     }
 
+    /// A request failed: what it asked for may have happened, or not.
+    pub fn failed(&mut self, id: u32) {
+        self.pending.remove(&id);
+    }
+
     /// From here on a power cut leaves at least what is flushed now.
     fn border(&mut self) {
         let newest = self.newest();
         self.intervals.last_mut().unwrap().newest = Some(newest);
         self.intervals.push(Interval { oldest: self.flushed.clone(), newest: None });
+    }
+
+    /// The cache's disk has failed: what was not flushed may be lost.
+    pub fn cache_failed(&mut self) {
+        self.done.clone_from(&self.flushed);
     }
 
     /// A kernel wrote and flushed, once for each slot.
@@ -275,6 +285,11 @@ impl Model {
     /// Whether a slot may show `stamp` after a power cut, or after the death of the process.
     pub fn may_show(&self, slot: usize, stamp: u64, is_power_cut: bool) -> bool {
         let oldest = if is_power_cut { self.flushed[slot] } else { self.done[slot] };
+        self.is_since(slot, oldest, stamp)
+    }
+
+    /// Whether `stamp` may be what a slot has had since its version `oldest`.
+    pub fn is_since(&self, slot: usize, oldest: usize, stamp: u64) -> bool {
         self.versions[slot][oldest..].contains(&stamp)
     }
 

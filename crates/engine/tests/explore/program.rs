@@ -1,5 +1,6 @@
 //! What clients and the world do: short written programs, and random ones from a seed.
 
+use udm::bio::Op;
 use udm::prng::Prng;
 
 use crate::elsewhere::What;
@@ -18,7 +19,15 @@ pub enum Step {
         fua: bool,
     },
     Flush,
+    /// As `Write` and `Flush`, but nobody waits for the end.
+    Post {
+        first: usize,
+        count: usize,
+        fua: bool,
+    },
+    PostFlush,
     Percent(u32),
+    Message(&'static str),
     Read {
         first: usize,
         count: usize,
@@ -29,12 +38,17 @@ pub enum Step {
     HoldWrites,
     /// One held write or flush comes back.
     OneWrite,
+    /// The same for a cache that is a disk.
+    HoldCache,
+    OneCache,
     Release,
     /// So many tenths of a second pass.
     Tick(u64),
     /// The next write, or flush, of the origin fails.
     FailWrite,
     FailFlush,
+    /// The same for a cache that is a disk.
+    FailCache(Op),
     Drain,
     /// Everything is read and compared.
     Check,
@@ -210,7 +224,8 @@ pub fn aftermath(prng: &mut Prng) -> Vec<Step> {
     }
 }
 
-fn range(prng: &mut Prng, longest: u64) -> (usize, usize) {
+/// A few slots of one span.
+pub fn range(prng: &mut Prng, longest: u64) -> (usize, usize) {
     let (base, len) = if prng.one_in(3) { (12, 8) } else { (0, 12) };
     let first = prng.below(len) as usize;
     let count = (1 + prng.below(longest) as usize).min(len as usize - first);

@@ -3,74 +3,35 @@
 //!
 //! Variables: `EXPLORE_SEED=s` explores that one history (with the long run: begins there),
 //! `EXPLORE_MUTANT=Name` runs that one mutant (with a seed: on that one history),
-//! `EXPLORE_SECONDS=n` bounds the long run.
+//! `EXPLORE_SECONDS=n` bounds the long run, `EXPLORE_SURVEY=1` lists all seeds that fail.
 
-use std::sync::Mutex;
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use udm::mutants::{self, Mutant};
-use udm::pmem::Persistence;
-use udm::prng::Prng;
 
 use crate::explore::{Counts, Effort, Explorer, Found, quietly};
-use crate::machine::{Scene, Setup};
-use crate::program::{Step, WRITTEN, random, written};
-
-/// Histories of the normal run. Mutants must be killed within them.
-const HISTORIES: u64 = 480 + ADAPTIVE;
-/// So many of them, the last ones, with the order `adaptive`.
-const ADAPTIVE: u64 = 40;
-/// Long histories that once found a defect; part of the normal run.
-const REGRESSIONS: [u64; 1] = [
-    // A server died owing the mark behind what it had found; the next one logged its keys first.
-    6_000_031,
-];
-/// From here on, seeds mean long histories, tried harder.
-const LONG_FROM: u64 = 1_000_000;
-const TABLES: [&str; 3] = ["C B 0", "C B 2 data_crc true", "C B 2 writeback_order fast"];
-const ADAPTIVE_TABLE: &str = "C B 2 writeback_order adaptive";
-
-/// What a seed stands for. The first ones are the written programs, without and with data CRCs.
-fn story(seed: u64) -> (Setup, Vec<Step>) {
-    let mut prng = Prng::new(seed);
-    let mut setup = Setup { segments: 10, persistence: Persistence::Cpu, table: TABLES[0] };
-    if seed < 2 * WRITTEN as u64 {
-        let (table, nth) = (seed as usize / WRITTEN, seed as usize % WRITTEN);
-        setup.table = TABLES[table];
-        setup.segments = if nth + 1 == WRITTEN { 7 } else { 10 };
-        return (setup, written(nth));
-    }
-    setup.segments = 8 + prng.below(5);
-    setup.persistence = if prng.one_in(4) { Persistence::Msync } else { Persistence::Cpu };
-    setup.table = TABLES[[0, 0, 0, 1, 1, 2][prng.below(6) as usize]];
-    let is_adaptive = match seed < LONG_FROM {
-        true => (HISTORIES - ADAPTIVE..HISTORIES).contains(&seed),
-        false => seed % 8 == 3,
-    };
-    if is_adaptive {
-        setup.table = ADAPTIVE_TABLE;
-    }
-    let longest = if seed < LONG_FROM { 40 } else { 120 };
-    let len = 6 + prng.below(longest) as usize;
-    let has_kernel = prng.one_in(3);
-    (setup, random(&mut prng, len, has_kernel))
-}
+use crate::machine::Scene;
+use crate::program::Step;
+use crate::stories::{HISTORIES, LONG_FROM, REGRESSIONS, WRITECACHE, story};
+use crate::subject::Kind;
 
 fn effort(seed: u64) -> Effort {
     match seed < LONG_FROM {
-        true => Effort { exhaust: 300, sample: 60, onward_one_in: 40, depth: 1 },
-        false => Effort { exhaust: 400, sample: 80, onward_one_in: 150, depth: 2 },
+        true => Effort { exhaust: 300, sample: 60, deaths: 8, onward_one_in: 40, depth: 1 },
+        false => Effort { exhaust: 400, sample: 80, deaths: 8, onward_one_in: 150, depth: 2 },
     }
 }
 
-fn explore(seed: u64, setup: Setup, program: &[Step]) -> (Counts, Found) {
-    let mut explorer = Explorer::new(setup, effort(seed), seed);
+fn explore(seed: u64, kind: &Arc<dyn Kind>, program: &[Step]) -> (Counts, Found) {
+    let mut explorer = Explorer::new(kind, effort(seed), seed);
     // The first story is that of a blank device; in the others the cache is there already.
     let salt = seed ^ 0x00DD_5EED;
     let scene = match program.is_empty() {
-        true => Ok(Scene::blank(&setup, salt)),
-        false => quietly(|| Scene::formatted(&setup, salt)),
+        true => Ok(Scene::blank(&**kind, salt)),
+        false => quietly(|| Scene::formatted(kind, salt)),
     };
     let found = scene.and_then(|scene| explorer.history(&scene, program, 0));
     explorer.counts.histories = 1;
@@ -78,19 +39,19 @@ fn explore(seed: u64, setup: Setup, program: &[Step]) -> (Counts, Found) {
 }
 
 fn explore_seed(seed: u64) -> (Counts, Found) {
-    let (setup, program) = story(seed);
-    explore(seed, setup, &program)
+    let (kind, program) = story(seed);
+    explore(seed, &kind, &program)
 }
 
 /// Leaves out whatever the failure does not need, for a while.
 fn minimised(seed: u64) -> (Vec<Step>, String) {
-    let (setup, mut program) = story(seed);
+    let (kind, mut program) = story(seed);
     let mut what = String::new();
     let end = Instant::now() + Duration::from_secs(20);
     let mut nth = 0;
     while nth < program.len() && Instant::now() < end {
         let step = program.remove(nth);
-        match explore(seed, setup, &program).1 {
+        match explore(seed, &kind, &program).1 {
             Err(found) if !program.is_empty() => what = found,
             _ => {
                 program.insert(nth, step);
@@ -102,10 +63,10 @@ fn minimised(seed: u64) -> (Vec<Step>, String) {
 }
 
 fn describe(seed: u64, what: &str) -> String {
-    let (setup, program) = story(seed);
+    let (kind, program) = story(seed);
     let (least, least_what) = minimised(seed);
     format!(
-        "{what}\n  replay: make explore EXPLORE_SEED={seed}\n  on {setup:?}, {} steps\n  \
+        "{what}\n  replay: make explore EXPLORE_SEED={seed}\n  on {kind:?}, {} steps\n  \
          enough: {least:?}\n  there: {least_what}",
         program.len()
     )
@@ -131,8 +92,10 @@ fn on_all_cores(work: impl Fn() + Sync) {
 }
 
 /// Explores seeds in turn on all cores until there are no more or a promise is broken.
-fn explore_all(next: impl Fn() -> Option<u64> + Sync) -> Counts {
-    std::panic::set_hook(Box::new(|_| {}));
+fn explore_all(what: &str, next: impl Fn() -> Option<u64> + Sync) -> Counts {
+    if std::env::var_os("LOUD").is_none() {
+        std::panic::set_hook(Box::new(|_| {}));
+    }
     let sum = Mutex::new((Counts::default(), Duration::ZERO, None::<(u64, String)>));
     let is_over = AtomicBool::new(false);
     on_all_cores(|| {
@@ -145,6 +108,10 @@ fn explore_all(next: impl Fn() -> Option<u64> + Sync) -> Counts {
             sum.0.add(&counts);
             sum.1 += processor_time() - start;
             if let Err(what) = found {
+                if std::env::var_os("EXPLORE_SURVEY").is_some() {
+                    println!("seed {seed}: {what}");
+                    continue;
+                }
                 is_over.store(true, Ordering::Relaxed);
                 if sum.2.as_ref().is_none_or(|(other, _)| seed < *other) {
                     sum.2 = Some((seed, what));
@@ -154,7 +121,7 @@ fn explore_all(next: impl Fn() -> Option<u64> + Sync) -> Counts {
     });
     let (counts, time, failure) = sum.into_inner().unwrap();
     let rate = counts.judged as f64 / time.as_secs_f64();
-    println!("{counts}; {rate:.0} states/s and core");
+    println!("{what}: {counts}; {rate:.0} states/s and core");
     let _ = std::panic::take_hook();
     if let Some((seed, what)) = failure {
         std::panic::set_hook(Box::new(|_| {}));
@@ -165,21 +132,34 @@ fn explore_all(next: impl Fn() -> Option<u64> + Sync) -> Counts {
     counts
 }
 
-#[test]
-fn every_crash_state_keeps_the_promises() {
+/// Explores these seeds, or the one that is asked for.
+fn explore_these(what: &str, seeds: Vec<u64>, distinct_min: u64) {
     if std::env::var_os("EXPLORE_MUTANT").is_some() {
         return;
     }
-    let seed = number("EXPLORE_SEED");
-    let seeds: Vec<u64> = match seed {
-        Some(seed) => vec![seed],
-        None => REGRESSIONS.into_iter().chain(0..HISTORIES).collect(),
+    let wanted = number("EXPLORE_SEED");
+    let seeds = match wanted {
+        Some(seed) if seeds.contains(&seed) || seed >= LONG_FROM => vec![seed],
+        Some(_) => return,
+        None => seeds,
     };
     let next = AtomicU64::new(0);
-    let counts = explore_all(|| seeds.get(next.fetch_add(1, Ordering::Relaxed) as usize).copied());
-    if seed.is_none() {
-        assert!(counts.distinct >= 1_000_000, "fewer than a million distinct states: {counts}");
+    let take = || seeds.get(next.fetch_add(1, Ordering::Relaxed) as usize).copied();
+    let counts = explore_all(what, take);
+    if wanted.is_none() {
+        let distinct = counts.distinct;
+        assert!(distinct >= distinct_min, "fewer than {distinct_min} distinct states: {counts}");
     }
+}
+
+#[test]
+fn every_crash_state_of_pcache_keeps_the_promises() {
+    explore_these("pcache", REGRESSIONS.into_iter().chain(0..HISTORIES).collect(), 1_000_000);
+}
+
+#[test]
+fn every_crash_state_of_writecache_keeps_the_promises() {
+    explore_these("writecache", WRITECACHE.collect(), 300_000);
 }
 
 /// The long run: `make soak SECONDS=n SEED=s`.
@@ -188,23 +168,24 @@ fn every_crash_state_keeps_the_promises() {
 fn soak() {
     let end = Instant::now() + Duration::from_secs(number("EXPLORE_SECONDS").unwrap_or(60));
     let next = AtomicU64::new(LONG_FROM + number("EXPLORE_SEED").unwrap_or(0) * LONG_FROM);
-    explore_all(|| (Instant::now() < end).then(|| next.fetch_add(1, Ordering::Relaxed)));
+    explore_all("both targets", || {
+        (Instant::now() < end).then(|| next.fetch_add(1, Ordering::Relaxed))
+    });
 }
 
-#[test]
-fn every_mutant_is_killed() {
+/// Lets every mutant of `group` run until one of `seeds` kills it.
+fn kill_all(group: &[Mutant], seeds: Range<u64>) {
     let wanted = std::env::var("EXPLORE_MUTANT").ok();
     let seed = number("EXPLORE_SEED");
     if wanted.is_none() && seed.is_some() {
         return;
     }
     std::panic::set_hook(Box::new(|_| {}));
-    let seeds = seed.map_or(0..HISTORIES, |seed| seed..seed + 1);
+    let seeds = seed.map_or(seeds, |seed| seed..seed + 1);
     let next = AtomicU64::new(0);
     let survivors = Mutex::new(Vec::new());
     on_all_cores(|| {
-        while let Some(&mutant) = Mutant::CRASHES.get(next.fetch_add(1, Ordering::Relaxed) as usize)
-        {
+        while let Some(&mutant) = group.get(next.fetch_add(1, Ordering::Relaxed) as usize) {
             let name = format!("{mutant:?}");
             if wanted.as_ref().is_some_and(|wanted| *wanted != name) {
                 continue;
@@ -223,4 +204,14 @@ fn every_mutant_is_killed() {
     let survivors = survivors.into_inner().unwrap();
     let _ = std::panic::take_hook();
     assert!(survivors.is_empty(), "mutants survive: {survivors:?}");
+}
+
+#[test]
+fn every_mutant_of_pcache_is_killed() {
+    kill_all(Mutant::CRASHES, 0..HISTORIES);
+}
+
+#[test]
+fn every_mutant_of_writecache_is_killed() {
+    kill_all(Mutant::WRITECACHE, WRITECACHE);
 }

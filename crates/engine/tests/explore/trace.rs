@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use crate::sectors::DiskEvent;
 use crate::twin::{LINE, PendingLine};
 
 /// What a client asked for, in slots (the sectors that the explorer looks at).
@@ -18,6 +19,16 @@ pub enum Ask {
     Percent(u32),
 }
 
+impl Ask {
+    /// The slots that it writes to: first and count.
+    pub fn slots(&self) -> Option<(usize, usize)> {
+        match *self {
+            Ask::Write { first, count, .. } => Some((first, count)),
+            Ask::Flush | Ask::Percent(_) => None,
+        }
+    }
+}
+
 #[derive(Clone, Debug)]
 pub enum Event {
     Store {
@@ -25,10 +36,16 @@ pub enum Event {
         bytes: Box<[u8]>,
     },
     Fence,
+    /// The cache is a disk, and something happened to it.
+    Disk(DiskEvent),
     /// Words of shared memory that changed.
     Shared(Vec<(u32, u64)>),
     Submit(u32, Ask),
     Ack(u32),
+    /// A request failed: what it asked for may have happened or not.
+    Failed(u32),
+    /// The cache's disk has failed: what was not flushed may be lost.
+    CacheFailed,
     /// The attach succeeded: from here on the medium is bound to its origin.
     Attached,
     /// From here on the server says whether the origin alone is consistent.
@@ -57,14 +74,14 @@ impl Trace {
 
 /// Stores that are not fenced yet.
 #[derive(Debug, Default)]
-pub struct InFlight {
+pub struct Stores {
     stores: Vec<(u32, Box<[u8]>)>,
 }
 
 /// With so few changed words, a line may leave in pieces: any subset, not only prefixes.
 const SUBSET_WORDS_MAX: usize = 3;
 
-impl InFlight {
+impl Stores {
     pub fn push(&mut self, at: u32, bytes: Box<[u8]>) {
         self.stores.push((at, bytes));
     }
@@ -93,7 +110,7 @@ impl InFlight {
     }
 
     /// Every line in flight with more than one possible content, over the durable `image`.
-    pub fn lines(&self, read: impl Fn(usize) -> [u8; LINE]) -> Arc<[PendingLine]> {
+    pub fn lines(&self, read: impl Fn(u32) -> [u8; LINE]) -> Arc<[PendingLine]> {
         let mut words: Vec<(u32, u32, u32, &[u8])> = Vec::new();
         for (order, (at, bytes)) in self.stores.iter().enumerate() {
             let mut at = *at;
@@ -109,9 +126,10 @@ impl InFlight {
         let mut lines = Vec::new();
         for words in words.chunk_by(|a, b| a.0 == b.0) {
             let number = words[0].0;
-            let durable = read(number as usize * LINE);
+            let durable = read(number);
             let options = contents(durable, words);
             if options.len() > 1 {
+                let options = options.into_iter().map(|content| content.into()).collect();
                 lines.push(PendingLine { number, options });
             }
         }

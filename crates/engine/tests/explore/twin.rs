@@ -8,6 +8,8 @@
 //! contents it may have been left with. The first load (or store) that touches an undecided line
 //! asks for a decision; lines that nobody looks at stay undecided, and whatever they hold, the
 //! run would have been the same. So one run stands for all images that agree on what it read.
+//!
+//! A line is what is kept or lost at once: 64 bytes of memory, a sector of a disk.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -16,16 +18,18 @@ use udm::error::Status;
 use udm::pmem::{Medium, Persistence, Pmem};
 use udm::shm::SharedWords;
 
+use crate::subject::Ground;
 use crate::trace::{Event, Trace};
 
+/// A line of memory.
 pub const LINE: usize = 64;
 
 /// A line in flight: what a crash may leave of it.
 #[derive(Clone, Debug)]
 pub struct PendingLine {
     pub number: u32,
-    /// Distinct; the first is the durable content, the last has every store.
-    pub options: Vec<[u8; LINE]>,
+    /// The first is the content underneath.
+    pub options: Vec<Box<[u8]>>,
 }
 
 /// One decision that a run asked for.
@@ -49,11 +53,14 @@ pub enum Beyond {
 pub struct Twin {
     len: u64,
     medium: Medium,
+    /// Bytes of a line.
+    line: usize,
     state: Mutex<State>,
 }
 
 #[derive(Debug)]
 struct State {
+    line: usize,
     image: Vec<u8>,
     undo: Vec<(u32, u32)>,
     undone: Vec<u8>,
@@ -75,7 +82,9 @@ struct Recorder {
 }
 
 impl Twin {
-    pub fn new(image: Vec<u8>, persistence: Persistence) -> Twin {
+    pub fn new(image: Vec<u8>, ground: Ground) -> Twin {
+        let persistence = ground.persistence();
+        let line = ground.line();
         let medium = Medium {
             name: "twin".into(),
             persistence,
@@ -83,9 +92,10 @@ impl Twin {
             description: "explored memory".into(),
             kernel_name: "twin".into(),
         };
-        let open = vec![0; image.len().div_ceil(LINE * 64)];
+        let open = vec![0; image.len().div_ceil(line * 64)];
         let len = image.len() as u64;
         let state = State {
+            line,
             image,
             undo: Vec::new(),
             undone: Vec::new(),
@@ -97,7 +107,7 @@ impl Twin {
             beyond: None,
             recorder: None,
         };
-        Twin { len, medium, state: Mutex::new(state) }
+        Twin { len, medium, line, state: Mutex::new(state) }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -111,11 +121,31 @@ impl Twin {
         self.state().recorder = Some(Recorder { trace, shared, seen });
     }
 
-    /// Writes down what changed in shared memory since the last event.
-    pub fn note_shared(&self) {
+    /// Writes down what happened, behind what changed in shared memory since the last event.
+    pub fn note(&self, event: Event) {
         if let Some(recorder) = &mut self.state().recorder {
             recorder.note_shared();
+            recorder.push(event);
         }
+    }
+
+    /// Bytes of a line.
+    pub fn line(&self) -> usize {
+        self.line
+    }
+
+    /// What is read there; undecided lines are decided.
+    pub fn read(&self, at: u64, into: &mut [u8]) {
+        let mut state = self.state();
+        state.look_at(at, into.len());
+        into.copy_from_slice(&state.image[at as usize..][..into.len()]);
+    }
+
+    /// What is read there from now on. Nobody is told.
+    pub fn write(&self, at: u64, bytes: &[u8]) {
+        let mut state = self.state();
+        state.look_at(at, bytes.len());
+        state.change(at as usize, bytes);
     }
 
     pub fn image(&self) -> Vec<u8> {
@@ -155,7 +185,7 @@ impl Twin {
 
     /// A hash of a line's content.
     pub fn hash_line(&self, line: u32) -> u64 {
-        hash_line(line, &self.state().image[line as usize * LINE..][..LINE])
+        hash_line(line, &self.state().image[line as usize * self.line..][..self.line])
     }
 
     /// Ends the run: everything is as it was. The decisions that it took.
@@ -217,7 +247,7 @@ impl State {
         if !self.is_judging || len == 0 {
             return;
         }
-        let (first, last) = (at as usize / LINE, (at as usize + len - 1) / LINE);
+        let (first, last) = (at as usize / self.line, (at as usize + len - 1) / self.line);
         for word in first / 64..=last / 64 {
             while self.open[word] != 0 {
                 let low = first.saturating_sub(word * 64);
@@ -234,8 +264,9 @@ impl State {
 
     fn decide(&mut self, number: u32) {
         self.open[number as usize / 64] &= !(1 << (number % 64));
-        let place = self.lines.binary_search_by_key(&number, |line| line.number).unwrap();
-        let line = &self.lines[place];
+        let lines = self.lines.clone();
+        let place = lines.binary_search_by_key(&number, |line| line.number).unwrap();
+        let line = &lines[place];
         let options = line.options.len() as u32;
         let choice = match self.decisions.get(self.decided) {
             Some(decision) => {
@@ -255,9 +286,8 @@ impl State {
             }
         };
         self.decided += 1;
-        let content = line.options[choice as usize];
         if choice != 0 {
-            self.change(number as usize * LINE, &content);
+            self.change(number as usize * self.line, &line.options[choice as usize]);
         }
     }
 
@@ -306,9 +336,7 @@ impl Pmem for Twin {
     }
 
     fn load(&self, at: u64, into: &mut [u8]) -> Result<(), Status> {
-        let mut state = self.state();
-        state.look_at(at, into.len());
-        into.copy_from_slice(&state.image[at as usize..][..into.len()]);
+        self.read(at, into);
         Ok(())
     }
 

@@ -9,7 +9,7 @@ use udm::prng::Prng;
 use udm::table::Table;
 
 use crate::oracle::SECTOR;
-use crate::plan::{Act, OriginFault, Rot};
+use crate::plan::{Act, Engine, OriginFault, Rot};
 use crate::run::{Outcome, Run, Stop, wrong};
 
 impl Run {
@@ -19,12 +19,16 @@ impl Run {
                 self.suspend(prng)?;
             }
             Act::Resume => self.resume()?,
-            Act::Percent(percent) => self.percent(percent)?,
+            Act::Message(number) => self.message(number)?,
             Act::Look => self.look()?,
             Act::Drain => self.drain(prng)?,
             Act::Remove { forgets } => self.remove(forgets, prng)?,
             Act::Kill { keeps, again } => self.kill(keeps, again, prng)?,
-            Act::PowerCut { fences: 0, again } => {
+            Act::PowerCut { fences, again } if fences == 0 || self.setup.is_on_disk() => {
+                // A disk has no fences; any moment is as good.
+                for _ in 0..fences * 4 {
+                    self.step_world(false, prng)?;
+                }
                 let pmem = self.machine.pmem.clone();
                 self.power_cut(&pmem, again, prng)?;
             }
@@ -39,8 +43,7 @@ impl Run {
             Act::Rot(rot) => self.rot(rot, prng),
             Act::Poison { is_data, bytes } => self.poison(is_data, bytes, prng),
             Act::MediumFails { after } => {
-                self.machine.pmem.fail_drains_from(after);
-                self.has_medium_failed = true;
+                self.fail_medium(after, prng);
             }
             Act::Io { .. } | Act::Pump { .. } | Act::Pass { .. } | Act::Settle => {}
         }
@@ -79,23 +82,37 @@ impl Run {
         result.or_else(|error| wrong(format!("resume: {error}")))
     }
 
-    fn percent(&mut self, percent: u32) -> Outcome {
-        let words = ["gc_percent".to_string(), percent.to_string()];
+    fn message(&mut self, number: u32) -> Outcome {
+        let is_pcache = self.setup.is_pcache();
+        let (words, is_valid) = match is_pcache {
+            true => (vec!["gc_percent".to_string(), number.to_string()], number <= 90),
+            false => {
+                let words = ["flush", "clear_stats", "flush_on_suspend", "nonsense"];
+                let word = words[number as usize % words.len()];
+                (vec![word.to_string()], word != "nonsense")
+            }
+        };
+        let is_suspended = self.state() != DeviceState::Active;
         let result = self.server().device.message(0, &words);
-        if result.is_ok() == (percent <= 90) || self.has_medium_failed {
+        let is_excused = self.has_medium_failed || !is_pcache && is_suspended;
+        if result.is_ok() == is_valid || is_excused {
             return Ok(());
         }
-        wrong(format!("message gc_percent {percent}: {result:?}"))
+        wrong(format!("message {words:?}: {result:?}"))
     }
 
     fn look(&mut self) -> Outcome {
         let device = self.server().device.clone();
         let (status, table) = (device.status(), device.table());
         let (facts, info) = (device.facts(), device.info());
-        if status.len() != 1 || status[0].split(' ').count() != 12 || facts[0].facts.is_empty() {
+        let words = if self.setup.is_pcache() { 12 } else { 17 };
+        if status.len() != 1 || status[0].split(' ').count() != words || facts[0].facts.is_empty() {
             return wrong(format!("status {status:?}, table {table:?}, info {info:?}"));
         }
         let other = Table::parse("0 8 zero").expect("a table");
+        if !self.setup.is_pcache() {
+            return Ok(());
+        }
         match device.check_load(&other) {
             Err(error) if error.kind() == Kind::Unsupported => Ok(()),
             other => wrong(format!("a pcache may be replaced: {other:?}")),
@@ -109,7 +126,13 @@ impl Run {
         self.settle(prng)?;
         self.server().device.set_draining(true);
         let is_due = self.is_healthy();
+        let mut deaths = self.tally.deaths;
         let is_done = self.run_until(prng, |run| {
+            // The next server does not know what the last one was told.
+            if run.tally.deaths > deaths {
+                deaths = run.tally.deaths;
+                run.server().device.set_draining(true);
+            }
             Ok(run.server().device.dirty().bytes == 0 && !run.has_requests())
         })?;
         self.server().device.set_draining(false);
@@ -125,7 +148,11 @@ impl Run {
         }
         // The power may have gone meanwhile, and what was drained is durable anyway.
         self.faulty_since = None;
-        let images = [self.machine.disk.image(), self.machine.disk.crash(prng).image()];
+        let mut images = vec![self.machine.disk.image()];
+        // What passed a writecache by waits for a client's flush.
+        if self.setup.is_pcache() {
+            images.push(self.machine.disk.crash(prng).image());
+        }
         for image in images {
             self.oracle.check_current(&image).map_err(|what| told("drained origin: ", &what))?;
         }
@@ -220,8 +247,30 @@ impl Run {
         self.machine.pmem.heal();
     }
 
+    /// The cache does not take what it is given any more.
+    fn fail_medium(&mut self, after: u64, prng: &mut Prng) {
+        self.has_medium_failed = true;
+        if !self.setup.is_on_disk() {
+            return self.machine.pmem.fail_drains_from(after);
+        }
+        // Not flushes: until the server hears of a failed one, it may read what that has lost.
+        let op = if prng.one_in(4) { Op::Read } else { Op::Write };
+        let fault = Fault::new(Effect::Fail(Status::Io)).times(1 + after);
+        self.machine.ssd.inject(fault.of(op));
+    }
+
     fn geometry(&self) -> Geometry {
-        Geometry { segment_bytes: self.setup.segment_bytes, device_bytes_min: 0 }
+        let Engine::Pcache { segment_bytes, .. } = self.setup.engine else {
+            unreachable!("only a pcache is damaged")
+        };
+        Geometry { segment_bytes, device_bytes_min: 0 }
+    }
+
+    fn any_segment(&self, prng: &mut Prng) -> u32 {
+        let Engine::Pcache { segments, .. } = self.setup.engine else {
+            unreachable!("only a pcache is damaged")
+        };
+        prng.below(segments) as u32
     }
 
     /// A place of 512 bytes that holds data or zeroes: rot there must be noticed. Rot of the
@@ -229,7 +278,7 @@ impl Run {
     fn place_of_data(&self, prng: &mut Prng) -> Option<u64> {
         let geometry = self.geometry();
         (0..64).find_map(|_| {
-            let segment = prng.below(self.setup.segments) as u32;
+            let segment = self.any_segment(prng);
             let places = u64::from(geometry.data_bytes()) / SECTOR as u64;
             let at = geometry.data_at(segment) + prng.below(places) * SECTOR as u64;
             let bytes = self.machine.pmem.peek(at, SECTOR);
@@ -244,7 +293,7 @@ impl Run {
         let at = match rot {
             Rot::Data => self.place_of_data(prng).map(|at| at + prng.below(SECTOR as u64)),
             Rot::Record => {
-                let segment = prng.below(self.setup.segments) as u32;
+                let segment = self.any_segment(prng);
                 let geometry = self.geometry();
                 let nth = prng.below(2);
                 let (at, stride, len) = match prng.below(5) {

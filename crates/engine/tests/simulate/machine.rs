@@ -17,12 +17,15 @@ use udm::target::{Port, Wake};
 use udm::units::Nanos;
 use udm::world::{BuildOptions, Opener, build};
 
-use crate::plan::Setup;
+use crate::plan::{Engine, Setup};
 
 /// What survives a server.
 pub struct Machine {
     pub pmem: Arc<SimPmem>,
+    /// The cache, where it is a disk.
+    pub ssd: Arc<SimDisk>,
     pub disk: Arc<SimDisk>,
+    is_on_disk: bool,
     shared: Mutex<Option<SharedWords>>,
     attaches: u64,
 }
@@ -66,8 +69,8 @@ impl Wake for Signal {
 }
 
 impl Opener for Machine {
-    fn disk(&self, _: &DeviceWord) -> Result<Arc<dyn Disk>> {
-        Ok(self.disk.clone())
+    fn disk(&self, word: &DeviceWord) -> Result<Arc<dyn Disk>> {
+        Ok(if word.path == "C" { self.ssd.clone() } else { self.disk.clone() })
     }
 
     fn pmem(&self, _: &DeviceWord) -> Result<Arc<dyn Pmem>> {
@@ -82,12 +85,17 @@ impl Opener for Machine {
 
 impl Machine {
     pub fn new(setup: &Setup) -> Machine {
-        let disk = SimDisk::new(setup.backing_bytes, 512);
-        disk.seed(setup.seed);
-        disk.hold(true);
+        let held = |bytes: u64, name: &str| {
+            let disk = SimDisk::new(bytes, 512).named(name);
+            disk.seed(setup.seed);
+            disk.hold(true);
+            Arc::new(disk)
+        };
         Machine {
+            ssd: held(setup.cache_bytes(), "ssd"),
+            disk: held(setup.backing_bytes, "sim"),
             pmem: Arc::new(SimPmem::new(setup.cache_bytes(), setup.persistence)),
-            disk: Arc::new(disk),
+            is_on_disk: setup.is_on_disk(),
             shared: Mutex::new(None),
             attaches: 0,
         }
@@ -96,12 +104,17 @@ impl Machine {
     /// Starts a server.
     pub fn start(&mut self, setup: &Setup) -> Result<Server> {
         self.attaches += 1;
-        let text = format!("0 {} pcache C B {}", setup.sectors(), setup.words);
-        let geometry = Geometry { segment_bytes: setup.segment_bytes, device_bytes_min: 0 };
+        let text = format!("0 {} {}", setup.sectors(), setup.words);
+        let geometry = match setup.engine {
+            Engine::Pcache { segment_bytes, .. } => {
+                Some(Geometry { segment_bytes, device_bytes_min: 0 })
+            }
+            Engine::Writecache { .. } => None,
+        };
         let options = BuildOptions {
             force_format: false,
             attach_id: setup.seed << 16 | self.attaches,
-            geometry: Some(geometry),
+            geometry,
         };
         let table = build(&Table::parse(&text)?, self, &options)?;
         let device = Device::with_table("sim", table)?;
@@ -126,26 +139,46 @@ impl Machine {
     /// The server of `self` has died: of the I/O under way, some still happens.
     pub fn end_io(&self, server: &mut Server, prng: &mut Prng) {
         for driver in &mut server.ports {
-            let happens = prng.below(self.disk.held(&driver.ring) as u64 + 1);
-            for _ in 0..happens {
-                self.disk.step(&mut driver.ring, prng);
+            for disk in self.disks() {
+                let happens = prng.below(disk.held(&driver.ring) as u64 + 1);
+                for _ in 0..happens {
+                    disk.step(&mut driver.ring, prng);
+                }
             }
         }
-        self.disk.abandon();
+        self.disks().iter().for_each(|disk| disk.abandon());
+    }
+
+    /// The disks that the device is made of.
+    pub fn disks(&self) -> Vec<Arc<SimDisk>> {
+        let ssd = self.is_on_disk.then(|| self.ssd.clone());
+        std::iter::once(self.disk.clone()).chain(ssd).collect()
     }
 
     /// Everything in memory is lost; `pmem` is what the cache was at that moment.
     pub fn lose_power(&mut self, pmem: &SimPmem, prng: &mut Prng) {
         self.pmem = Arc::new(pmem.crash(prng));
-        let disk = self.disk.crash(prng);
-        disk.seed(prng.next_u64());
-        self.disk.abandon();
-        self.disk = Arc::new(disk);
+        let mut after = |disk: &SimDisk| {
+            let left = disk.crash(prng);
+            left.seed(prng.next_u64());
+            disk.abandon();
+            Arc::new(left)
+        };
+        self.disk = after(&self.disk);
+        if self.is_on_disk {
+            self.ssd = after(&self.ssd);
+        }
         self.forget_shared();
     }
 
     pub fn forget_shared(&mut self) {
         *self.shared.lock().unwrap() = None;
+    }
+
+    /// The user erases the cache's front.
+    pub fn erase_cache(&self) {
+        self.pmem.poke(0, &[0; 64 << 10]);
+        self.ssd.poke(0, &[0; 64 << 10]);
     }
 
     /// A copy of shared memory, to go back to.

@@ -28,11 +28,13 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use plan::WRITECACHE_FROM;
 use run::Tally;
 use shrink::{Failure, replay, shrunk};
 
-/// Histories of a plain run, and their steps.
+/// Histories of a plain run, of pcache and of writecache, and their steps.
 const HISTORIES: u64 = 500;
+const WRITECACHE_HISTORIES: u64 = 300;
 const STEPS: usize = 400;
 /// How long real threads run.
 const STRESS: Duration = Duration::from_secs(8);
@@ -89,8 +91,9 @@ fn run_many(args: &Args, regressions: &[u64]) -> (Tally, Option<Failure>) {
     let first = args.seed.unwrap_or(1);
     let histories = match seconds {
         Some(_) => u64::MAX,
-        None => args.histories.unwrap_or(HISTORIES),
+        None => args.histories.unwrap_or(HISTORIES + WRITECACHE_HISTORIES),
     };
+    let is_plain = seconds.is_none() && args.histories.is_none();
     let start = Instant::now();
     let next = AtomicU64::new(0);
     let is_over = AtomicBool::new(false);
@@ -105,7 +108,7 @@ fn run_many(args: &Args, regressions: &[u64]) -> (Tally, Option<Failure>) {
             }
             let seed = match regressions.get(nth as usize) {
                 Some(seed) => *seed,
-                None => first.wrapping_add(nth - known),
+                None => seed_of(first, nth - known, is_plain),
             };
             let (tally, failure) = replay(seed, steps, None);
             let mut sum = sum.lock().unwrap();
@@ -130,6 +133,17 @@ fn run_many(args: &Args, regressions: &[u64]) -> (Tally, Option<Failure>) {
         }
     });
     sum.into_inner().unwrap()
+}
+
+/// The seed of history `nth`: a plain run goes through pcache's first, others take turns.
+fn seed_of(first: u64, nth: u64, is_plain: bool) -> u64 {
+    let of_writecache = |nth| WRITECACHE_FROM.wrapping_add(first).wrapping_add(nth);
+    match nth.checked_sub(HISTORIES) {
+        Some(nth) if is_plain => of_writecache(nth),
+        _ if is_plain || first >= WRITECACHE_FROM => first.wrapping_add(nth),
+        _ if nth.is_multiple_of(2) => first.wrapping_add(nth / 2),
+        _ => of_writecache(nth / 2),
+    }
 }
 
 fn report(tally: &Tally, elapsed: Duration) {
@@ -181,9 +195,12 @@ fn stress_some(args: &Args) -> ExitCode {
 #[cfg(feature = "mutants")]
 fn mutants(steps: usize) -> ExitCode {
     use udm::mutants::{Mutant, set};
-    for &mutant in Mutant::ALL {
+    let all = Mutant::CRASHES.iter().map(|mutant| (mutant, 1));
+    let all = all.chain(Mutant::WRITECACHE.iter().map(|mutant| (mutant, WRITECACHE_FROM)));
+    for (&mutant, first) in all {
         set(Some(mutant));
-        let killer = (1..=MUTANT_HISTORIES).find_map(|seed| replay(seed, steps, None).1);
+        let mut seeds = first..first + MUTANT_HISTORIES;
+        let killer = seeds.find_map(|seed| replay(seed, steps, None).1);
         set(None);
         let what = killer.map_or("SURVIVES".to_string(), |failure| failure.headline());
         println!("{mutant:?}: {what}");

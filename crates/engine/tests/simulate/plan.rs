@@ -7,12 +7,29 @@ use udm::pmem::Persistence;
 use udm::prng::Prng;
 use udm::units::{MIB, Nanos, SECOND};
 
+/// Which target, on which cache.
+#[derive(Clone, Copy, Debug)]
+pub enum Engine {
+    Pcache {
+        segments: u64,
+        segment_bytes: u64,
+    },
+    Writecache {
+        is_on_disk: bool,
+        cache_bytes: u64,
+        /// Sectors of the smallest request.
+        block_sectors: usize,
+    },
+}
+
+/// From this seed on, worlds are those of writecache.
+pub const WRITECACHE_FROM: u64 = 1 << 32;
+
 /// What a world is made of.
 #[derive(Clone, Debug)]
 pub struct Setup {
     pub seed: u64,
-    pub segments: u64,
-    pub segment_bytes: u64,
+    pub engine: Engine,
     pub backing_bytes: u64,
     pub persistence: Persistence,
     pub clients: usize,
@@ -70,8 +87,8 @@ pub enum Act {
     Settle,
     Suspend,
     Resume,
-    /// `gc_percent`; some are out of range.
-    Percent(u32),
+    /// `gc_percent`, some out of range; a writecache flushes or clears its counters.
+    Message(u32),
     /// Status, table, facts; a table that may not be loaded.
     Look,
     /// All goes to the origin.
@@ -127,6 +144,45 @@ pub enum Rot {
 
 /// The world of a seed.
 pub fn setup(seed: u64) -> Setup {
+    if seed >= WRITECACHE_FROM { setup_writecache(seed) } else { setup_pcache(seed) }
+}
+
+fn setup_writecache(seed: u64) -> Setup {
+    let mut prng = Prng::new(seed ^ 0x0057_C0DE);
+    let trouble = match prng.below(6) {
+        0 | 1 => Trouble::Nothing,
+        2..5 => Trouble::Origin,
+        _ => Trouble::Medium,
+    };
+    let is_on_disk = prng.one_in(2);
+    let block_sectors = 1 << prng.below(4);
+    let options = match prng.below(8) {
+        0 => "2 autocommit_blocks 5",
+        1 => "2 max_age 3000",
+        2 => "4 high_watermark 20 low_watermark 10",
+        3 => "2 start_sector 8",
+        4 if is_on_disk => "2 pause_writeback 0",
+        5 => "2 autocommit_time 10",
+        _ => "0",
+    };
+    let mode = if is_on_disk { "s" } else { "p" };
+    Setup {
+        seed,
+        engine: Engine::Writecache {
+            is_on_disk,
+            cache_bytes: (64 << 10) << prng.below(6),
+            block_sectors,
+        },
+        backing_bytes: 5 * MIB,
+        persistence: if prng.one_in(3) { Persistence::Msync } else { Persistence::Cpu },
+        clients: 1 + prng.below(4) as usize,
+        words: format!("writecache {mode} B C {} {options}", block_sectors * 512),
+        is_ordered: false,
+        trouble,
+    }
+}
+
+fn setup_pcache(seed: u64) -> Setup {
     let mut prng = Prng::new(seed ^ 0x0051_3017);
     let trouble = match prng.below(8) {
         0 | 1 => Trouble::Nothing,
@@ -145,14 +201,15 @@ pub fn setup(seed: u64) -> Setup {
         words += " read_fill never";
     }
     let spread = if prng.one_in(3) { 40 } else { 10 };
+    let segments = 8 + prng.below(spread);
+    let segment_bytes = if prng.one_in(4) { 256 << 10 } else { 64 << 10 };
     Setup {
         seed,
-        segments: 8 + prng.below(spread),
-        segment_bytes: if prng.one_in(4) { 256 << 10 } else { 64 << 10 },
+        engine: Engine::Pcache { segments, segment_bytes },
         backing_bytes: 5 * MIB,
         persistence: if prng.one_in(3) { Persistence::Msync } else { Persistence::Cpu },
         clients: 1 + prng.below(4) as usize,
-        words,
+        words: format!("pcache C B {words}"),
         is_ordered,
         trouble,
     }
@@ -164,7 +221,27 @@ impl Setup {
     }
 
     pub fn cache_bytes(&self) -> u64 {
-        20480 + self.segments * self.segment_bytes
+        match self.engine {
+            Engine::Pcache { segments, segment_bytes } => 20480 + segments * segment_bytes,
+            Engine::Writecache { cache_bytes, .. } => cache_bytes,
+        }
+    }
+
+    /// Sectors of the smallest request.
+    pub fn block_sectors(&self) -> usize {
+        match self.engine {
+            Engine::Pcache { .. } => 1,
+            Engine::Writecache { block_sectors, .. } => block_sectors,
+        }
+    }
+
+    pub fn is_pcache(&self) -> bool {
+        matches!(self.engine, Engine::Pcache { .. })
+    }
+
+    /// Whether the cache is a disk.
+    pub fn is_on_disk(&self) -> bool {
+        matches!(self.engine, Engine::Writecache { is_on_disk: true, .. })
     }
 }
 
@@ -183,7 +260,7 @@ fn act(setup: &Setup, prng: &mut Prng) -> Act {
         153..157 => Act::Settle,
         157..160 => Act::Suspend,
         160..164 => Act::Resume,
-        164..166 => Act::Percent(prng.below(100) as u32),
+        164..166 => Act::Message(prng.below(100) as u32),
         166..168 => Act::Look,
         168..171 => Act::Drain,
         171..173 => Act::Remove { forgets: prng.one_in(2) },
@@ -213,7 +290,7 @@ fn io(setup: &Setup, prng: &mut Prng) -> Act {
         4..8 => 8 * (1 + prng.below(4)),
         _ => 1 + prng.below(16),
     };
-    let count = count.min(sectors - first) as usize;
+    let (first, count) = whole(setup.block_sectors() as u64, first, count.min(sectors - first));
     let op = match prng.below(100) {
         0..55 => Op::Write,
         55..80 => Op::Read,
@@ -221,8 +298,18 @@ fn io(setup: &Setup, prng: &mut Prng) -> Act {
         90..95 => Op::Discard,
         _ => Op::WriteZeroes,
     };
+    // Zeroes pass a writecache by: a failing origin may lose them, as it may lose any disk's.
+    let passes_by = !setup.is_pcache() && matches!(op, Op::Discard | Op::WriteZeroes);
+    let op = if passes_by && setup.trouble == Trouble::Origin { Op::Write } else { op };
     let client = prng.below(setup.clients as u64) as usize;
-    Act::Io { client, op, first: first as usize, count, fua: prng.one_in(8) }
+    Act::Io { client, op, first, count, fua: prng.one_in(8) }
+}
+
+/// The whole blocks around a range.
+fn whole(block: u64, first: u64, count: u64) -> (usize, usize) {
+    let end = (first + count).next_multiple_of(block);
+    let first = first / block * block;
+    (first as usize, (end - first) as usize)
 }
 
 fn passing(prng: &mut Prng) -> Nanos {

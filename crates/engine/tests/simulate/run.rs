@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use udm::bio::{Bio, Op};
 use udm::buffer::Buffer;
 use udm::device::DeviceState;
-use udm::disk::Disk;
+use udm::disk::Ring;
 use udm::error::{Kind, Status};
 use udm::pmem::sim::SimPmem;
 use udm::prng::Prng;
@@ -79,6 +79,7 @@ pub struct Run {
     /// What tells that shared memory belongs to the medium is damaged there.
     pub is_orphaned: bool,
     is_removing: bool,
+    has_served: bool,
     /// The power cut to come, and the fences until the one after it.
     pub is_cut_armed: bool,
     pub cut_again: u64,
@@ -101,6 +102,7 @@ impl Run {
             has_medium_failed: false,
             is_orphaned: false,
             is_removing: false,
+            has_served: false,
             is_cut_armed: false,
             cut_again: 0,
         };
@@ -186,10 +188,11 @@ impl Run {
     }
 
     /// Lets one thing happen, somewhere; false if nothing can.
-    fn step_world(&mut self, is_slow: bool, prng: &mut Prng) -> Outcome<bool> {
+    pub fn step_world(&mut self, is_slow: bool, prng: &mut Prng) -> Outcome<bool> {
         self.tally.moves += 1;
         self.now += prng.below(20_000);
-        let disk = self.machine.disk.clone();
+        let disks = self.machine.disks();
+        let held = |ring: &Ring| disks.iter().map(|disk| disk.held(ring)).sum::<usize>();
         let now = self.now;
         let server = self.server();
         let threads = server.ports.len() as u64;
@@ -206,13 +209,16 @@ impl Run {
             } else if !port.ios.is_empty() {
                 let count = 1 + prng.below(port.ios.len() as u64);
                 for io in port.ios.drain(..count as usize) {
-                    disk.start(io, &mut driver.ring);
+                    io.disk.clone().start(io, &mut driver.ring);
                 }
             } else if driver.ring.has_ended() && !prng.one_in(4) {
                 let io = driver.ring.pop_completed().expect("something has ended");
                 server.device.complete(io, port);
-            } else if disk.held(&driver.ring) > 0 && (!is_slow || prng.one_in(16)) {
-                disk.step(&mut driver.ring, prng);
+            } else if held(&driver.ring) > 0 && (!is_slow || prng.one_in(16)) {
+                let movable: Vec<_> =
+                    disks.iter().filter(|disk| disk.held(&driver.ring) > 0).collect();
+                let nth = if movable.len() > 1 { prng.below(movable.len() as u64) } else { 0 };
+                movable[nth as usize].step(&mut driver.ring, prng);
             } else if driver.ring.has_ended() {
                 continue;
             } else if !port.parked.is_empty() && driver.room_epoch != epoch {
@@ -233,7 +239,7 @@ impl Run {
             || server
                 .ports
                 .iter()
-                .any(|driver| driver.ring.has_ended() || (is_slow && disk.held(&driver.ring) > 0));
+                .any(|driver| driver.ring.has_ended() || (is_slow && held(&driver.ring) > 0));
         Ok(has_work)
     }
 
@@ -267,6 +273,10 @@ impl Run {
         match status {
             Status::Io if self.is_removing => true,
             _ if self.has_medium_failed => matches!(status, Status::Io | Status::NoSpace),
+            // What a dead server let pass by may be owed a flush of the origin.
+            Status::Io if !self.setup.is_pcache() && (request.op == Op::Flush || request.fua) => {
+                self.faulty_until >= request.since
+            }
             Status::Io => is_read && (self.faulty_until >= request.since || self.is_damaged),
             Status::Corrupt => is_read && self.is_damaged,
             Status::NoSpace => !is_read && (is_hopeless || self.is_damaged),
@@ -401,8 +411,13 @@ impl Run {
             match result {
                 Ok(server) => {
                     self.server = Some(server);
+                    self.has_served = true;
                     self.is_orphaned = false;
                     return Ok(());
+                }
+                // A format that was cut off is left to the user, who erases the device.
+                Err(error) if !self.has_served && error.to_string().contains("cut short") => {
+                    self.machine.erase_cache();
                 }
                 Err(error) if self.is_damaged => {
                     let kinds = [Kind::Io, Kind::Invalid, Kind::Refused, Kind::Fault];
@@ -427,7 +442,7 @@ impl Run {
     /// Leaves the world, whatever state it is in.
     pub fn abandon(mut self) {
         if let Some(server) = self.server.take() {
-            self.machine.disk.abandon();
+            self.machine.disks().iter().for_each(|disk| disk.abandon());
             server.die();
         }
     }

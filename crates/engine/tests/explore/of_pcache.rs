@@ -1,0 +1,124 @@
+//! pcache under exploration.
+
+use std::sync::Arc;
+
+use udm::pcache::layout::Geometry;
+use udm::pcache::{OpenOptions, Pcache, TableArgs, inspect, shared_words};
+use udm::pmem::Persistence;
+
+use crate::elsewhere::{self, What};
+use crate::model::{Model, ORIGIN_BYTES};
+use crate::subject::{Devices, Ground, Kind, Subject, Who};
+use crate::twin::Twin;
+
+pub const GEOMETRY: Geometry = Geometry { segment_bytes: 12288 + 4096, device_bytes_min: 0 };
+const STRIPES: usize = 2;
+
+impl Subject for Pcache {
+    fn is_origin_consistent(&self) -> bool {
+        self.is_origin_consistent()
+    }
+}
+
+/// What a history runs on.
+#[derive(Clone, Debug)]
+pub struct PcacheKind {
+    segments: u64,
+    persistence: Persistence,
+    args: TableArgs,
+}
+
+impl PcacheKind {
+    pub fn new(segments: u64, persistence: Persistence, table: &str) -> PcacheKind {
+        let words: Vec<&str> = table.split_whitespace().collect();
+        let args = TableArgs::parse(&words).map_err(|error| error.error).unwrap();
+        PcacheKind { segments, persistence, args }
+    }
+}
+
+impl Kind for PcacheKind {
+    fn device_bytes(&self) -> usize {
+        (20480 + self.segments * GEOMETRY.segment_bytes) as usize
+    }
+
+    fn ground(&self) -> Ground {
+        Ground::Memory(self.persistence)
+    }
+
+    fn passes_by(&self) -> bool {
+        false
+    }
+
+    fn shared_words(&self) -> usize {
+        shared_words(STRIPES)
+    }
+
+    fn owner_word(&self) -> u32 {
+        2
+    }
+
+    fn open(&self, devices: Devices, attaches: u64, who: Who) -> Result<Box<dyn Subject>, String> {
+        let mut args = self.args.clone();
+        args.fills_reads &= who != Who::Judge;
+        let options = OpenOptions {
+            force_format: who == Who::Formatter,
+            geometry: GEOMETRY,
+            stripes: STRIPES,
+            attach_id: attaches.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 1,
+        };
+        let Devices { twin, origin, shared, .. } = devices;
+        let pcache = Pcache::open(args, ORIGIN_BYTES, twin, origin, shared, &options);
+        pcache.map(|pcache| Box::new(pcache) as _).map_err(|error| error.to_string())
+    }
+
+    fn binds_empty(&self) -> bool {
+        true
+    }
+
+    fn is_cut_format(&self, _: &str) -> bool {
+        false
+    }
+
+    /// Part of what lets a segment be reused: a tail, or a generation.
+    fn is_telling(&self, at: u32) -> bool {
+        let at = u64::from(at);
+        let in_segment = at.wrapping_sub(20480) % GEOMETRY.segment_bytes;
+        (16384..20480).contains(&at) || at >= 20480 && (8192..12288).contains(&in_segment)
+    }
+
+    /// No key of a reused segment is in a log that only udm wrote.
+    fn look(&self, twin: &Arc<Twin>, model: &Model, _: bool) -> Result<(), String> {
+        if !model.is_pure {
+            return Ok(());
+        }
+        match inspect::inspect(twin.clone(), GEOMETRY) {
+            Ok(report) if report.stale_keys > 0 => {
+                Err(format!("{} keys of reused segments are in the log", report.stale_keys))
+            }
+            Err(error) if model.is_labelled => Err(format!("inspect: {error}")),
+            _ => Ok(()),
+        }
+    }
+
+    fn check(&self, subject: &dyn Subject, model: &Model) -> Result<(), String> {
+        if model.percents == [70] {
+            return Ok(());
+        }
+        let status = subject.status();
+        let found = status.split(' ').nth(4).and_then(|word| word.parse().ok());
+        match found {
+            Some(percent) if model.percents.contains(&percent) => Ok(()),
+            _ => Err(format!("gc_percent is none of {:?}: {status}", model.percents)),
+        }
+    }
+
+    fn elsewhere(
+        &self,
+        twin: &Twin,
+        what: What,
+        model: &mut Model,
+        origin: &[u64],
+    ) -> Vec<(usize, u64)> {
+        elsewhere::change(twin, what, model, origin)
+    }
+}

@@ -1,0 +1,350 @@
+//! The machine at work: requests and their ends, and the I/O of both disks in any order.
+
+use std::collections::VecDeque;
+
+use udm::bio::{Bio, Op};
+use udm::buffer::Buffer;
+use udm::disk::DiskIo;
+use udm::error::Status;
+use udm::units::SECOND;
+
+use crate::machine::{Machine, Outcome};
+use crate::model::{SECTOR, SLOTS, fill, offset_of, slot_at, stamp_of};
+use crate::sectors::End;
+use crate::ssd::is_for_cache;
+use crate::subject::Ground;
+use crate::trace::{Ask, Event};
+
+impl Machine {
+    /// Submits a request, and waits for its end or leaves it under way.
+    pub(crate) fn ask(&mut self, ask: Ask, waits: bool) -> Outcome {
+        let ask = self.in_blocks(ask);
+        // Of two writes at once, either may win: let the other one end first.
+        if ask.slots().is_some_and(|(first, count)| self.is_under_way(first, count)) {
+            self.end_posted()?;
+        }
+        let id = self.id();
+        let bio = self.bio(id, ask);
+        self.note(Event::Submit(id, ask));
+        self.model.submit(id, ask);
+        self.has_origin_failed &= !self.posted.is_empty();
+        if !waits {
+            self.posted.push((id, ask));
+            self.submit(bio);
+            return self.collect();
+        }
+        let done = self.serve(bio)?;
+        self.ended(id, done.status)
+    }
+
+    /// Whether a posted request writes to these slots.
+    fn is_under_way(&self, first: usize, count: usize) -> bool {
+        let posted = self.posted.iter().filter_map(|posted| posted.1.slots());
+        posted.into_iter().any(|(other, others)| other < first + count && first < other + others)
+    }
+
+    /// Waits for everything that was posted.
+    pub(crate) fn end_posted(&mut self) -> Outcome {
+        for _ in 0..400 {
+            self.release();
+            self.collect()?;
+            if self.posted.is_empty() {
+                return Ok(());
+            }
+            self.go_on();
+        }
+        Err(format!("requests wait for ever: {}", self.target().status()))
+    }
+
+    /// Time passes, and what was parked is tried again.
+    fn go_on(&mut self) {
+        self.release();
+        self.tick(SECOND / 10);
+        for parked in std::mem::take(&mut self.port.parked) {
+            self.submit(parked);
+        }
+    }
+
+    fn whole(&self, first: usize, count: usize) -> (usize, usize) {
+        let block = self.kind.block_slots();
+        let end = (first + count).next_multiple_of(block);
+        (first / block * block, end - first / block * block)
+    }
+
+    /// The same for whole blocks.
+    fn in_blocks(&self, ask: Ask) -> Ask {
+        match ask {
+            Ask::Write { first, count, fua, is_zero } => {
+                let (first, count) = self.whole(first, count);
+                Ask::Write { first, count, fua, is_zero }
+            }
+            Ask::Flush | Ask::Percent(_) => ask,
+        }
+    }
+
+    fn bio(&mut self, id: u32, ask: Ask) -> Bio {
+        let token = u64::from(id);
+        match ask {
+            Ask::Write { first, count, fua, is_zero: true } => {
+                let len = (count * SECTOR) as u64;
+                let op = if self.prng.one_in(2) { Op::Discard } else { Op::WriteZeroes };
+                Bio::bare(op, offset_of(first), len, fua, token)
+            }
+            Ask::Write { first, count, fua, .. } => {
+                let mut buffer = Buffer::zeroed(count * SECTOR);
+                for (nth, sector) in buffer.as_mut_slice().chunks_mut(SECTOR).enumerate() {
+                    fill(sector, self.model.next_stamp(first + nth, false));
+                }
+                Bio::write(offset_of(first), buffer, fua, token)
+            }
+            Ask::Flush | Ask::Percent(_) => Bio::flush(token),
+        }
+    }
+
+    fn ended(&mut self, id: u32, status: Result<(), Status>) -> Outcome {
+        match status {
+            Ok(()) => {
+                self.note(Event::Ack(id));
+                self.model.ack(id);
+                Ok(())
+            }
+            Err(status) => {
+                self.note(Event::Failed(id));
+                self.model.failed(id);
+                // A target that lets requests pass by answers for the origin's failures.
+                match self.has_origin_failed && self.kind.passes_by() {
+                    true => Ok(()),
+                    false => self.excused(format!("request failed: {status}")),
+                }
+            }
+        }
+    }
+
+    fn submit(&mut self, bio: Bio) {
+        self.subject.as_ref().unwrap().submit(bio, &mut self.port);
+        self.settle();
+    }
+
+    /// Ends what came back and nobody waits for.
+    pub(crate) fn collect(&mut self) -> Outcome {
+        let mut others = VecDeque::new();
+        while let Some(bio) = self.port.done.pop_front() {
+            let id = bio.token as u32;
+            if let Some(place) = self.posted.iter().position(|posted| posted.0 == id) {
+                self.posted.remove(place);
+                self.ended(id, bio.status)?;
+            } else if let Some((first, oldest)) = self.asked.remove(&id) {
+                self.has_read(&bio, first, &oldest)?;
+            } else {
+                others.push_back(bio);
+            }
+        }
+        self.port.done = others;
+        Ok(())
+    }
+
+    /// Submits a bio and waits for it, with background ticks while it is parked.
+    fn serve(&mut self, bio: Bio) -> Result<Bio, String> {
+        let token = bio.token;
+        self.submit(bio);
+        for _ in 0..400 {
+            self.collect()?;
+            if let Some(place) = self.port.done.iter().position(|done| done.token == token) {
+                return Ok(self.port.done.remove(place).unwrap());
+            }
+            // Waiting ends only if the disks are let go on.
+            self.go_on();
+        }
+        Err(format!("a request waits for ever: {}", self.target().status()))
+    }
+
+    /// Starts what the target wants; completes it unless it is held.
+    pub(crate) fn settle(&mut self) {
+        loop {
+            while let Some(io) = self.port.ios.pop_front() {
+                self.start(io);
+            }
+            if !self.is_holding_reads {
+                self.reads.append(&mut self.held_reads);
+            }
+            if !self.reads.is_empty() {
+                let io = self.reads.remove(0);
+                self.finish_read(io);
+                continue;
+            }
+            let origin = !self.is_holding_writes && !self.writes.is_empty();
+            let cache = !self.is_holding_cache && !self.cache_ios.is_empty();
+            match (origin, cache) {
+                (false, false) => return,
+                (true, false) => self.one_write(),
+                (true, true) if self.prng.one_in(2) => self.one_write(),
+                (_, true) => self.one_cache_io(),
+            }
+        }
+    }
+
+    fn is_on_disk(&self) -> bool {
+        self.kind.ground() == Ground::Disk
+    }
+
+    fn start(&mut self, io: DiskIo) {
+        match io.op {
+            // Write-back reads a disk, too, and must not wait for clients' reads.
+            Op::Read if self.is_holding_reads && (self.is_reading || !self.is_on_disk()) => {
+                self.held_reads.push(io);
+            }
+            Op::Read => self.reads.push(io),
+            _ if is_for_cache(&io) => {
+                let id = self.devices.ssd.begin(&io);
+                self.cache_ios.push((id, io));
+            }
+            Op::Flush => {
+                let id = self.id();
+                self.note(Event::OriginFlush(id));
+                self.writes.push((id, io));
+            }
+            Op::Write | Op::Discard | Op::WriteZeroes => {
+                self.claim();
+                let id = self.id();
+                self.note(Event::OriginWrite(id, contents(&io)));
+                self.writes.push((id, io));
+            }
+        }
+    }
+
+    fn finish_read(&mut self, mut io: DiskIo) {
+        if is_for_cache(&io) {
+            self.devices.ssd.carry_out(&mut io);
+        } else {
+            for (nth, sector) in io.buffer.as_mut_slice().chunks_mut(SECTOR).enumerate() {
+                let slot = slot_at(io.offset + (nth * SECTOR) as u64);
+                fill(sector, slot.map_or(0, |slot| self.visible[slot]));
+            }
+        }
+        self.subject.as_ref().unwrap().complete(io, &mut self.port);
+    }
+
+    /// Completes any one write or flush of the origin.
+    pub(crate) fn one_write(&mut self) {
+        if self.writes.is_empty() {
+            return;
+        }
+        let nth = self.prng.below(self.writes.len() as u64) as usize;
+        let (id, mut io) = self.writes.remove(nth);
+        let fails = match &mut self.failing {
+            Some((op, left)) if *op == io.op => {
+                *left -= 1;
+                if *left == 0 {
+                    self.failing = None;
+                }
+                true
+            }
+            _ => false,
+        };
+        // A discarded sector reads as zeroes or as before; nobody can rely on either.
+        let is_void = io.op == Op::Discard && self.prng.one_in(2);
+        if fails {
+            self.has_origin_failed = true;
+            io.result = Err(Status::Io);
+        } else if io.op != Op::Flush && !is_void {
+            self.arrive(&io);
+        }
+        self.note(Event::OriginDone(id, !fails && !is_void));
+        self.subject.as_ref().unwrap().complete(io, &mut self.port);
+        self.claim();
+    }
+
+    pub(crate) fn arrive(&mut self, io: &DiskIo) {
+        for (slot, stamp) in contents(io) {
+            if slot < SLOTS {
+                self.visible[slot] = stamp;
+            }
+        }
+    }
+
+    /// Completes any one write or flush of the cache.
+    pub(crate) fn one_cache_io(&mut self) {
+        if self.cache_ios.is_empty() {
+            return;
+        }
+        let nth = self.prng.below(self.cache_ios.len() as u64) as usize;
+        let (id, mut io) = self.cache_ios.remove(nth);
+        let fails = self.failing_cache == Some(io.op);
+        let end = match fails {
+            true => End::Failed { arrives: self.prng.one_in(2) },
+            false => End::Good,
+        };
+        if fails {
+            self.failing_cache = None;
+            self.has_cache_failed = true;
+            // A write of data fails alone; anything else is the end of the cache.
+            if io.op == Op::Flush || self.kind.is_telling(io.offset as u32) {
+                self.note(Event::CacheFailed);
+                self.model.cache_failed();
+            }
+        }
+        if fails && io.op == Op::Flush {
+            // Who is killed between the end of a flush and hearing of it cannot tell anybody.
+            io.result = Err(Status::Io);
+            self.subject.as_ref().unwrap().complete(io, &mut self.port);
+            return self.devices.ssd.note_end(id, end);
+        }
+        self.devices.ssd.end(id, &mut io, end);
+        self.subject.as_ref().unwrap().complete(io, &mut self.port);
+        self.claim();
+    }
+
+    pub(crate) fn release(&mut self) {
+        self.is_holding_writes = false;
+        self.is_holding_cache = false;
+        self.settle();
+    }
+
+    pub(crate) fn read(&mut self, first: usize, count: usize) -> Outcome {
+        let (first, count) = self.whole(first, count);
+        let id = self.id();
+        let bio = Bio::read(offset_of(first), Buffer::zeroed(count * SECTOR), u64::from(id));
+        let oldest = self.model.done[first..first + count].to_vec();
+        if self.is_holding_reads || self.is_holding_cache {
+            self.asked.insert(id, (first, oldest));
+            self.is_reading = true;
+            self.submit(bio);
+            self.is_reading = false;
+            return self.collect();
+        }
+        let done = self.serve(bio)?;
+        self.has_read(&done, first, &oldest)
+    }
+
+    fn has_read(&self, bio: &Bio, first: usize, oldest: &[usize]) -> Outcome {
+        if let Err(status) = bio.status {
+            return self.excused(format!("read failed: {status}"));
+        }
+        for (nth, sector) in bio.buffer.as_slice().chunks(SECTOR).enumerate() {
+            let slot = first + nth;
+            let stamp = stamp_of(sector);
+            if !stamp.is_some_and(|stamp| self.model.is_since(slot, oldest[nth], stamp)) {
+                return Err(format!("a live read of slot {slot} does not show the last write"));
+            }
+        }
+        Ok(())
+    }
+
+    pub(crate) fn check_content(&mut self) -> Outcome {
+        self.is_holding_reads = false;
+        self.settle();
+        self.collect()?;
+        self.read(0, 12)?;
+        self.read(12, 8)
+    }
+}
+
+/// What a write carries: slot (or a number beyond, for foreign sectors) and content.
+pub fn contents(io: &DiskIo) -> Vec<(usize, u64)> {
+    let slot = |nth: usize| slot_at(io.offset + (nth * SECTOR) as u64).unwrap_or(usize::MAX);
+    if io.buffer.is_empty() {
+        return (0..io.len as usize / SECTOR).map(|nth| (slot(nth), 0)).collect();
+    }
+    let sectors = io.buffer.as_slice().chunks(SECTOR).enumerate();
+    sectors.map(|(nth, sector)| (slot(nth), stamp_of(sector).unwrap_or(u64::MAX))).collect()
+}

@@ -1,0 +1,100 @@
+//! What a seed stands for: a target, and what is done with it.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use udm::pmem::Persistence;
+use udm::prng::Prng;
+
+use crate::of_pcache::PcacheKind;
+use crate::of_writecache::WritecacheKind;
+use crate::program::{Step, WRITTEN, random, written};
+use crate::program_wc;
+use crate::subject::{Ground, Kind};
+
+/// Histories of pcache in the normal run. Its mutants must be killed within them.
+pub const HISTORIES: u64 = 480 + ADAPTIVE;
+/// So many of them, the last ones, with the order `adaptive`.
+const ADAPTIVE: u64 = 40;
+/// Long histories that once found a defect; part of the normal run.
+pub const REGRESSIONS: [u64; 1] = [
+    // A server died owing the mark behind what it had found; the next one logged its keys first.
+    6_000_031,
+];
+/// From here on, seeds mean long histories, tried harder.
+pub const LONG_FROM: u64 = 1_000_000;
+const TABLES: [&str; 3] = ["C B 0", "C B 2 data_crc true", "C B 2 writeback_order fast"];
+const ADAPTIVE_TABLE: &str = "C B 2 writeback_order adaptive";
+
+/// The first ones are the written programs, without and with data CRCs.
+fn of_pcache(seed: u64) -> Story {
+    let mut prng = Prng::new(seed);
+    if seed < 2 * WRITTEN as u64 {
+        let (table, nth) = (seed as usize / WRITTEN, seed as usize % WRITTEN);
+        let segments = if nth + 1 == WRITTEN { 7 } else { 10 };
+        let kind = PcacheKind::new(segments, Persistence::Cpu, TABLES[table]);
+        return (Arc::new(kind), written(nth));
+    }
+    let segments = 8 + prng.below(5);
+    let persistence = if prng.one_in(4) { Persistence::Msync } else { Persistence::Cpu };
+    let table = TABLES[[0, 0, 0, 1, 1, 2][prng.below(6) as usize]];
+    let is_adaptive = match seed < LONG_FROM {
+        true => (HISTORIES - ADAPTIVE..HISTORIES).contains(&seed),
+        false => seed % 8 == 3,
+    };
+    let table = if is_adaptive { ADAPTIVE_TABLE } else { table };
+    let longest = if seed < LONG_FROM { 40 } else { 120 };
+    let len = 6 + prng.below(longest) as usize;
+    let has_kernel = prng.one_in(3);
+    let kind = PcacheKind::new(segments, persistence, table);
+    (Arc::new(kind), random(&mut prng, len, has_kernel))
+}
+
+/// Seeds of writecache's histories in the normal run.
+pub const WRITECACHE: Range<u64> = 500_000..500_500;
+const GROUNDS: [Ground; 3] =
+    [Ground::Disk, Ground::Memory(Persistence::Cpu), Ground::Memory(Persistence::Msync)];
+const OPTIONS: [&str; 8] = [
+    "0",
+    "0",
+    "2 autocommit_blocks 3",
+    "2 max_age 500",
+    "4 high_watermark 20 low_watermark 20",
+    "2 start_sector 3",
+    "2 autocommit_blocks 0",
+    "2 high_watermark 100",
+];
+
+/// A target and what is done with it.
+pub type Story = (Arc<dyn Kind>, Vec<Step>);
+
+pub fn story(seed: u64) -> Story {
+    let is_writecache = match seed < LONG_FROM {
+        true => seed >= WRITECACHE.start,
+        false => seed.is_multiple_of(2),
+    };
+    if is_writecache { of_writecache(seed) } else { of_pcache(seed) }
+}
+
+/// The first ones are the written programs: over a disk and over memory, with blocks of one
+/// sector and of two.
+fn of_writecache(seed: u64) -> Story {
+    let stories = program_wc::STORIES;
+    let nth = seed.wrapping_sub(WRITECACHE.start) as usize;
+    if nth < 4 * stories.len() {
+        let (variant, nth) = (nth / stories.len(), nth % stories.len());
+        let kind = WritecacheKind::new(GROUNDS[variant % 2], 512 << (variant / 2), 13, "0");
+        return (Arc::new(kind), stories[nth].to_vec());
+    }
+    let mut prng = Prng::new(seed);
+    let ground = GROUNDS[[0, 0, 0, 1, 1, 2][prng.below(6) as usize]];
+    let block_bytes = if prng.one_in(3) { 1024 } else { 512 };
+    let blocks = [9, 13, 27, 33][prng.below(4) as usize];
+    let options = OPTIONS[prng.below(OPTIONS.len() as u64) as usize];
+    let kind = WritecacheKind::new(ground, block_bytes, blocks, options);
+    let longest = if seed < LONG_FROM { 40 } else { 120 };
+    let len = 6 + prng.below(longest) as usize;
+    let has_kernel = prng.one_in(3);
+    let program = program_wc::random(&mut prng, len, has_kernel, ground == Ground::Disk);
+    (Arc::new(kind), program)
+}
