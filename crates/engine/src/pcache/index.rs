@@ -13,6 +13,7 @@
 //!    slot that names a row is re-read under that lock before the row is believed.
 
 use crate::mutants::{self, Mutant};
+use crate::near::bring_near;
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::{Mutex, OnceLock, lock};
 use crate::units::{BLOCK, SECTOR};
@@ -154,10 +155,23 @@ impl Index {
 
     /// Brings the slot of a block near: what is soon to be changed should not be waited for then.
     pub fn touch(&self, offset: u64) {
-        if let Some(region) = self.regions[(offset / REGION_BYTES) as usize].get() {
-            let block = (offset / BLOCK) as usize % REGION_BLOCKS;
-            std::hint::black_box(region.slots[block].load(Ordering::Relaxed));
+        if let Some(slot) = self.slot(offset) {
+            bring_near(slot.1);
         }
+    }
+
+    /// Brings the side table's row of a block near, if it has one.
+    pub fn touch_row(&self, offset: u64) {
+        let Some((region, slot)) = self.slot(offset) else { return };
+        let slot = slot.load(Ordering::Relaxed);
+        if slot >> KIND_SHIFT == KIND_ROW {
+            lock(&region.side).rows.get(slot as u32 as usize).map(bring_near);
+        }
+    }
+
+    fn slot(&self, offset: u64) -> Option<(&Region, &AtomicU64)> {
+        let region = self.regions.get((offset / REGION_BYTES) as usize)?.get()?;
+        Some((region, &region.slots[(offset / BLOCK) as usize % REGION_BLOCKS]))
     }
 
     /// What `[offset, end)` starts with: the longest run with one source. `is_live` tells whether

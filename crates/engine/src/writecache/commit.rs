@@ -6,12 +6,14 @@
 //! the medium is in `round`.
 //!
 //! Why marks may be late, and in which order they come:
-//! 1. A slot is not used again before its mark is durable.
+//! 1. A slot is not used again before its mark is durable. Superseded slots wait until they are
+//!    many, or needed.
 //! 2. An older version is superseded once the newer one's counter is durable; its mark may be
 //!    stored with the next round. Marks of superseded slots need no order among themselves.
 //! 3. The newest version (dropped after write-back or discard) must not be marked before every
 //!    older one is: a crash between the two would bring the older one back. So it waits for a
-//!    whole round in between, unless nothing at all was waiting before it.
+//!    whole round in between, unless nothing at all was waiting before it; and as long as any
+//!    such waits, no round leaves marks out.
 //! 4. A slot that was written back while a newer version was on its way is not dropped: the
 //!    newer one's commit supersedes it.
 
@@ -37,8 +39,8 @@ const ROUND_MASK: u64 = (1 << 42) - 1;
 /// Progress is counted in sectors of 512 bytes there.
 const SECTOR_SHIFT: u32 = 9;
 
-/// A round is begun for the marks' sake when so many slots wait for it.
-const MARKS_MAX: usize = 64 * 1024;
+/// A round marks superseded slots free when so many wait for it; they are cheaper together.
+const MARKS_MAX: usize = 1024;
 
 /// The state of rounds.
 #[derive(Debug, Default)]
@@ -54,10 +56,16 @@ pub(super) struct Commit {
     pub(super) waiters: Vec<(u64, bool, Bio)>,
     /// Whether the round closes a batch.
     pub(super) has_batch: bool,
+    /// Stripes that have something in it, as bits.
+    pub(super) closed: u32,
     /// Slots in no chain that this round marks free.
     pub(super) marks: Vec<u32>,
     /// Slots in chains that it marks free.
     pub(super) drops: Vec<u32>,
+    /// Room for its entries: slot and block.
+    pub(super) batch: Vec<(u32, u64)>,
+    /// Room for those that its end supersedes.
+    pub(super) superseded: Vec<u32>,
 }
 
 /// Slots that wait for their free marks.
@@ -262,7 +270,13 @@ impl Writecache {
     pub(super) fn commit_soon(&self, port: &mut Port) {
         let round = self.begun.load(Ordering::SeqCst) + 1;
         if self.is_pmem() {
-            return self.commit_until(round);
+            // Somebody who commits already is as good, and nobody needs to wait for him.
+            let freed =
+                self.commit.try_lock().is_ok_and(|mut commit| self.memory_round(&mut commit));
+            if freed {
+                self.signal_room();
+            }
+            return;
         }
         let mut commit = lock(&self.commit);
         if commit.phase == Phase::Idle {
@@ -311,7 +325,7 @@ impl Writecache {
     pub(super) fn close(&self, commit: &mut Commit) -> bool {
         self.begun.fetch_add(1, Ordering::SeqCst);
         self.uncommitted.store(0, Ordering::Relaxed);
-        commit.has_batch = false;
+        (commit.has_batch, commit.closed) = (false, 0);
         for stripe in 0..self.index.stripes() {
             let filling = self.filling[stripe].load(Ordering::Relaxed) as usize;
             if self.open.len(stripe, filling) == 0 {
@@ -322,13 +336,27 @@ impl Writecache {
                 commit.has_batch = true;
                 self.batch.store(commit.seq + 1, Ordering::SeqCst);
             }
+            commit.closed |= 1 << stripe;
             self.filling[stripe].store(1 - filling as u32, Ordering::Release);
             drop(locked);
         }
-        // Behind the batch: what is dropped from here on is not older than anything in it.
+        self.take_marks(commit);
+        commit.has_batch || !commit.marks.is_empty() || !commit.drops.is_empty()
+    }
+
+    /// Takes the slots that this round marks free. Called behind the closing of the batch: what
+    /// is dropped from here on is not older than anything in it.
+    fn take_marks(&self, commit: &mut Commit) {
         let mut marks = lock(&self.marks);
         let marks = &mut *marks;
+        let has_dropped = !marks.dropped.is_empty() || !marks.ready.is_empty();
+        let is_due = has_dropped || !commit.has_batch || self.are_due(marks.count());
+        if !is_due {
+            return;
+        }
         commit.marks.append(&mut marks.superseded);
+        // Neighbours share a line, or a sector.
+        commit.marks.sort_unstable();
         let is_first = commit.marks.is_empty() && marks.ready.is_empty();
         commit.drops.append(&mut marks.ready);
         if is_first || mutants::is(Mutant::NewerFreedFirst) {
@@ -336,7 +364,16 @@ impl Writecache {
         } else {
             marks.ready.append(&mut marks.dropped);
         }
-        commit.has_batch || !commit.marks.is_empty() || !commit.drops.is_empty()
+    }
+
+    fn are_due(&self, waiting: usize) -> bool {
+        waiting >= MARKS_MAX || waiting > 0 && self.pool.count() < self.index.slots() / 8
+    }
+
+    /// The stripes of the batch that is being committed.
+    pub(super) fn closed_stripes(commit: &Commit) -> impl Iterator<Item = usize> + use<> {
+        let closed = commit.closed;
+        (0..u32::BITS as usize).filter(move |stripe| closed >> stripe & 1 == 1)
     }
 
     /// The entries of the batch that is being committed, of one stripe.
@@ -361,28 +398,30 @@ impl Writecache {
     /// Everything of the round is durable: its batch is committed, its marked slots are free.
     pub(super) fn finish_round(&self, commit: &mut Commit) -> bool {
         let round = self.begun.load(Ordering::SeqCst);
-        if commit.has_batch {
-            for stripe in 0..self.index.stripes() {
-                self.commit_stripe(stripe);
-            }
-            self.counters.commits.fetch_add(1, Ordering::Relaxed);
+        let mut superseded = std::mem::take(&mut commit.superseded);
+        for stripe in Writecache::closed_stripes(commit) {
+            self.commit_stripe(stripe, &mut superseded);
+        }
+        // No round takes marks before this one has ended: nothing that becomes the newest now can
+        // be marked before what it supersedes.
+        lock(&self.marks).superseded.append(&mut superseded);
+        commit.superseded = superseded;
+        self.counters.commits.fetch_add(u64::from(commit.has_batch), Ordering::Relaxed);
+        for &slot in &commit.drops {
+            self.index.lock_of(self.index.word(slot).block()).unlink(slot);
         }
         let has_freed = !commit.marks.is_empty() || !commit.drops.is_empty();
-        for slot in commit.drops.drain(..) {
-            self.index.lock_of(self.index.word(slot).block()).unlink(slot);
-            self.index.retire(slot);
-            self.pool.put(slot);
-        }
-        for slot in commit.marks.drain(..) {
-            self.index.retire(slot);
-            self.pool.put(slot);
+        for slots in [&mut commit.drops, &mut commit.marks] {
+            slots.iter().for_each(|slot| self.index.retire(*slot));
+            self.pool.put_all(slots);
+            slots.clear();
         }
         self.ended.store(round, Ordering::SeqCst);
         has_freed
     }
 
     /// The stripe's closed list is durable.
-    fn commit_stripe(&self, stripe: usize) {
+    fn commit_stripe(&self, stripe: usize, superseded: &mut Vec<u32>) {
         let closing = 1 - self.filling[stripe].load(Ordering::Relaxed) as usize;
         let count = self.open.len(stripe, closing);
         let state = State::open_in(closing);
@@ -394,7 +433,7 @@ impl Writecache {
                 let word = self.index.word(slot);
                 if word.block() == block && word.state() == state {
                     locked.set_state(slot, State::Live);
-                    self.supersede(&mut locked, block, slot);
+                    self.supersede(&mut locked, block, slot, superseded);
                 }
             }
             nth += 64;
@@ -403,7 +442,7 @@ impl Writecache {
     }
 
     /// `slot` is committed: older versions of its block are not needed any more.
-    fn supersede(&self, locked: &mut Locked<'_>, block: u64, slot: u32) {
+    fn supersede(&self, locked: &mut Locked<'_>, block: u64, slot: u32, superseded: &mut Vec<u32>) {
         let older = locked.versions(block).skip_while(|found| found.slot != slot).skip(1);
         for found in older {
             match found.word.state() {
@@ -415,7 +454,7 @@ impl Writecache {
                         self.pool.put(found.slot);
                         continue;
                     }
-                    lock(&self.marks).superseded.push(found.slot);
+                    superseded.push(found.slot);
                 }
                 State::Cleaning => locked.set_state(found.slot, State::Outdated),
                 _ => {}
@@ -446,7 +485,6 @@ impl Writecache {
 
     /// Whether so many slots wait for their marks that a round is due.
     pub(super) fn are_marks_due(&self) -> bool {
-        let waiting = self.marks_waiting();
-        waiting > MARKS_MAX || waiting > 0 && self.pool.count() < self.index.slots() / 8
+        self.are_due(self.marks_waiting())
     }
 }

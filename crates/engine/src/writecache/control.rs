@@ -17,6 +17,9 @@ const AUTOCOMMIT_TIME: u32 = 1000;
 /// `pause_writeback` of mode `s` where it is not given, in milliseconds.
 const PAUSE_WRITEBACK: u32 = 3000;
 
+/// After so many rounds without new writes, everything is committed and marked.
+const SUSPEND_ROUNDS_MAX: u32 = 4;
+
 fn millis(value: u32) -> Nanos {
     Nanos::from(value) * (SECOND / 1000)
 }
@@ -154,8 +157,11 @@ impl Writecache {
         self.is_origin_flush_refused.store(false, Ordering::SeqCst);
         self.is_suspended.store(true, Ordering::SeqCst);
         if self.is_pmem() {
-            self.commit_until(self.begun.load(Ordering::SeqCst) + 1);
-            self.commit_until(self.marked_by.load(Ordering::SeqCst));
+            let mut rounds = 0;
+            while rounds < SUSPEND_ROUNDS_MAX && (self.has_open() || self.marks_waiting() > 0) {
+                self.commit_until(self.begun.load(Ordering::SeqCst) + 1);
+                rounds += 1;
+            }
         }
         self.events.work();
         if self.has_failed() {

@@ -18,6 +18,9 @@ use crate::units::MIB;
 /// No slot.
 pub const NONE: u32 = u32::MAX;
 
+/// Chains that share a line of memory.
+const GROUP: u64 = 16;
+
 /// Bytes of a region of the mapped device: neighbours share a stripe.
 pub const REGION_BYTES: u64 = MIB;
 
@@ -147,6 +150,8 @@ pub struct Found {
 #[repr(align(128))]
 struct Stripe {
     state: Mutex<Ends>,
+    /// The first slot of each chain. Changes under the lock.
+    buckets: Box<[AtomicU32]>,
     /// Slots in chains. Changes under the lock, is read without it.
     linked: AtomicU32,
     /// Those of them that are dirty: neither dropped nor being marked.
@@ -155,7 +160,6 @@ struct Stripe {
 
 #[derive(Debug)]
 struct Ends {
-    buckets: Box<[u32]>,
     oldest: u32,
     newest: u32,
 }
@@ -182,13 +186,10 @@ impl Index {
     pub fn new(slots: u32, block_bytes: u32, stripes: usize) -> Index {
         let count = slots as usize;
         // Seven buckets for eight slots keep all of it within 24 bytes a slot.
-        let buckets = (count * 7 / 8 / stripes).max(1);
+        let groups = (count * 7 / 8 / stripes / GROUP as usize).max(1);
         let stripe = |_| Stripe {
-            state: Mutex::new(Ends {
-                buckets: vec![NONE; buckets].into_boxed_slice(),
-                oldest: NONE,
-                newest: NONE,
-            }),
+            state: Mutex::new(Ends { oldest: NONE, newest: NONE }),
+            buckets: links(groups * GROUP as usize),
             linked: AtomicU32::new(0),
             dirty: AtomicU32::new(0),
         };
@@ -208,7 +209,7 @@ impl Index {
 
     /// Bytes of memory that it takes.
     pub fn memory_bytes(&self) -> u64 {
-        let buckets = |stripe: &Stripe| lock(&stripe.state).buckets.len() as u64 * 4;
+        let buckets = |stripe: &Stripe| stripe.buckets.len() as u64 * 4;
         self.words.len() as u64 * 20 + self.stripes.iter().map(buckets).sum::<u64>()
     }
 
@@ -240,6 +241,18 @@ impl Index {
     /// Takes the lock of a block's stripe.
     pub fn lock_of(&self, block: u64) -> Locked<'_> {
         self.lock(self.stripe_of(block))
+    }
+
+    /// Everything that a write of `block` to `slot` will change comes near, while its data is
+    /// copied.
+    pub fn touch(&self, block: u64, slot: u32) {
+        let buckets = &self.stripes[self.stripe_of(block)].buckets;
+        let older = get(buckets, bucket(buckets, block));
+        if older != NONE {
+            std::hint::black_box(self.words[older as usize].load(Ordering::Relaxed));
+        }
+        std::hint::black_box(self.words[slot as usize].load(Ordering::Relaxed));
+        std::hint::black_box(get(&self.chain, slot) ^ get(&self.newer, slot));
     }
 
     /// What is known of a slot now.
@@ -293,6 +306,13 @@ fn set(links: &[AtomicU32], slot: u32, to: u32) {
     links[slot as usize].store(to, Ordering::Relaxed);
 }
 
+/// The chain of a block. Neighbours have neighbouring chains: they share a line of memory.
+fn bucket(buckets: &[AtomicU32], block: u64) -> u32 {
+    let groups = buckets.len() as u64 / GROUP;
+    let mixed = (block / GROUP).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32;
+    (((mixed * groups) >> 32) * GROUP + block % GROUP) as u32
+}
+
 /// A stripe whose lock is held.
 #[derive(Debug)]
 pub struct Locked<'a> {
@@ -312,15 +332,15 @@ impl<'a> Locked<'a> {
         self.stripe
     }
 
-    fn bucket(&self, block: u64) -> usize {
-        let mixed = block.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32;
-        ((mixed * self.ends.buckets.len() as u64) >> 32) as usize
+    fn buckets(&self) -> &'a [AtomicU32] {
+        &self.index.stripes[self.stripe].buckets
     }
 
     /// The versions of a block, newest first.
     pub fn versions(&self, block: u64) -> impl Iterator<Item = Found> + use<'a> {
         let index = self.index;
-        let mut next = self.ends.buckets[self.bucket(block)];
+        let buckets = self.buckets();
+        let mut next = get(buckets, bucket(buckets, block));
         std::iter::from_fn(move || {
             while next != NONE {
                 let slot = next;
@@ -344,9 +364,10 @@ impl<'a> Locked<'a> {
         let index = self.index;
         let generation = index.word(slot).generation();
         index.set_word(slot, Word::new(block, generation, state, epoch));
-        let bucket = self.bucket(block);
-        set(&index.chain, slot, self.ends.buckets[bucket]);
-        self.ends.buckets[bucket] = slot;
+        let buckets = self.buckets();
+        let bucket = bucket(buckets, block);
+        set(&index.chain, slot, get(buckets, bucket));
+        set(buckets, bucket, slot);
         self.count(1, i32::from(is_dirty(state)));
     }
 
@@ -355,11 +376,12 @@ impl<'a> Locked<'a> {
         self.remove_age(slot);
         let index = self.index;
         let word = index.word(slot);
-        let bucket = self.bucket(word.block());
+        let buckets = self.buckets();
+        let bucket = bucket(buckets, word.block());
         let behind = get(&index.chain, slot);
-        let mut at = self.ends.buckets[bucket];
+        let mut at = get(buckets, bucket);
         if at == slot {
-            self.ends.buckets[bucket] = behind;
+            set(buckets, bucket, behind);
         } else {
             while get(&index.chain, at) != slot {
                 at = get(&index.chain, at);

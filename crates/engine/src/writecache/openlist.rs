@@ -177,7 +177,7 @@ impl OpenLists {
     /// The commit counter is about to become `seq`: until that is confirmed, both it and the old
     /// one mean "still this medium".
     pub fn announce_seq(&self, seq: u64) {
-        self.shared.words()[WORD_SEQ_NEXT].store(seq, Ordering::SeqCst);
+        self.shared.words()[WORD_SEQ_NEXT].store(seq, Ordering::Release);
     }
 
     /// The cache device has failed: what was written since the last commit is not to be trusted.
@@ -189,7 +189,7 @@ impl OpenLists {
 
     /// The commit counter is `seq`.
     pub fn confirm_seq(&self, seq: u64) {
-        self.shared.words()[WORD_SEQ].store(seq, Ordering::SeqCst);
+        self.shared.words()[WORD_SEQ].store(seq, Ordering::Release);
     }
 }
 

@@ -22,11 +22,42 @@ struct Taken {
 }
 
 impl Taken {
-    fn pop(&mut self, into: &mut Vec<u32>, max: usize) {
+    fn pop(&mut self, into: &mut Slots, max: usize) {
         while self.bits != 0 && into.len() < max {
             into.push(self.word * 64 + self.bits.trailing_zeros());
             self.bits &= self.bits - 1;
         }
+    }
+}
+
+/// Most slots that are taken together.
+pub const SLOTS_MAX: usize = 64;
+
+/// A few slots, without memory of their own.
+#[derive(Debug)]
+pub struct Slots {
+    slots: [u32; SLOTS_MAX],
+    count: usize,
+}
+
+impl Default for Slots {
+    fn default() -> Slots {
+        Slots { slots: [0; SLOTS_MAX], count: 0 }
+    }
+}
+
+impl Slots {
+    fn push(&mut self, slot: u32) {
+        self.slots[self.count] = slot;
+        self.count += 1;
+    }
+}
+
+impl std::ops::Deref for Slots {
+    type Target = [u32];
+
+    fn deref(&self) -> &[u32] {
+        &self.slots[..self.count]
     }
 }
 
@@ -63,9 +94,17 @@ impl Pool {
         self.count.fetch_add(1, Ordering::Release);
     }
 
+    /// Puts several slots back.
+    pub fn put_all(&self, slots: &[u32]) {
+        for slot in slots {
+            self.bits[*slot as usize / 64].fetch_or(1 << (slot % 64), Ordering::AcqRel);
+        }
+        self.count.fetch_add(slots.len() as u32, Ordering::Release);
+    }
+
     /// Takes slots for `thread` until `into` has `max` of them or none is free. Says whether the
     /// bitmap was looked at: a good moment to see how much is left.
-    pub fn take(&self, thread: usize, max: usize, into: &mut Vec<u32>) -> bool {
+    pub fn take(&self, thread: usize, max: usize, into: &mut Slots) -> bool {
         let mut own = lock(&self.reserves[thread % RESERVES].0);
         own.pop(into, max);
         if into.len() == max {
@@ -115,29 +154,34 @@ impl Pool {
 mod tests {
     use super::*;
 
+    fn take(pool: &Pool, thread: usize, max: usize) -> (Vec<u32>, bool) {
+        let mut slots = Slots::default();
+        let has_looked = pool.take(thread, max, &mut slots);
+        (slots.to_vec(), has_looked)
+    }
+
     #[test]
     fn every_slot_is_given_out_once_and_neighbours_together() {
         let pool = Pool::new(200);
-        (0..200).for_each(|slot| pool.put(slot));
-        let mut first = Vec::new();
-        assert!(pool.take(0, 10, &mut first));
-        assert_eq!(first, (0..10).collect::<Vec<u32>>());
-        assert!(!pool.take(0, 12, &mut first));
-        let mut second = Vec::new();
-        pool.take(1, 3, &mut second);
+        (0..100).for_each(|slot| pool.put(slot));
+        pool.put_all(&(100..200).collect::<Vec<u32>>());
+        let (mut all, has_looked) = take(&pool, 0, 10);
+        assert_eq!((&all, has_looked), (&(0..10).collect(), true));
+        let (more, has_looked) = take(&pool, 0, 2);
+        assert_eq!((&more, has_looked), (&vec![10, 11], false));
+        all.extend(more);
+        let (second, _) = take(&pool, 1, 3);
         assert_eq!(second, [64, 65, 66]);
+        all.extend(second);
         // Thread 2 gets all that the others have taken for themselves.
-        let mut rest = Vec::new();
-        pool.take(2, 1000, &mut rest);
-        let mut all = [first, second, rest].concat();
+        for _ in 0..4 {
+            all.extend(take(&pool, 2, SLOTS_MAX).0);
+        }
         all.sort_unstable();
         assert_eq!(all, (0..200).collect::<Vec<u32>>());
         assert_eq!(pool.count(), 0);
-        let mut none = Vec::new();
-        pool.take(0, 1, &mut none);
-        assert!(none.is_empty());
+        assert_eq!(take(&pool, 0, 1).0, []);
         pool.put(7);
-        pool.take(5, 2, &mut none);
-        assert_eq!(none, [7]);
+        assert_eq!(take(&pool, 5, 2).0, [7]);
     }
 }

@@ -32,6 +32,9 @@ const WRITE_BYTES_MAX: u64 = 64 * KIB;
 /// Metadata writes in flight.
 pub(super) const DEPTH_MAX: usize = 32;
 
+/// Entries stored together in mode `p`.
+const RUN_MAX: usize = 32;
+
 /// How far a round of mode `s` is.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) enum Phase {
@@ -66,12 +69,7 @@ impl Writecache {
 
     fn store_round(&self, pmem: &dyn Pmem, commit: &mut Commit) -> Result<(), Status> {
         let settle = || pmem.drain().and_then(|()| pmem.sync());
-        for stripe in 0..self.index.stripes() {
-            for (block, slot) in self.closing(stripe) {
-                let entry = Entry::new(block * self.geometry.block_sectors(), commit.seq);
-                pmem.store(self.geometry.entry_at(u64::from(slot)), entry.as_bytes());
-            }
-        }
+        self.store_entries(pmem, commit);
         self.begin_marks(commit);
         for &slot in commit.marks.iter().chain(&commit.drops) {
             let at = self.geometry.entry_at(u64::from(slot)) + ENTRY_SEQ_AT;
@@ -89,6 +87,27 @@ impl Writecache {
             commit.seq = seq;
         }
         Ok(())
+    }
+
+    /// Stores the entries of the batch: neighbours together, whole lines where possible.
+    fn store_entries(&self, pmem: &dyn Pmem, commit: &mut Commit) {
+        let mut batch = std::mem::take(&mut commit.batch);
+        for stripe in Writecache::closed_stripes(commit) {
+            batch.extend(self.closing(stripe).map(|(block, slot)| (slot, block)));
+        }
+        batch.sort_unstable();
+        let mut entries = [Entry::FRESH; RUN_MAX];
+        for run in batch.chunk_by(|one, next| one.0 + 1 == next.0) {
+            for part in run.chunks(RUN_MAX) {
+                for (entry, (_, block)) in entries.iter_mut().zip(part) {
+                    *entry = Entry::new(block * self.geometry.block_sectors(), commit.seq);
+                }
+                let at = self.geometry.entry_at(u64::from(part[0].0));
+                pmem.store(at, entries[..part.len()].as_bytes());
+            }
+        }
+        batch.clear();
+        commit.batch = batch;
     }
 
     /// Begins rounds of mode `s` until one has I/O in flight, or nothing is wanted any more.
@@ -115,7 +134,8 @@ impl Writecache {
 
     /// The metadata units that the round changes.
     fn touched(&self, commit: &Commit) -> Vec<u64> {
-        let batch = (0..self.index.stripes()).flat_map(|stripe| self.closing(stripe));
+        let stripes = Writecache::closed_stripes(commit);
+        let batch = stripes.flat_map(|stripe| self.closing(stripe));
         let slots = batch.map(|(_, slot)| slot);
         let slots = slots.chain(commit.marks.iter().copied()).chain(commit.drops.iter().copied());
         let at = |slot| SUPERBLOCK_BYTES + ENTRY_BYTES * u64::from(slot);

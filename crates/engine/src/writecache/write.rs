@@ -17,10 +17,11 @@ use crate::target::Port;
 
 use super::index::State;
 use super::media::Medium;
+use super::pool::{SLOTS_MAX, Slots};
 use super::{OWN_SHIFT, TOKEN_WRITE, Writecache, add};
 
 /// Most blocks of a stage, and so of one hold of a stripe's lock.
-const STAGE_BLOCKS_MAX: usize = 64;
+const STAGE_BLOCKS_MAX: usize = SLOTS_MAX;
 
 /// The stage of a bio that waits for disks.
 #[derive(Debug)]
@@ -31,7 +32,7 @@ pub(super) struct Stage {
     outstanding: u32,
     status: Result<(), Status>,
     /// Where the data goes; none if to the origin.
-    slots: Vec<u32>,
+    slots: Slots,
 }
 
 /// A run of slots that lie side by side: nth of the first, and how many.
@@ -60,14 +61,17 @@ impl Writecache {
             if !is_cached {
                 return self.pass_by(bio, count, port);
             }
-            let mut slots = Vec::with_capacity(count);
-            if !self.promise(first, count) {
+            let mut slots = Slots::default();
+            // In mode `p` a full list is committed when it is met.
+            if !self.is_pmem() && !self.promise(first, count) {
                 return self.wait_for_list(bio, port);
             }
             if self.pool.take(port.id, count, &mut slots) {
                 self.look_at_space(port);
             }
-            self.unpromise(first, count - slots.len());
+            if !self.is_pmem() {
+                self.unpromise(first, count - slots.len());
+            }
             if slots.is_empty() {
                 if self.make_room_at_once() {
                     continue;
@@ -76,12 +80,19 @@ impl Writecache {
             }
             match &self.medium {
                 Medium::Pmem(pmem) => {
+                    self.index.touch(first, slots[0]);
                     if let Err(status) = self.store(&**pmem, &bio, &slots) {
-                        self.give_back(first, &slots);
+                        self.pool.put_all(&slots);
                         self.fail();
                         return port.finish(bio, Err(status));
                     }
-                    self.publish(first, &slots);
+                    while !self.publish(first, &slots) {
+                        self.commit_until(self.begun.load(Ordering::SeqCst) + 1);
+                        if self.has_failed() {
+                            self.pool.put_all(&slots);
+                            return port.finish(bio, Err(Status::Io));
+                        }
+                    }
                     bio.progress += slots.len() as u64 * block_bytes;
                 }
                 Medium::Disk(_) => return self.send(bio, slots, port),
@@ -143,7 +154,7 @@ impl Writecache {
     }
 
     /// Sends the stage's data to its slots.
-    fn send(&self, mut bio: Bio, slots: Vec<u32>, port: &mut Port) {
+    fn send(&self, mut bio: Bio, slots: Slots, port: &mut Port) {
         let Medium::Disk(disk) = &self.medium else { unreachable!("mode s is over a disk") };
         let block_bytes = self.geometry.block_bytes as usize;
         let len = slots.len() * block_bytes;
@@ -173,9 +184,9 @@ impl Writecache {
         }
         let outstanding = pieces.len() as u32;
         let mut slots = slots;
-        if mutants::is(Mutant::EntryBeforeData) {
-            self.publish((bio.offset + bio.progress) / self.block_bytes(), &slots);
-            slots.clear();
+        let is_early = mutants::is(Mutant::EntryBeforeData);
+        if is_early && self.publish((bio.offset + bio.progress) / self.block_bytes(), &slots) {
+            slots = Slots::default();
         }
         let stage = Stage { bio, len: len as u64, outstanding, status: Ok(()), slots };
         let place = u64::from(self.jobs.writes.of(port).insert(stage));
@@ -197,7 +208,7 @@ impl Writecache {
         };
         self.tear();
         let offset = bio.offset + bio.progress;
-        let stage = Stage { bio, len, outstanding: 1, status: Ok(()), slots: Vec::new() };
+        let stage = Stage { bio, len, outstanding: 1, status: Ok(()), slots: Slots::default() };
         let place = u64::from(self.jobs.writes.of(port).insert(stage));
         let token = TOKEN_WRITE | u64::from(is_lent) << OWN_SHIFT | place;
         port.ios.push_back(self.origin_io(Op::Write, offset, len, buffer, token));
@@ -228,9 +239,8 @@ impl Writecache {
         let Stage { mut bio, len, status, slots, .. } = stage;
         let first = (bio.offset + bio.progress) / self.block_bytes();
         if let Err(status) = status {
-            match mutants::is(Mutant::FailedWriteMapped) {
-                true => self.publish(first, &slots),
-                false => self.give_back(first, &slots),
+            if !mutants::is(Mutant::FailedWriteMapped) || !self.publish(first, &slots) {
+                self.give_back(first, &slots);
             }
             self.counters.failed_requests.fetch_add(1, Ordering::Relaxed);
             self.events.work();
@@ -239,7 +249,8 @@ impl Writecache {
         if slots.is_empty() {
             self.bypassed.fetch_add(1, Ordering::SeqCst);
         } else {
-            self.publish(first, &slots);
+            let has_room = self.publish(first, &slots);
+            assert!(has_room, "room was promised");
         }
         bio.progress += len;
         self.write(bio, port);
@@ -248,15 +259,19 @@ impl Writecache {
     /// The slots were not used after all.
     fn give_back(&self, first: u64, slots: &[u32]) {
         self.unpromise(first, slots.len());
-        slots.iter().for_each(|slot| self.pool.put(*slot));
+        self.pool.put_all(slots);
         self.signal_room();
     }
 
-    /// Makes `slots`, whose data is there, the newest versions of the blocks from `first` on.
-    fn publish(&self, first: u64, slots: &[u32]) {
+    /// Makes `slots`, whose data is there, the newest versions of the blocks from `first` on;
+    /// unless the list of uncommitted blocks is full.
+    fn publish(&self, first: u64, slots: &[u32]) -> bool {
         let mut locked = self.index.lock_of(first);
         let stripe = locked.stripe();
         let filling = self.filling[stripe].load(Ordering::Relaxed) as usize;
+        if self.is_pmem() && self.open.len(stripe, filling) + slots.len() > self.open.list_max() {
+            return false;
+        }
         let state = State::open_in(filling);
         let (batch, epoch) =
             (self.batch.load(Ordering::Relaxed), self.epoch.load(Ordering::Relaxed));
@@ -283,9 +298,11 @@ impl Writecache {
             locked.link(slot, block, state, epoch);
             locked.push_newest(slot);
         }
-        let promised = &self.promised[stripe];
-        let rest = promised.load(Ordering::Relaxed) - slots.len() as u32;
-        promised.store(rest, Ordering::Relaxed);
+        if !self.is_pmem() {
+            let promised = &self.promised[stripe];
+            let rest = promised.load(Ordering::Relaxed) - slots.len() as u32;
+            promised.store(rest, Ordering::Relaxed);
+        }
         let count = slots.len() as u64;
         add(&stats.writes, count);
         add(&stats.hits_uncommitted, uncommitted);
@@ -294,6 +311,7 @@ impl Writecache {
         add(&stats.allocated, count - hits);
         drop(locked);
         self.uncommitted.fetch_add(count, Ordering::Relaxed);
+        true
     }
 
     /// All of the bio is where it belongs.

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use udm::bio::{Bio, Op};
 use udm::buffer::Buffer;
-use udm::disk::{Disk, DiskIo};
+use udm::disk::DiskIo;
 use udm::prng::Prng;
 use udm::target::Target;
 use udm::units::SECOND;

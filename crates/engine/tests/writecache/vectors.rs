@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use udm::disk::{Disk, SimDisk};
+use udm::disk::SimDisk;
 use udm::target::Target;
 use udm::units::SECOND;
 

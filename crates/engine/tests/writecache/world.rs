@@ -93,8 +93,6 @@ pub struct World {
     pub refuses: Box<dyn FnMut(&DiskIo) -> bool>,
     /// What was done to disks: device, operation, offset, length.
     pub history: Vec<(String, Op, u64, u64)>,
-    /// Without it, disks that hold I/O are completed in order, as soon as it is there.
-    pub is_manual: bool,
     attaches: u64,
 }
 
@@ -119,7 +117,6 @@ impl World {
             held: VecDeque::new(),
             refuses: Box::new(|_| false),
             history: Vec::new(),
-            is_manual: false,
             attaches: 0,
         }
     }
