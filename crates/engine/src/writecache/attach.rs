@@ -285,8 +285,8 @@ fn take_up(
         if !wanted.is_empty() {
             found.notes.push(format!(
                 "the last server had acknowledged, but not committed, writes to {} blocks, and \
-                 they are LOST: the medium is another one, has failed, or was used otherwise since, \
-                 or the machine was started again",
+                 they are LOST: the medium is another one, has failed, or was used otherwise \
+                 since, or the machine was started again",
                 wanted.len()
             ));
         }

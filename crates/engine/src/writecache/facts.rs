@@ -68,7 +68,7 @@ impl Writecache {
             flag(
                 "medium_has_failed",
                 self.has_failed(),
-                "the cache device refused a commit: writes fail, reads go on",
+                "the cache device refused a commit: only reads of what was committed go on",
             ),
         ];
         if let Medium::Pmem(pmem) = &self.medium {

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! start_sector * 512 (all offsets count from here)
-//! 0        superblock, 64 bytes: magic, version, block size, 0, blocks, commit counter, 32 reserved
+//! 0        superblock, 64 bytes: magic, version, block size, 0, blocks, counter, 32 reserved
 //! 64       blocks * 16 bytes: entry i says which block of the origin data block i holds
 //!          a tail without meaning, up to the next multiple of the block size
 //! D        blocks * block size: data

@@ -81,6 +81,9 @@ impl Writecache {
 
     /// A single block that memory has. `false`: it has not, or it cannot be read.
     fn read_one(&self, pmem: &dyn Pmem, bio: &mut Bio) -> bool {
+        if self.has_failed() {
+            return false;
+        }
         let block = bio.offset / self.block_bytes();
         let locked = self.index.lock_of(block);
         let Some(found) = locked.newest(block) else { return false };
@@ -92,7 +95,8 @@ impl Writecache {
         add(&stats.read_hits, 1);
         drop(locked);
         let at = self.geometry.block_at(u64::from(found.slot));
-        pmem.load(at, bio.buffer.as_mut_slice()).is_ok() && self.index.is_still(found)
+        let is_loaded = pmem.load(at, bio.buffer.as_mut_slice()).is_ok();
+        is_loaded && self.index.is_still(found)
     }
 
     /// Finds where `count` blocks from block `first` of a bio on are. `at`: the bio's own first.

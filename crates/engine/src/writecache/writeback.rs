@@ -7,8 +7,8 @@
 //! batch knows nothing of clients' flushes: from its first write until everything dirty is
 //! written back, the origin alone is no state that a client has seen.
 //!
-//! Nothing is let go before the origin's flush has succeeded. When it fails, or any write, the whole
-//! batch is dirty as before, and is tried again after a pause, which grows.
+//! Nothing is let go before the origin's flush has succeeded. When it fails, or any write, the
+//! whole batch is dirty as before, and is tried again after a pause, which grows.
 
 use crate::bio::Op;
 use crate::buffer::Buffer;

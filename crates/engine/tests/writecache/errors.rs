@@ -145,7 +145,7 @@ fn memory_that_cannot_be_read_stays_dirty_and_the_rest_goes_on() {
 }
 
 #[test]
-fn a_commit_that_fails_fails_flushes_and_writes_but_not_reads() {
+fn a_commit_that_fails_fails_all_but_reads_of_what_was_committed() {
     in_both_modes("4096 0", |mut world| {
         world.open();
         world.write(0, &[1; 4096], true);
@@ -158,7 +158,9 @@ fn a_commit_that_fails_fails_flushes_and_writes_but_not_reads() {
         }
         assert_eq!(world.run(Bio::flush(0)).status, Err(Status::Io));
         assert!(world.try_write(8192, &[3; 4096], false).is_err());
-        assert_eq!(world.read(0, 8192), [[1; 4096], [2; 4096]].concat());
+        assert_eq!(world.read(0, 4096), [1; 4096]);
+        // A flush that failed may have lost it; what the origin has would be older still.
+        assert_eq!(world.try_read(4096, 4096), Err(Status::Io));
         assert_eq!(world.status(1), 1);
         assert!(world.target().suspend().is_err());
     });
