@@ -13,6 +13,7 @@ mod input;
 mod messages;
 mod nbd;
 mod table;
+mod writecache;
 
 // The command is a program and no library; these rooms of it know only each other.
 #[allow(dead_code)]
@@ -29,10 +30,16 @@ pub use attach::attach;
 pub use messages::control;
 pub use nbd::nbd;
 pub use table::table;
+pub use writecache::writecache;
 
 /// A target by its name.
 pub type Target = (&'static str, fn(&[u8]));
 
 /// Every target; seeds are in `fuzz/seeds/NAME`.
-pub const TARGETS: [Target; 4] =
-    [("attach", attach), ("control", control), ("nbd", nbd), ("table", table)];
+pub const TARGETS: [Target; 5] = [
+    ("attach", attach),
+    ("control", control),
+    ("nbd", nbd),
+    ("table", table),
+    ("writecache", writecache),
+];

@@ -106,3 +106,8 @@ fn hostile_nbd_clients_do_no_harm() {
 fn hostile_tables_do_no_harm() {
     explore("table");
 }
+
+#[test]
+fn hostile_writecaches_do_no_harm() {
+    explore("writecache");
+}

@@ -144,7 +144,9 @@ fn open(
         aside: HashMap::new(),
         stale: Vec::new(),
         notes: Vec::new(),
-        owes_flush: OpenLists::left_behind(&shared).is_some() && !is_flushed(&origin),
+        owes_flush: OpenLists::left_behind(&shared).is_some()
+            && !mutants::is(Mutant::OwedFlushForgotten)
+            && !is_flushed(&origin),
     };
     if mutants::is(Mutant::CounterBackwards) {
         seq = seq.saturating_sub(1);
@@ -421,9 +423,7 @@ fn assemble(
         damage: damage_in_words(census),
         aside: found.aside,
         uncommitted: AtomicU64::new(0),
-        bypassed: AtomicU64::new(u64::from(
-            found.owes_flush && !mutants::is(Mutant::OwedFlushForgotten),
-        )),
+        bypassed: AtomicU64::new(u64::from(found.owes_flush)),
         bypasses_flushed: AtomicU64::new(0),
         is_flushing_origin: AtomicBool::new(false),
         is_origin_flush_refused: AtomicBool::new(false),

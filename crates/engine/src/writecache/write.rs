@@ -184,9 +184,9 @@ impl Writecache {
         }
         let outstanding = pieces.len() as u32;
         let mut slots = slots;
-        if mutants::is(Mutant::EntryBeforeData) {
-            self.publish((bio.offset + bio.progress) / self.block_bytes(), &slots);
-            slots.clear();
+        let is_early = mutants::is(Mutant::EntryBeforeData);
+        if is_early && self.publish((bio.offset + bio.progress) / self.block_bytes(), &slots) {
+            slots = Slots::default();
         }
         let stage = Stage { bio, len: len as u64, outstanding, status: Ok(()), slots };
         let place = u64::from(self.jobs.writes.of(port).insert(stage));
@@ -239,9 +239,7 @@ impl Writecache {
         let Stage { mut bio, len, status, slots, .. } = stage;
         let first = (bio.offset + bio.progress) / self.block_bytes();
         if let Err(status) = status {
-            if mutants::is(Mutant::FailedWriteMapped) {
-                self.publish(first, &slots);
-            } else {
+            if !mutants::is(Mutant::FailedWriteMapped) || !self.publish(first, &slots) {
                 self.give_back(first, &slots);
             }
             self.counters.failed_requests.fetch_add(1, Ordering::Relaxed);

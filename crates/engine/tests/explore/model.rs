@@ -127,6 +127,8 @@ pub struct Model {
     pub percents: Vec<u32>,
     pub is_labelled: bool,
     is_formatting: bool,
+    /// The cache's disk has failed, and no server has started since.
+    has_cache_failed: bool,
     /// No kernel has written to the medium.
     pub is_pure: bool,
     /// Whether the server says that the origin alone is consistent.
@@ -154,6 +156,7 @@ impl Model {
             percents: vec![70],
             is_labelled: false,
             is_formatting: false,
+            has_cache_failed: false,
             is_pure: true,
             claims_consistent: true,
         }
@@ -171,6 +174,7 @@ impl Model {
         }
         self.is_formatting = false;
         self.is_labelled = true;
+        self.has_cache_failed = false;
     }
 
     /// A format by force begins: binding and percentage may go.
@@ -207,7 +211,10 @@ impl Model {
         match ask {
             Ask::Write { first, count, fua, .. } => {
                 for (slot, newest) in newest.iter().enumerate().skip(first).take(count) {
-                    self.done[slot] = self.done[slot].max(*newest);
+                    // What ended before a failure of the cache may be heard of only now.
+                    if fua || !self.has_cache_failed {
+                        self.done[slot] = self.done[slot].max(*newest);
+                    }
                     if fua {
                         self.flushed[slot] = self.flushed[slot].max(*newest);
                     }
@@ -241,6 +248,7 @@ impl Model {
     /// The cache's disk has failed: what was not flushed may be lost.
     pub fn cache_failed(&mut self) {
         self.done.clone_from(&self.flushed);
+        self.has_cache_failed = true;
     }
 
     /// A kernel wrote and flushed, once for each slot.

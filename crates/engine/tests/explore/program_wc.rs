@@ -108,6 +108,8 @@ pub const STORIES: &[&[Step]] = &[
     ],
     // Modes and messages.
     &[w(0, 4), Flush, Message("cleaner"), w(0, 2), w(12, 2), Flush, Tick(20), Check, Remove, Check],
+    // What passed by is owed a flush, also by the next server.
+    &[Message("cleaner"), w(0, 2), Kill, fua(2, 2), Flush, w(0, 2), Kill, Flush],
     &[w(0, 4), Message("flush_on_suspend"), Remove, Check, w(0, 2), Message("flush"), Check],
 ];
 
