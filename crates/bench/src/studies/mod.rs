@@ -4,6 +4,7 @@
 mod compare;
 mod copy;
 mod footprint;
+mod hitratio;
 mod latency;
 mod nbd;
 mod recovery;
@@ -18,7 +19,7 @@ use crate::results::Study;
 use crate::rig::Setup;
 
 /// What `all` stands for, in its order, by name.
-pub const STUDIES_OF_ALL: [&str; 9] = [
+pub const STUDIES_OF_ALL: [&str; 10] = [
     "copy",
     "randwrite",
     "latency",
@@ -28,6 +29,7 @@ pub const STUDIES_OF_ALL: [&str; 9] = [
     "writeback",
     "recovery",
     "footprint",
+    "hitratio",
 ];
 
 /// Runs one study.
@@ -43,6 +45,7 @@ pub fn run(name: StudyName, setup: &Setup) -> Result<Study> {
         StudyName::Writeback => writeback::run(setup),
         StudyName::Recovery => recovery::run(setup),
         StudyName::Footprint => footprint::run(setup),
+        StudyName::Hitratio => hitratio::run(setup),
         StudyName::All => bail!("it stands for several studies"),
     }
 }

@@ -95,6 +95,8 @@ impl Pcache {
             number("cache_bytes", self.media.pmem.len_bytes(), "size of the cache device"),
             number("used_bytes", used_bytes, "segments in use"),
             number("free_segments", u64::from(self.segments.free()), "segments free for reuse"),
+            text("retention", self.retention.name(), "which data stays when space is short"),
+            number("main_segments", self.segments.main_count(), "segments of data that stays"),
             number("cached_bytes", cached_bytes, "of the device, readable from the cache"),
             number("dirty_bytes", dirty_bytes, "data that only the cache has"),
             number("quarantined_bytes", self.bad.bytes(), "damaged dirty data; reads of it fail"),
@@ -130,7 +132,7 @@ impl Pcache {
         ]
     }
 
-    fn totals(&self) -> [Fact; 11] {
+    fn totals(&self) -> [Fact; 14] {
         let counters = &self.counters;
         let batches_failed = &counters.writeback_failures;
         [
@@ -149,6 +151,13 @@ impl Pcache {
             count("writeback_failures_total", batches_failed, "batches that failed"),
             count("collected_keys_total", &counters.collected_keys, "keys passed by collection"),
             count("recycled_segments_total", &counters.recycled_segments, "segments reused"),
+            count(
+                "kept_bytes_total",
+                &counters.kept_bytes,
+                "hot data whose keys were logged again",
+            ),
+            count("moved_bytes_total", &counters.moved_bytes, "hot data that was copied to stay"),
+            count("dropped_bytes_total", &counters.dropped_bytes, "data that made room"),
         ]
     }
 }
