@@ -12,7 +12,7 @@ use roxmltree::{Document, Node, ParsingOptions};
 use serde_json::Value;
 
 /// The studies that `all` stands for.
-const STUDIES: [&str; 9] = [
+const STUDIES: [&str; 10] = [
     "copy",
     "randwrite",
     "latency",
@@ -22,6 +22,7 @@ const STUDIES: [&str; 9] = [
     "writeback",
     "recovery",
     "footprint",
+    "hitratio",
 ];
 
 /// As little of each measure as there can be.

@@ -31,7 +31,7 @@ const SEGMENT_META_BYTES: u64 = 12 << 10;
 const REQUESTS_PER_TICK: usize = 1000;
 /// A flush ends a key set after so large a share of the cache (1 / n) in requests.
 const REQUESTS_SHARE: u64 = 256;
-/// How far below the best of the policies on paper the engine may be, in percent.
+/// So far below the best of the policies on paper the engine may be, in percent.
 const TOLERANCE: f64 = 0.5;
 
 /// A disk without content: hits are counted, data is not looked at.
@@ -104,14 +104,14 @@ pub fn run(setup: &Setup) -> Result<Study> {
     study.plots.push(plot);
     // Whoever cannot know the future.
     let best = |nth: usize| on_paper[..4].iter().map(|(_, ratios)| ratios[nth]).fold(0.0, f64::max);
-    let gains: Vec<f64> = (0..sizes.len()).map(|nth| engine[1].1[nth] - best(nth)).collect();
-    let worst = gains.iter().copied().fold(f64::MAX, f64::min);
-    let promise = setup.trace().map(|_| Promise::AtLeast(-TOLERANCE));
-    study.claims.push(Claim::new(
-        "percent above the best of FIFO, LRU, ARC, S3-FIFO, where it is least",
-        &[worst],
-        promise,
-    ));
+    let least = (0..sizes.len())
+        .map(|nth| (engine[1].1[nth] + TOLERANCE) / best(nth).max(TOLERANCE))
+        .fold(f64::MAX, f64::min);
+    // What is made up says little of the world.
+    let promise = setup.trace().map(|_| Promise::AtLeast(1.0));
+    let what =
+        "udm's hit ratio + 0.5 %, over the best of FIFO, LRU, ARC, S3-FIFO, at the worst size";
+    study.claims.push(Claim::new(what, &[least], promise));
     Ok(study)
 }
 

@@ -95,12 +95,12 @@ impl Pcache {
             number("cache_bytes", self.media.pmem.len_bytes(), "size of the cache device"),
             number("used_bytes", used_bytes, "segments in use"),
             number("free_segments", u64::from(self.segments.free()), "segments free for reuse"),
-            text("retention", self.retention.name(), "which data stays when space is short"),
-            number("main_segments", self.segments.main_count(), "segments of data that stays"),
             number("cached_bytes", cached_bytes, "of the device, readable from the cache"),
             number("dirty_bytes", dirty_bytes, "data that only the cache has"),
             number("quarantined_bytes", self.bad.bytes(), "damaged dirty data; reads of it fail"),
             number("index_bytes", self.index.memory_bytes(), "memory of the index"),
+            text("retention", self.retention.name(), "which data stays when space is short"),
+            number("main_segments", self.segments.main_count(), "segments of data that stays"),
         ]
     }
 

@@ -68,7 +68,7 @@ impl Pcache {
     pub(super) fn free_wanted(&self) -> u32 {
         let count = self.segments.count();
         match self.retention.fills_cache() {
-            true => LOG_RESERVE + (count / 256).clamp(if count < 16 { 1 } else { 2 }, 16),
+            true => LOG_RESERVE + (count / 256).clamp(if count < 8 { 1 } else { 2 }, 16),
             false => LOG_RESERVE + (count / 16).max(1),
         }
     }

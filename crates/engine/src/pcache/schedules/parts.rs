@@ -18,6 +18,11 @@ use crate::slots::SlotState;
 use crate::sync::{Arc, Mutex, lock};
 use crate::units::SECTOR;
 
+/// Every other thread's data goes to the main part.
+fn class_of(port: usize) -> Class {
+    if port.is_multiple_of(2) { Class::Window } else { Class::Main }
+}
+
 /// `count` free segments with one block of data each.
 fn segments(count: u32) -> Arc<Segments> {
     let bytes = SEGMENTS_AT + u64::from(count) * GEOMETRY.segment_bytes;
