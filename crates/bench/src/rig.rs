@@ -18,7 +18,7 @@ use udm::pmem::dax::{DaxOptions, DaxPmem};
 use udm::prng::Prng;
 use udm::queue::Queue;
 use udm::shm::SharedWords;
-use udm::simple::{Linear, LinearArgs};
+use udm::simple::{Linear, LinearArgs, Zero};
 use udm::table::Table as DmTable;
 use udm::target::{Port, Wake};
 use udm::units::{GIB, MIB, human_bytes};
@@ -226,7 +226,28 @@ impl Setup {
 
     /// A fresh cache in front of `backing`; `words` are those of the table behind the devices.
     pub fn cache(&self, name: &str, backing: Arc<dyn Disk>, words: &str) -> Result<Cache> {
-        let pmem = open_pmem(&self.cache_path(name)?)?;
+        self.cache_on(&self.cache_path(name)?, name, backing, words)
+    }
+
+    /// As [`Setup::cache`], but in memory and with so many bytes, whatever the user named.
+    pub fn small_cache(
+        &self,
+        name: &str,
+        bytes: u64,
+        backing: Arc<dyn Disk>,
+        words: &str,
+    ) -> Result<Cache> {
+        self.cache_on(&self.places.memory.file(name, bytes)?, name, backing, words)
+    }
+
+    fn cache_on(
+        &self,
+        path: &Path,
+        name: &str,
+        backing: Arc<dyn Disk>,
+        words: &str,
+    ) -> Result<Cache> {
+        let pmem = open_pmem(path)?;
         let shared = self.places.memory.path(&format!("{name}.open-keys"));
         let _ = std::fs::remove_file(&shared);
         let shared = SharedWords::open(&shared, shared_words(OpenOptions::new(1).stripes))?;
@@ -234,8 +255,15 @@ impl Setup {
     }
 }
 
-/// A cache device, with copies as `udm create` would make them.
+/// A cache device with all its pages, as some time after `udm create`.
 pub fn open_pmem(path: &Path) -> Result<DaxPmem> {
+    let pmem = open_untouched(path)?;
+    pmem.prefault(0, pmem.len_bytes());
+    Ok(pmem)
+}
+
+/// A cache device with copies as `udm create` would make them, as it is at first.
+pub fn open_untouched(path: &Path) -> Result<DaxPmem> {
     let mut pmem = DaxPmem::open(path, DaxOptions::default())?;
     calibrate::tune(&mut pmem);
     Ok(pmem)
@@ -261,6 +289,12 @@ pub fn linear_device(disk: Arc<dyn Disk>) -> Result<Arc<Device>> {
     let args = LinearArgs::parse(&table.lines[0].args)?;
     let target = Arc::new(Linear::new(&args, bytes, disk)?);
     Ok(Device::with_table("linear", LoadedTable::single(target, bytes))?)
+}
+
+/// A device that does nothing with what it is given: what is left is the way to it.
+pub fn zero_device(bytes: u64) -> Result<Arc<Device>> {
+    let target = Arc::new(Zero::parse(&[])?);
+    Ok(Device::with_table("zero", LoadedTable::single(target, bytes))?)
 }
 
 /// A disk in memory.
@@ -377,6 +411,8 @@ impl Cache {
             pmem.drain().and_then(|()| pmem.sync()).ok().context("the cache device failed")?;
         }
         let mut options = OpenOptions::new(1);
+        // Studies also ask what happens in caches that are soon full.
+        options.geometry.device_bytes_min = 0;
         options.force_format = is_fresh;
         Cache::open_with(name, pmem, backing, words, shared, &options)
     }

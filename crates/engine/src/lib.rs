@@ -21,6 +21,7 @@ pub mod error;
 pub mod limits;
 pub mod local;
 pub mod mutants;
+mod near;
 #[cfg(test)]
 #[cfg(feature = "loom")]
 mod orderings;

@@ -15,6 +15,7 @@
 mod bell;
 mod clients;
 mod device;
+mod prefault;
 mod watch;
 
 use std::os::fd::OwnedFd;
@@ -29,6 +30,7 @@ use rustix::time::ClockId;
 #[cfg(all(test, feature = "shuttle"))]
 pub(crate) use bell::schedules;
 pub use clients::{Conversation, Space};
+pub use prefault::prefault;
 
 use bell::Bell;
 use device::{Background, DeviceEnd};

@@ -76,3 +76,24 @@ pub mod statics {
 pub fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().expect("a thread panicked while it held this lock")
 }
+
+/// Takes a lock that nobody holds for more than a few microseconds: looks again for about as long
+/// before it sleeps, because to be woken takes longer than all that the holder does.
+#[cfg(not(any(feature = "shuttle", feature = "loom")))]
+pub fn lock_soon<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    const LOOKS: u32 = 64;
+    const PAUSES: u32 = 8;
+    for _ in 0..LOOKS {
+        if let Ok(guard) = mutex.try_lock() {
+            return guard;
+        }
+        (0..PAUSES).for_each(|_| std::hint::spin_loop());
+    }
+    lock(mutex)
+}
+
+/// A scheduler decides who goes on: there is nothing to look for.
+#[cfg(any(feature = "shuttle", feature = "loom"))]
+pub fn lock_soon<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    lock(mutex)
+}

@@ -16,6 +16,7 @@ use crate::pcache::layout::Geometry;
 use crate::pcache::{self, OpenOptions, Pcache};
 use crate::pmem::Pmem;
 use crate::pmem::dax::{DaxOptions, DaxPmem};
+use crate::queue::prefault;
 use crate::shm::SharedWords;
 use crate::simple::{
     Delay, DelayArgs, ErrorTarget, Flakey, FlakeyArgs, Linear, LinearArgs, Location, Zero,
@@ -238,7 +239,9 @@ impl Opener for SystemOpener {
         if let Some(tune) = self.tune {
             tune(&mut pmem);
         }
-        Ok(Arc::new(pmem))
+        let pmem = Arc::new(pmem);
+        prefault(&pmem);
+        Ok(pmem)
     }
 
     fn shared_words(&self, name: &str, words: usize) -> Result<SharedWords> {

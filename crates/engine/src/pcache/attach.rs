@@ -282,6 +282,9 @@ pub fn replay(
             Step::Last => {}
             Step::Keys(set) => {
                 replay.out.is_unmarked = is_dirty && !set.is_empty();
+                // Their cache misses at once, not one after the other.
+                set.iter().for_each(|key| replay.out.index.touch(key.off.get()));
+                set.iter().for_each(|key| replay.out.index.touch_row(key.off.get()));
                 for (nth, key) in set.iter().enumerate() {
                     replay.key(position, nth, key, is_dirty)?;
                 }

@@ -80,6 +80,9 @@ impl Pcache {
                 "the cache device refused a store, or lost a part",
             ),
         ];
+        let copies = self.media.pmem.copies();
+        let how = "instructions that store data there, by its size in bytes";
+        facts.extend(copies.map(|copies| text("medium_copies", &copies, how)));
         let failure = failure.as_deref();
         facts.extend(failure.map(|failure| text("medium_failure", failure, "what is wrong there")));
         facts
@@ -136,7 +139,7 @@ impl Pcache {
         let counters = &self.counters;
         let batches_failed = &counters.writeback_failures;
         [
-            count("read_hits_total", &counters.read_hits, "reads served by the cache alone"),
+            number("read_hits_total", counters.read_hits.sum(), "reads served by the cache alone"),
             count(
                 "read_misses_total",
                 &counters.read_misses,

@@ -13,6 +13,7 @@
 //!    slot that names a row is re-read under that lock before the row is believed.
 
 use crate::mutants::{self, Mutant};
+use crate::near::bring_near;
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::{Mutex, OnceLock, lock};
 use crate::units::{BLOCK, SECTOR};
@@ -169,14 +170,9 @@ impl Index {
         }
     }
 
-    fn slot(&self, offset: u64) -> Option<&AtomicU64> {
-        let region = self.regions.get((offset / REGION_BYTES) as usize)?.get()?;
-        Some(&region.slots[(offset / BLOCK) as usize % REGION_BLOCKS])
-    }
-
     /// What is known of a block. Brings its slot near, which is soon to be changed.
     pub fn trace(&self, offset: u64) -> Trace {
-        let slot = self.slot(offset).map_or(0, |slot| slot.load(Ordering::Relaxed));
+        let slot = self.slot(offset).map_or(0, |(_, slot)| slot.load(Ordering::Relaxed));
         match slot >> KIND_SHIFT {
             KIND_GHOST => Trace::Ghost(slot & GHOST_MASK),
             _ => Place::unpack(slot).map_or(Trace::None, Trace::Place),
@@ -187,7 +183,7 @@ impl Index {
     pub fn note_use(&self, offset: u64, len: u64) {
         let mut at = offset / BLOCK * BLOCK;
         while at < offset + len {
-            if let Some(slot) = self.slot(at) {
+            if let Some((_, slot)) = self.slot(at) {
                 let seen = slot.load(Ordering::Relaxed);
                 if seen & USES_MASK != USES_MASK && is_cached(seen) {
                     let next = seen + (1 << USES_SHIFT);
@@ -201,14 +197,14 @@ impl Index {
 
     /// How often a block was used since it came.
     pub fn uses(&self, offset: u64) -> u8 {
-        let slot = self.slot(offset).map_or(0, |slot| slot.load(Ordering::Relaxed));
+        let slot = self.slot(offset).map_or(0, |(_, slot)| slot.load(Ordering::Relaxed));
         uses_of(slot)
     }
 
     /// Says how often the blocks of a range count as used. Under the stripe's lock.
     pub fn set_uses(&self, offset: u64, len: u64, uses: u8) {
         for at in (offset / BLOCK * BLOCK..offset + len).step_by(BLOCK as usize) {
-            let Some(slot) = self.slot(at) else { continue };
+            let Some((_, slot)) = self.slot(at) else { continue };
             let seen = slot.load(Ordering::Relaxed);
             if is_cached(seen) {
                 let next = seen & !USES_MASK | u64::from(uses) << USES_SHIFT;
@@ -225,10 +221,31 @@ impl Index {
             if at + BLOCK > offset + len {
                 break;
             }
-            if let Some(slot) = self.slot(at) {
+            if let Some((_, slot)) = self.slot(at) {
                 slot.store(KIND_GHOST << KIND_SHIFT | time & GHOST_MASK, Ordering::Release);
             }
         }
+    }
+
+    /// Brings the slot of a block near: what is soon to be changed should not be waited for then.
+    pub fn touch(&self, offset: u64) {
+        if let Some(slot) = self.slot(offset) {
+            bring_near(slot.1);
+        }
+    }
+
+    /// Brings the side table's row of a block near, if it has one.
+    pub fn touch_row(&self, offset: u64) {
+        let Some((region, slot)) = self.slot(offset) else { return };
+        let slot = slot.load(Ordering::Relaxed);
+        if slot >> KIND_SHIFT == KIND_ROW {
+            lock(&region.side).rows.get(slot as u32 as usize).map(bring_near);
+        }
+    }
+
+    fn slot(&self, offset: u64) -> Option<(&Region, &AtomicU64)> {
+        let region = self.regions.get((offset / REGION_BYTES) as usize)?.get()?;
+        Some((region, &region.slots[(offset / BLOCK) as usize % REGION_BLOCKS]))
     }
 
     /// What `[offset, end)` starts with: the longest run with one source. `is_live` tells whether

@@ -14,7 +14,7 @@ use crate::error::Status;
 use crate::mutants::{self, Mutant};
 use crate::slots::SlotState;
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use crate::sync::{Arc, Mutex, lock};
+use crate::sync::{Arc, Mutex, lock, lock_soon};
 
 use super::attach::check_key;
 use super::layout::{
@@ -185,7 +185,7 @@ impl KeyLog {
     /// Logs `keys` in order, durably. With `mark`, a key set without keys follows and says: here
     /// a client was told that everything before is durable.
     pub fn append(&self, keys: &[Key], mark: bool) -> Result<(), AppendError> {
-        let mut head = lock(&self.head);
+        let mut head = lock_soon(&self.head);
         let result = self.append_locked(&mut head, keys, mark);
         if let Err(AppendError::Medium(_)) = result {
             self.has_failed.store(true, Ordering::Relaxed);

@@ -161,9 +161,28 @@ struct Background {
     gc: Gc,
 }
 
+/// A counter that threads raise all the time: by port, so that they do not wait for each other's
+/// cache line.
+#[derive(Debug, Default)]
+struct BusyCounter([Line; 8]);
+
+#[derive(Debug, Default)]
+#[repr(align(128))]
+struct Line(AtomicU64);
+
+impl BusyCounter {
+    fn raise(&self, port: usize) {
+        self.0[port % self.0.len()].0.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn sum(&self) -> u64 {
+        self.0.iter().map(|line| line.0.load(Ordering::Relaxed)).sum()
+    }
+}
+
 #[derive(Debug, Default)]
 struct Counters {
-    read_hits: AtomicU64,
+    read_hits: BusyCounter,
     read_misses: AtomicU64,
     filled_bytes: AtomicU64,
     damaged_reads: AtomicU64,
@@ -332,12 +351,13 @@ impl Pcache {
         (0..self.open.stripes()).any(|stripe| self.open.len(stripe) > 0)
     }
 
-    /// Logs open sets that are old, or whose keys keep segments from being collected.
+    /// Logs open sets that are old, or that are all that write-back and collection wait for.
     fn close_old_sets(&self, background: &mut Background, is_urgent: bool) {
         let is_old = background.now >= background.last_close + CLOSE_AFTER;
-        if (is_urgent || is_old) && self.has_open_keys() {
+        let is_waited_for = is_urgent && self.log.dirty_tail() == self.log.head();
+        if is_old || is_waited_for {
             // Without room the keys stay where they are; a failed medium is latched in the log.
-            let _ = self.close_all(false);
+            let _ = self.close_each();
             background.last_close = background.now;
         }
     }

@@ -17,6 +17,7 @@
 //! A key's words are stored before the count that covers them, and the kernel keeps every store
 //! of a killed process, so a count never covers half a key.
 
+use crate::near::bring_near;
 use crate::shm::SharedWords;
 use crate::sync::SharedWord;
 use crate::sync::atomic::Ordering;
@@ -158,8 +159,7 @@ impl OpenSets {
     pub fn touch(&self, stripe: usize) {
         let words = self.stripe(stripe);
         let count = words[0].load(Ordering::Relaxed) as usize % KEYS_MAX;
-        let place = &words[STRIPE_HEADER_WORDS + count * KEY_WORDS];
-        std::hint::black_box(place.load(Ordering::Relaxed));
+        bring_near(&words[STRIPE_HEADER_WORDS + count * KEY_WORDS]);
     }
 
     /// Appends a key and says how many there are now. The set must not be full.

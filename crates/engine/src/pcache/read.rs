@@ -67,7 +67,7 @@ impl Pcache {
             at += piece.len;
         }
         if gaps.is_empty() {
-            self.counters.read_hits.fetch_add(1, Ordering::Relaxed);
+            self.counters.read_hits.raise(port.id);
             return port.finish(bio, Ok(()));
         }
         self.counters.read_misses.fetch_add(1, Ordering::Relaxed);

@@ -13,7 +13,7 @@ use crate::crc::pcache_crc;
 use crate::error::Status;
 use crate::mutants::{self, Mutant};
 use crate::sync::atomic::Ordering;
-use crate::sync::lock;
+use crate::sync::{lock, lock_soon};
 use crate::target::{Extent, Port};
 use crate::units::{BLOCK, MIB};
 
@@ -185,7 +185,7 @@ impl Pcache {
         if mutants::is(Mutant::IndexBeforeLock) {
             self.point(at, space, data_crc);
         }
-        let mut state = lock(&self.stripes[stripe].state);
+        let mut state = lock_soon(&self.stripes[stripe].state);
         if let Err(error) = self.make_set_room(stripe) {
             self.segments.release(space.segment);
             return Err(error);
@@ -253,12 +253,23 @@ impl Pcache {
 
     /// Logs one open set, durably. Its stripe is locked.
     fn close_set(&self, stripe: usize, mark: bool) -> Result<(), AppendError> {
-        let mut keys = lock(&self.close_scratch);
+        let mut keys = lock_soon(&self.close_scratch);
         keys.clear();
         self.open.collect(stripe, &mut keys);
         self.log.append(&keys, mark)?;
         self.open.clear(stripe);
         Ok(())
+    }
+
+    /// Logs every open set, one after the other: a write waits for no more than one of them.
+    pub(super) fn close_each(&self) -> Result<(), AppendError> {
+        (0..self.open.stripes()).try_for_each(|stripe| {
+            let _state = lock_soon(&self.stripes[stripe].state);
+            match self.open.len(stripe) {
+                0 => Ok(()),
+                _ => self.close_set(stripe, false),
+            }
+        })
     }
 
     /// Logs every open set, together, durably. With `mark`, as a client's flush.

@@ -135,6 +135,19 @@ impl CopyPlan {
     }
 }
 
+/// `movnti, nt32 from 256, nt64 from 4096`: in bytes, neighbours that are alike as one.
+impl std::fmt::Display for CopyPlan {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.by_class[0].name())?;
+        for (class, pair) in self.by_class.windows(2).enumerate() {
+            if pair[0] != pair[1] {
+                write!(f, ", {} from {}", pair[1].name(), 64 << class)?;
+            }
+        }
+        Ok(())
+    }
+}
+
 /// Copies `src` over `dst`, which is of the same length, as a store to a medium would; a [`fence`]
 /// completes it. For calibration. Panics if the CPU lacks the primitive.
 pub fn copy_with(primitive: Primitive, dst: &mut [u8], src: &[u8]) {

@@ -113,3 +113,17 @@ fn plans_choose_by_size() {
         assert_eq!(CopyPlan::new(by_class).choose(4095), Primitive::Plain);
     }
 }
+
+#[test]
+fn a_plan_says_where_it_changes() {
+    assert_eq!(CopyPlan::only(Primitive::Plain).to_string(), "plain");
+    if Primitive::Movnti.is_available() {
+        let by_class: [Primitive; COPY_CLASSES] = std::array::from_fn(|class| match class {
+            0..=2 => Primitive::Plain,
+            _ => Primitive::Movnti,
+        });
+        let plan = CopyPlan::new(by_class);
+        assert_eq!(plan.to_string(), "plain, movnti from 256");
+        assert_eq!((plan.choose(255), plan.choose(256)), (Primitive::Plain, Primitive::Movnti));
+    }
+}

@@ -77,6 +77,11 @@ pub trait Pmem: Send + Sync + std::fmt::Debug {
     /// All drained stores are durable. After a failure the medium must not be trusted again.
     fn sync(&self) -> Result<(), Status>;
 
+    /// How stores are made, by their size in bytes, if there is a choice.
+    fn copies(&self) -> Option<String> {
+        None
+    }
+
     /// Why the medium is not trusted any more, as a sentence, if it is not.
     fn failure(&self) -> Option<String> {
         None

@@ -1,0 +1,29 @@
+//! The pages of a cache device in memory, mapped beside the first requests: a page fault costs as
+//! much as a request, and mapping all of a large device before the first one would take seconds.
+
+use std::time::Duration;
+
+use crate::pmem::Pmem;
+use crate::pmem::dax::DaxPmem;
+use crate::sync::Arc;
+use crate::units::KIB;
+
+/// Mapped at a time, in about 80 us: meanwhile no thread can start and no memory be allocated.
+const STEP_BYTES: u64 = 256 * KIB;
+/// The first request comes first.
+const BEGIN_AFTER: Duration = Duration::from_millis(100);
+
+/// Starts a thread that maps all pages of `pmem`. It ends when that is done, or when nobody else
+/// holds the device any more. A thread that cannot be started is none that is needed.
+pub fn prefault(pmem: &Arc<DaxPmem>) {
+    let len = pmem.len_bytes();
+    let pmem = Arc::downgrade(pmem);
+    let body = move || {
+        std::thread::sleep(BEGIN_AFTER);
+        for at in (0..len).step_by(STEP_BYTES as usize) {
+            let Some(pmem) = pmem.upgrade() else { return };
+            pmem.prefault(at, STEP_BYTES.min(len - at));
+        }
+    };
+    let _ = std::thread::Builder::new().name("udm-prefault".into()).spawn(body);
+}
