@@ -86,20 +86,18 @@ mutants! {
     TornOriginUnlabelled,
     /// The label is not stored.
     LabelUnwritten,
-    /// Data that is kept in its place is not looked at again under the stripe's lock.
+    /// A key of the main part is logged again although the index has something newer.
     KeptUnchecked,
+    /// What collection drops is taken out of the index although that has something newer.
+    DroppedUnchecked,
     /// A key that is logged again takes no reference: its segment is reused.
     KeptUnreferenced,
-    /// Data that is moved is still on its way when its key is logged.
-    MovedUnfenced,
     /// The superblock of a format comes first.
     SuperblockFirst,
     }
 
     /// What only threads that run into each other show.
     RACES {
-    /// Data is moved without a look whether something newer came meanwhile.
-    MovedUnchecked,
     /// A reader does not look at the generation again after its copy.
     HitNotRechecked,
     /// A reader believes the row that the slot named before the side table was locked.

@@ -12,7 +12,7 @@ use crate::sync::atomic::Ordering;
 use crate::target::Port;
 
 use super::keylog::{LogReader, after};
-use super::layout::{GC_PERCENT_DEFAULT, Position, Record, gc_percent_of};
+use super::layout::{GC_PERCENT_DEFAULT, Key, Position, Record, gc_percent_of};
 use super::retain::Keeper;
 use super::retention::USES_MAX;
 use super::segment::LOG_RESERVE;
@@ -184,14 +184,7 @@ impl Pcache {
                 Record::Last(_) => left_logs.push(at.segment),
                 Record::Keys(keys) => {
                     keys_passed += keys.len();
-                    for key in keys {
-                        let segment = key.segment.get();
-                        if self.segments.generation(segment) == key.generation.get() {
-                            self.retain(key, keeper);
-                            self.segments.release(segment);
-                        }
-                    }
-                    self.counters.collected_keys.fetch_add(keys.len() as u64, Ordering::Relaxed);
+                    self.pass_keys(keys, keeper);
                 }
             }
             at = next;
@@ -217,6 +210,18 @@ impl Pcache {
         }
         self.recycle()?;
         result
+    }
+
+    /// Keys give up their references, once what is to stay has others.
+    fn pass_keys(&self, keys: &[Key], keeper: &mut Keeper) {
+        for key in keys {
+            let segment = key.segment.get();
+            if self.segments.generation(segment) == key.generation.get() {
+                self.retain(key, keeper);
+                self.segments.release(segment);
+            }
+        }
+        self.counters.collected_keys.fetch_add(keys.len() as u64, Ordering::Relaxed);
     }
 
     /// Whether `wanted` stands in the log between `from` and `to`.

@@ -16,7 +16,7 @@
 //! | `keylog` | keys on media | `cache_key.c` |
 //! | `write`, `read` | the life of a request | `cache_req.c` |
 //! | `writeback`, `gc` | the life of data afterwards | `cache_writeback.c`, `cache_gc.c` |
-//! | `retention`, `retain` | which data stays when space is short, and how | |
+//! | `retention`, `retain`, `classes` | which data stays when space is short, and how | |
 //! | `datacrc`, `quarantine` | damage: found, and kept from spreading | |
 //!
 //! Locks, outermost first: background; stripes in index order; the scratch of keys; the log's
@@ -25,6 +25,7 @@
 mod args;
 mod attach;
 mod chain;
+mod classes;
 mod control;
 mod datacrc;
 mod facts;

@@ -123,11 +123,7 @@ impl Pcache {
                     }
                     self.keep(run, key);
                 }
-                Some(Verdict::Move(uses)) => {
-                    if !self.move_run(run, uses, &mut keeper.scratch) {
-                        self.forget(run, true);
-                    }
-                }
+                Some(Verdict::Move(uses)) => self.move_run(run, uses, &mut keeper.scratch),
                 Some(Verdict::Forget) => self.forget(run, false),
                 Some(Verdict::Remember) => self.forget(run, true),
             }
@@ -139,7 +135,11 @@ impl Pcache {
         let of_block = |from: u64| {
             let block_end = (from / BLOCK + 1) * BLOCK;
             let piece = self.index.lookup(from, block_end.min(end), |place| self.is_live(place));
-            let is_current = piece.place == Some(place.plus(from - at));
+            let is_blind = match class {
+                Class::Main => mutants::is(Mutant::KeptUnchecked),
+                _ => mutants::is(Mutant::DroppedUnchecked),
+            };
+            let is_current = piece.place == Some(place.plus(from - at)) || is_blind;
             let verdict = is_current.then(|| self.retention.judge(class, self.index.uses(from)));
             (piece.len, verdict)
         };
@@ -196,8 +196,14 @@ impl Pcache {
         self.make_set_room(stripe).is_ok() && self.open.len(stripe) < KEYS_MAX
     }
 
-    /// Copies data into the main part. `false`: there is no room, or the data is damaged.
-    fn move_run(&self, run: Run, uses: u8, scratch: &mut Vec<u8>) -> bool {
+    /// Copies data into the main part. What finds no room there, or is damaged, goes.
+    fn move_run(&self, run: Run, uses: u8, scratch: &mut Vec<u8>) {
+        if !self.try_move(run, uses, scratch) {
+            self.forget(run, true);
+        }
+    }
+
+    fn try_move(&self, run: Run, uses: u8, scratch: &mut Vec<u8>) -> bool {
         let mut done = 0;
         while done < run.len {
             if self.segments.free() == 0 || !self.log.has_room() {
@@ -229,13 +235,12 @@ impl Pcache {
         }
         self.media.store(self.segments.data_at(space.segment, space.offset), scratch);
         let data_crc = if self.crcs.is_some() { pcache_crc(scratch) } else { 0 };
-        if !mutants::is(Mutant::MovedUnfenced) && self.media.pmem.drain().is_err() {
+        if self.media.pmem.drain().is_err() {
             return false;
         }
         let stripe = self.stripe_of(run.offset);
         let _state = lock(&self.stripes[stripe].state);
-        let is_current = self.is_current(run) || mutants::is(Mutant::MovedUnchecked);
-        if !is_current || !self.has_set_room(stripe) {
+        if !self.is_current(run) || !self.has_set_room(stripe) {
             return false;
         }
         self.push_clean(stripe, run.offset, space, data_crc);
@@ -253,7 +258,8 @@ impl Pcache {
         let mut at = run.offset;
         while at < end {
             let piece = self.index.lookup(at, end, |place| self.is_live(place));
-            if piece.place == Some(run.place.plus(at - run.offset)) {
+            let is_blind = mutants::is(Mutant::DroppedUnchecked);
+            if piece.place == Some(run.place.plus(at - run.offset)) || is_blind {
                 let dropped = &self.counters.dropped_bytes;
                 let time = dropped.fetch_add(piece.len, Ordering::Relaxed) / BLOCK;
                 match is_remembered {
