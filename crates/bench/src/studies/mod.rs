@@ -4,6 +4,7 @@
 mod compare;
 mod copy;
 mod footprint;
+mod hitratio;
 mod latency;
 mod nbd;
 mod recovery;
@@ -19,7 +20,7 @@ use crate::results::Study;
 use crate::rig::Setup;
 
 /// What `all` stands for, in its order, by name.
-pub const STUDIES_OF_ALL: [&str; 10] = [
+pub const STUDIES_OF_ALL: [&str; 11] = [
     "copy",
     "randwrite",
     "latency",
@@ -30,6 +31,7 @@ pub const STUDIES_OF_ALL: [&str; 10] = [
     "recovery",
     "footprint",
     "writecache",
+    "hitratio",
 ];
 
 /// Runs one study.
@@ -46,6 +48,7 @@ pub fn run(name: StudyName, setup: &Setup) -> Result<Study> {
         StudyName::Recovery => recovery::run(setup),
         StudyName::Footprint => footprint::run(setup),
         StudyName::Writecache => writecache::run(setup),
+        StudyName::Hitratio => hitratio::run(setup),
         StudyName::All => bail!("it stands for several studies"),
     }
 }
