@@ -47,11 +47,6 @@ impl Default for Slots {
 }
 
 impl Slots {
-    /// Forgets them.
-    pub fn clear(&mut self) {
-        self.count = 0;
-    }
-
     fn push(&mut self, slot: u32) {
         self.slots[self.count] = slot;
         self.count += 1;
