@@ -11,8 +11,8 @@ for mode in p s; do
       rm "$cache" && truncate -s $((64 * MiB)) "$cache"
 
       create
-      same "udm reads zeroes" "$(udm_sha)" "$(sha_of "$model")"
       same "udm's status" "$("$udm" status lab)" "$status"
+      same "udm reads zeroes" "$(udm_sha)" "$(sha_of "$model")"
       remove
       blocks=$(echo "$status" | cut -d' ' -f5)
       table_bytes=$((64 + 16 * blocks))

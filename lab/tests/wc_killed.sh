@@ -8,12 +8,13 @@ for mode in p s; do
     create
     udm_run ops
     kill_server
-    kernel frozen check:ops hash release drain remove origin
+    operations theirs 6 20 65536 fs4
+    kernel frozen check:ops release run:theirs hash drain remove origin
     same "what was read and what was written back" "$(said ORIGIN)" "$(said LOGICAL)"
     read_by_kernel=$(said LOGICAL)
 
-    # The dead server's runtime folder still has its uncommitted entries. The kernel has moved on
-    # since: they must not come back.
+    # The dead server's runtime folder still has its uncommitted entries. The kernel has moved
+    # on since, by a commit at least: they must not come back.
     create
     same "udm believes the media, not the dead server's memory" "$(udm_sha)" "$read_by_kernel"
     remove

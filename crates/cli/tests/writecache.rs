@@ -185,14 +185,15 @@ fn inspect_and_recover_need_no_server() {
         assert!(udm.ok(&["inspect", bench.cache()]).contains("Live blocks:"));
         assert!(std::fs::read(bench.cache.path()).unwrap() == before, "inspect never writes");
 
+        let other = udm.file("other.img", DEVICE_BYTES);
+        let line = udm.refused(&["recover", bench.cache(), text(&other)]);
+        assert!(line.contains("another"), "{line}");
+
         let recovered = udm.json(&["recover", bench.cache(), text(&bench.origin)]);
         assert_eq!(recovered["dirty_bytes"], 0);
         assert!(bench.origin_bytes(data.len()) == data, "the origin alone has everything");
         let report = udm.json(&["inspect", bench.cache()]);
         assert_eq!((&report["dirty_bytes"], &report["free_blocks"]), (&0.into(), &BLOCKS.into()));
-        let other = udm.file("other.img", DEVICE_BYTES);
-        let line = udm.refused(&["recover", bench.cache(), text(&other)]);
-        assert!(line.contains("another"), "{line}");
     });
 }
 

@@ -159,7 +159,7 @@ fn every_crash_state_of_pcache_keeps_the_promises() {
 
 #[test]
 fn every_crash_state_of_writecache_keeps_the_promises() {
-    explore_these("writecache", WRITECACHE.collect(), 300_000);
+    explore_these("writecache", WRITECACHE.collect(), 500_000);
 }
 
 /// The long run: `make soak SECONDS=n SEED=s`.

@@ -51,7 +51,7 @@ fn of_pcache(seed: u64) -> Story {
 }
 
 /// Seeds of writecache's histories in the normal run.
-pub const WRITECACHE: Range<u64> = 500_000..500_500;
+pub const WRITECACHE: Range<u64> = 500_000..501_000;
 const GROUNDS: [Ground; 3] =
     [Ground::Disk, Ground::Memory(Persistence::Cpu), Ground::Memory(Persistence::Msync)];
 const OPTIONS: [&str; 8] = [

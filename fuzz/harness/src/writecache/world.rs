@@ -214,9 +214,14 @@ impl World {
     /// An orderly end.
     pub fn remove(&mut self) {
         let _ = self.target().suspend();
-        self.settle();
-        assert!(self.target().is_idle());
-        self.kill();
+        for _ in 0..PATIENCE {
+            self.settle();
+            if self.target().is_idle() {
+                return self.kill();
+            }
+            self.tick(SECOND);
+        }
+        panic!("no rest after a suspend: {}", self.target().status());
     }
 
     /// Carries out what the target wants until nothing is left to do now.
