@@ -70,7 +70,7 @@ fn errors_point_at_the_bad_word() {
         (
             "0 8 linaer /a 0",
             "table line 1, column 5: `linaer`: unknown target type; there are delay, error, \
-             flakey, linear, pcache, zero [linaer]",
+             flakey, linear, pcache, writecache, zero [linaer]",
         ),
         (
             "0 8 linear",
