@@ -22,7 +22,7 @@ use udm::error::Kind;
 use udm::local::Local;
 use udm::queue::Queue;
 use udm::sync::Arc;
-use udm::table::Table;
+use udm::table::{Table, TableLine};
 use udm::target::{Dirty, Fact, FactValue};
 use udm::world::{self, BuildOptions, SystemOpener};
 use udm_export::nbd::{Server as NbdServer, Uri};
@@ -43,12 +43,13 @@ const LOOK_EVERY: Duration = Duration::from_millis(1);
 const BUSY_EVERY: Duration = Duration::from_millis(20);
 
 /// The target types, with the versions of the kernel's own whose tables they take.
-pub const TARGETS: [(&str, &str); 6] = [
+pub const TARGETS: [(&str, &str); 7] = [
     ("delay", "1.4.0"),
     ("error", "1.7.0"),
     ("flakey", "1.5.0"),
     ("linear", "1.5.0"),
     ("pcache", "0.1.0"),
+    ("writecache", "1.6.0"),
     ("zero", "1.2.0"),
 ];
 
@@ -356,8 +357,12 @@ pub fn load_table(
     }
     let loaded = built.map_err(pointed)?;
     device.load(loaded)?;
-    let cache = table.lines.iter().find(|line| line.target.text == "pcache");
-    Ok(cache.and_then(|line| line.args.first()).map(|word| word.text.clone()))
+    let cache_word = |line: &TableLine| match line.target.text.as_str() {
+        "pcache" => line.args.first().map(|word| word.text.clone()),
+        "writecache" => line.args.get(2).map(|word| word.text.clone()),
+        _ => None,
+    };
+    Ok(table.lines.iter().find_map(cache_word))
 }
 
 /// What the attach found: damage that could be lived with, or a loss.

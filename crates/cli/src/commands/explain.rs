@@ -19,6 +19,24 @@ const PCACHE_FIELDS: [(&str, &str); 9] = [
     ("key_tail", "where collection goes on"),
 ];
 
+/// The fields of writecache's status line, in order.
+const WRITECACHE_FIELDS: [(&str, &str); 14] = [
+    ("error", "1 while write-back or the cache device fails"),
+    ("blocks", "blocks of the cache"),
+    ("free_blocks", "blocks free, or about to be marked so"),
+    ("writeback_blocks", "blocks under write-back"),
+    ("reads", "blocks read"),
+    ("read_hits", "of those, from the cache"),
+    ("writes", "blocks written"),
+    ("write_hits_uncommitted", "of those, blocks that were cached and not committed"),
+    ("write_hits_committed", "of those, blocks that were cached and committed"),
+    ("writes_around", "blocks that passed by the cache"),
+    ("writes_allocated", "blocks written that were not cached"),
+    ("writes_blocked", "writes that waited for a free block"),
+    ("flushes", "flush requests"),
+    ("discards", "blocks discarded or zeroed"),
+];
+
 /// A device with its lines, each with what it means under it.
 pub fn device(name: &DeviceName, info: &Value) -> String {
     let mut text = format!("{name}: {}\n", info["state"].as_str().unwrap_or_default());
@@ -45,12 +63,21 @@ pub fn device(name: &DeviceName, info: &Value) -> String {
 fn fields(status: &str) -> Vec<(&'static str, &str, &'static str)> {
     let words: Vec<&str> = status.split_whitespace().collect();
     match words[..] {
-        [_, _, "pcache", ref values @ ..] if values.len() == PCACHE_FIELDS.len() => {
-            let fields = PCACHE_FIELDS.iter().zip(values);
-            fields.map(|(&(field, about), &value)| (field, value, about)).collect()
-        }
+        [_, _, "pcache", ref values @ ..] => named(&PCACHE_FIELDS, values),
+        [_, _, "writecache", ref values @ ..] => named(&WRITECACHE_FIELDS, values),
         _ => Vec::new(),
     }
+}
+
+fn named<'a>(
+    fields: &[(&'static str, &'static str)],
+    values: &[&'a str],
+) -> Vec<(&'static str, &'a str, &'static str)> {
+    if fields.len() != values.len() {
+        return Vec::new();
+    }
+    let fields = fields.iter().zip(values);
+    fields.map(|(&(field, about), &value)| (field, value, about)).collect()
 }
 
 /// A fact's value for people: bytes get a readable size beside them.

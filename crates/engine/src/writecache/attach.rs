@@ -427,6 +427,7 @@ fn assemble(
         bypasses_flushed: AtomicU64::new(0),
         is_flushing_origin: AtomicBool::new(false),
         is_origin_flush_refused: AtomicBool::new(false),
+        origin_flush_failures: AtomicU64::new(0),
         jobs: Jobs::default(),
         zeroing: Mutex::default(),
         // What was written back before this attach, nobody knows.

@@ -198,8 +198,9 @@ impl Writecache {
     /// The origin is flushed.
     pub(super) fn complete_flush(&self, io: DiskIo, port: &mut Port) {
         let FlushJob { bio, bypasses } = self.jobs.flushes.of(port).remove(io.token as u32);
-        if io.result.is_ok() {
-            self.bypasses_flushed.fetch_max(bypasses, Ordering::SeqCst);
+        match io.result {
+            Ok(()) => _ = self.bypasses_flushed.fetch_max(bypasses, Ordering::SeqCst),
+            Err(_) => _ = self.origin_flush_failures.fetch_add(1, Ordering::SeqCst),
         }
         match (bio, io.result) {
             (Some(bio), Ok(())) => self.settle(bio, port),

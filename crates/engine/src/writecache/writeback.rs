@@ -75,6 +75,8 @@ pub(super) struct Writeback {
     /// Slots that could not be read.
     unreadable: Vec<u32>,
     failure: Option<Status>,
+    /// Other flushes of the origin that had failed when the batch began.
+    flush_failures: u64,
     pause: Nanos,
     failing_since: Option<Nanos>,
     /// Between the watermarks: whether the high one was reached last.
@@ -162,6 +164,7 @@ impl Writecache {
         self.is_torn.store(true, Ordering::SeqCst);
         background.torn_since.get_or_insert(now);
         writeback.phase = Phase::Writing;
+        writeback.flush_failures = self.origin_flush_failures.load(Ordering::SeqCst);
         self.emit_moves(writeback, port);
         self.plan_retry(background);
     }
@@ -415,6 +418,11 @@ impl Writecache {
         {
             // What the origin has of this batch is unknown: all of it is written again.
             self.put_back(writeback, status);
+            return self.plan_retry(background);
+        }
+        if self.origin_flush_failures.load(Ordering::SeqCst) != writeback.flush_failures {
+            // Somebody else's flush failed meanwhile, and may have lost what this one covers.
+            self.put_back(writeback, Status::Io);
             return self.plan_retry(background);
         }
         writeback.phase = Phase::Idle;

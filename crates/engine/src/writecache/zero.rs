@@ -103,6 +103,9 @@ impl Writecache {
         drop(jobs);
         let blocks = (bio.offset / self.block_bytes(), bio.end() / self.block_bytes());
         if let Err(status) = io.result {
+            if io.op == Op::Flush {
+                self.origin_flush_failures.fetch_add(1, Ordering::SeqCst);
+            }
             self.forget_zeroing(blocks);
             return port.finish(bio, Err(status));
         }

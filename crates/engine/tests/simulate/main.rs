@@ -34,7 +34,7 @@ use shrink::{Failure, replay, shrunk};
 
 /// Histories of a plain run, of pcache and of writecache, and their steps.
 const HISTORIES: u64 = 500;
-const WRITECACHE_HISTORIES: u64 = 300;
+const WRITECACHE_HISTORIES: u64 = 200;
 const STEPS: usize = 400;
 /// How long real threads run.
 const STRESS: Duration = Duration::from_secs(8);
