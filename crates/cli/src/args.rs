@@ -78,7 +78,7 @@ pub enum Command {
     /// List the target types that tables may name
     Targets(JsonArgs),
     /// Measure udm on this machine, beside what it is compared with
-    Bench(udm_bench::args::BenchArgs),
+    Bench(Box<udm_bench::args::BenchArgs>),
     /// Print a completion script for a shell
     #[command(after_help = "Example:\n  udm completions bash > /etc/bash_completion.d/udm")]
     Completions(CompletionsArgs),
