@@ -30,6 +30,10 @@ pub enum StudyName {
     Recovery,
     /// Memory per cached block, and bytes written to the cache device per byte
     Footprint,
+    /// The writecache target: mode p by block size and instruction, mode s beside fio
+    Writecache,
+    /// What stays in the cache, by its size, beside the policies of the literature and the ceiling
+    Hitratio,
     /// All of them but `job`
     All,
 }
@@ -71,6 +75,7 @@ study says whether the machine was too noisy to trust its absolute numbers.
 Examples:
   udm bench randwrite --path /data/test.img     the story in two screens
   udm bench copy --cache /dev/dax0.0            measures, remembers, leaves the content alone
+  udm bench hitratio --trace OLTP.lis.zst
   udm bench job --rw randrw --bs 8k --iodepth 4 --numjobs 2 --runtime 10
   udm bench all --small --report report.html --json=results.json")]
 pub struct BenchArgs {
@@ -86,6 +91,14 @@ pub struct BenchArgs {
     /// Overwrite what --path and --cache name, if it exists
     #[arg(long)]
     pub overwrite: bool,
+    /// hitratio: a trace to replay: .csv (op, size, lbn), .lis, or 32-bit block numbers; also .zst
+    /// and .xz. Without one, requests are made up
+    #[arg(long, value_name = "FILE")]
+    pub trace: Option<PathBuf>,
+    /// hitratio: sizes of the cache, in blocks of 4 KiB
+    #[arg(long, value_name = "N,...", value_delimiter = ',')]
+    #[arg(value_parser = clap::value_parser!(u64).range(32..=1 << 24))]
+    pub cache_blocks: Vec<u64>,
     /// Less of everything: seconds instead of minutes
     #[arg(long)]
     pub small: bool,

@@ -8,6 +8,7 @@
 //! |---|---|
 //! | [`args`], `job` | what was asked for; loads in fio's terms |
 //! | `studies` | one file for each study |
+//! | `trace`, `policies` | requests that somebody recorded; caches on paper |
 //! | `load`, `fio`, `rig` | the load generator, fio as a user runs it, caches to run them on |
 //! | `results`, `unit`, `stats` | what was found |
 //! | `terminal`, `html`, `svg`, `markdown` | how it is shown |
@@ -25,12 +26,14 @@ mod load;
 mod machine;
 mod markdown;
 mod noise;
+mod policies;
 mod results;
 mod rig;
 mod stats;
 mod studies;
 mod svg;
 mod terminal;
+mod trace;
 mod unit;
 
 use std::io::IsTerminal;

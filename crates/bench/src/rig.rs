@@ -45,6 +45,8 @@ pub struct Setup {
     repeats: Option<usize>,
     path: Option<PathBuf>,
     cache: Option<PathBuf>,
+    trace: Option<PathBuf>,
+    cache_blocks: Vec<u64>,
     backing: OnceCell<Backing>,
     /// Files made where the user said; removed in the end.
     made: Vec<MadeFile>,
@@ -91,6 +93,8 @@ impl Setup {
             repeats: args.repeats,
             path,
             cache: args.cache.clone(),
+            trace: args.trace.clone(),
+            cache_blocks: args.cache_blocks.clone(),
             backing: OnceCell::new(),
             made,
         })
@@ -100,6 +104,16 @@ impl Setup {
     pub fn repeats(&self, small: usize, usual: usize) -> usize {
         let own = if self.is_small { small } else { usual };
         self.repeats.unwrap_or(own).max(1)
+    }
+
+    /// The trace to replay.
+    pub fn trace(&self) -> Option<&Path> {
+        self.trace.as_deref()
+    }
+
+    /// Sizes of caches to replay it with.
+    pub fn cache_blocks(&self) -> &[u64] {
+        &self.cache_blocks
     }
 
     /// One of two choices.
@@ -256,7 +270,7 @@ pub fn open_untouched(path: &Path) -> Result<DaxPmem> {
 }
 
 /// Gives a file all its blocks, so that nobody pays for their allocation later.
-fn write_out(path: &Path, len_bytes: u64) -> Result<()> {
+pub fn write_out(path: &Path, len_bytes: u64) -> Result<()> {
     let file = File::options().write(true).open(path).context("cannot open the backing file")?;
     let mut bytes = vec![0; 4 << 20];
     Prng::new(3).fill(&mut bytes);
@@ -396,16 +410,28 @@ impl Cache {
             pmem.zero(0, 64 << 10);
             pmem.drain().and_then(|()| pmem.sync()).ok().context("the cache device failed")?;
         }
-        // The names in a table are for people: a path with blanks would be two words.
-        let text = format!("cache backing {words}");
-        let words: Vec<&str> = text.split_whitespace().collect();
-        let args = TableArgs::parse(&words).map_err(|error| error.error)?;
         let mut options = OpenOptions::new(1);
         // Studies also ask what happens in caches that are soon full.
         options.geometry.device_bytes_min = 0;
         options.force_format = is_fresh;
+        Cache::open_with(name, pmem, backing, words, shared, &options)
+    }
+
+    /// Opens `pmem` as the cache of `backing`.
+    pub fn open_with(
+        name: &str,
+        pmem: Arc<dyn Pmem>,
+        backing: Arc<dyn Disk>,
+        words: &str,
+        shared: SharedWords,
+        options: &OpenOptions,
+    ) -> Result<Cache> {
+        // The names in a table are for people: a path with blanks would be two words.
+        let text = format!("cache backing {words}");
+        let words: Vec<&str> = text.split_whitespace().collect();
+        let args = TableArgs::parse(&words).map_err(|error| error.error)?;
         let bytes = backing.limits().size_bytes;
-        let pcache = Pcache::open(args, bytes, pmem.clone(), backing, shared, &options)?;
+        let pcache = Pcache::open(args, bytes, pmem.clone(), backing, shared, options)?;
         let pcache = Arc::new(pcache);
         let device = Device::with_table(name, LoadedTable::single(pcache.clone(), bytes))?;
         Ok(Cache { pcache, device, pmem })

@@ -129,9 +129,18 @@ impl Served {
         if inactive { self.device.inactive_table() } else { self.device.table() }
     }
 
-    /// Gives a message to the target at `sector`.
+    /// Gives a message to the target at `sector`, and waits until what it asks for is done, as the
+    /// kernel does. A failing slow device ends the wait, not the work.
     pub fn message(&self, sector: u64, words: &[String]) -> Result<String> {
-        Ok(self.device.message(sector, words)?)
+        let text = self.device.message(sector, words)?;
+        while self.device.is_carrying_out(sector) {
+            if self.device.dirty().is_failing {
+                let what = words.join(" ");
+                bail!("message {what}: a device fails; what is dirty stays, and is tried again");
+            }
+            thread::sleep(LOOK_EVERY);
+        }
+        Ok(text)
     }
 
     /// Lets requests wait, and waits for those in flight.

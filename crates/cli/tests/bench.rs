@@ -12,7 +12,7 @@ use roxmltree::{Document, Node, ParsingOptions};
 use serde_json::Value;
 
 /// The studies that `all` stands for.
-const STUDIES: [&str; 9] = [
+const STUDIES: [&str; 11] = [
     "copy",
     "randwrite",
     "latency",
@@ -22,6 +22,8 @@ const STUDIES: [&str; 9] = [
     "writeback",
     "recovery",
     "footprint",
+    "writecache",
+    "hitratio",
 ];
 
 /// As little of each measure as there can be.

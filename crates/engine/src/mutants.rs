@@ -86,6 +86,12 @@ mutants! {
     TornOriginUnlabelled,
     /// The label is not stored.
     LabelUnwritten,
+    /// A key of the main part is logged again although the index has something newer.
+    KeptUnchecked,
+    /// What collection drops is taken out of the index although that has something newer.
+    DroppedUnchecked,
+    /// A key that is logged again takes no reference: its segment is reused.
+    KeptUnreferenced,
     /// The superblock of a format comes first.
     SuperblockFirst,
     }

@@ -209,6 +209,11 @@ pub trait Target: Send + Sync + std::fmt::Debug {
         ))
     }
 
+    /// Whether a message that was taken is still being carried out, and its sender should wait.
+    fn is_carrying_out(&self) -> bool {
+        false
+    }
+
     /// Data that is not on the origin yet.
     fn dirty(&self) -> Dirty {
         Dirty::default()

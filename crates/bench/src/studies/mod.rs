@@ -4,12 +4,14 @@
 mod compare;
 mod copy;
 mod footprint;
+mod hitratio;
 mod latency;
 mod nbd;
 mod recovery;
 mod scaling;
 mod write;
 mod writeback;
+mod writecache;
 
 use anyhow::{Result, bail};
 
@@ -18,7 +20,7 @@ use crate::results::Study;
 use crate::rig::Setup;
 
 /// What `all` stands for, in its order, by name.
-pub const STUDIES_OF_ALL: [&str; 9] = [
+pub const STUDIES_OF_ALL: [&str; 11] = [
     "copy",
     "randwrite",
     "latency",
@@ -28,6 +30,8 @@ pub const STUDIES_OF_ALL: [&str; 9] = [
     "writeback",
     "recovery",
     "footprint",
+    "writecache",
+    "hitratio",
 ];
 
 /// Runs one study.
@@ -43,6 +47,8 @@ pub fn run(name: StudyName, setup: &Setup) -> Result<Study> {
         StudyName::Writeback => writeback::run(setup),
         StudyName::Recovery => recovery::run(setup),
         StudyName::Footprint => footprint::run(setup),
+        StudyName::Writecache => writecache::run(setup),
+        StudyName::Hitratio => hitratio::run(setup),
         StudyName::All => bail!("it stands for several studies"),
     }
 }

@@ -293,12 +293,24 @@ impl Device {
         }
     }
 
-    /// Gives `words` to the target whose line holds `sector`.
+    /// Gives `words` to the target whose line holds `sector`. What the message asks for may go on
+    /// afterwards: see [`Device::is_carrying_out`].
     pub fn message(&self, sector: u64, words: &[String]) -> Result<String> {
         let name = self.name();
         if words.is_empty() {
             return Err(Error::new(Kind::Invalid, format!("{name}: the message has no words")));
         }
+        let target = self.target_at(sector)?;
+        target.message(words).map_err(|error| error.at(name))
+    }
+
+    /// Whether the target whose line holds `sector` is still carrying out a message.
+    pub fn is_carrying_out(&self, sector: u64) -> bool {
+        self.target_at(sector).is_ok_and(|target| target.is_carrying_out())
+    }
+
+    fn target_at(&self, sector: u64) -> Result<Arc<dyn Target>> {
+        let name = self.name();
         let active = self
             .active()
             .ok_or_else(|| Error::new(Kind::Invalid, format!("{name}: no table is active")))?;
@@ -306,7 +318,7 @@ impl Device {
             let message = format!("{name}: Target message sector outside device: {sector}");
             Error::new(Kind::Invalid, message)
         })?;
-        line.target.message(words).map_err(|error| error.at(name))
+        Ok(line.target.clone())
     }
 
     fn active(&self) -> Option<Arc<Active>> {

@@ -3,7 +3,7 @@
 //! ```text
 //! pcache <cache device> <backing device> [<#words> [cache_mode writeback] [data_crc true|false]]
 //!        [writeback_order ordered|fast|adaptive] [read_fill always|never]
-//!        [log_damage refuse|truncate] [rebind false|true]
+//!        [retention hot|fifo] [log_damage refuse|truncate] [rebind false|true]
 //! ```
 //!
 //! The first line is the kernel's; its own table also prints `crc`, which it does not take back,
@@ -13,6 +13,7 @@
 use crate::error::{Error, Kind};
 
 use super::attach::LogDamage;
+use super::retention::RetentionKind;
 
 /// How strictly write-back keeps the order of clients' flushes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -42,6 +43,8 @@ pub struct TableArgs {
     pub writeback_order: WritebackOrder,
     /// Whether reads that miss are cached.
     pub fills_reads: bool,
+    /// Which data stays when space is short.
+    pub retention: RetentionKind,
     /// What to do about a damaged log.
     pub log_damage: LogDamage,
     /// Attach although the label names another backing device.
@@ -56,6 +59,10 @@ pub struct ArgError {
     /// What is wrong with it.
     pub error: Error,
 }
+
+/// Options whose other values are errors.
+const VALUED: [&str; 7] =
+    ["data_crc", "crc", "writeback_order", "read_fill", "retention", "log_damage", "rebind"];
 
 /// Most words that a table line of ours has.
 const WORDS_MAX: usize = 64;
@@ -77,6 +84,7 @@ impl TableArgs {
             has_data_crc: false,
             writeback_order: WritebackOrder::Ordered,
             fills_reads: true,
+            retention: RetentionKind::Hot,
             log_damage: LogDamage::Refuse,
             rebinds: false,
         };
@@ -121,11 +129,13 @@ impl TableArgs {
             ("writeback_order", "adaptive") => self.writeback_order = WritebackOrder::Adaptive,
             ("read_fill", "always") => self.fills_reads = true,
             ("read_fill", "never") => self.fills_reads = false,
+            ("retention", "hot") => self.retention = RetentionKind::Hot,
+            ("retention", "fifo") => self.retention = RetentionKind::Fifo,
             ("log_damage", "refuse") => self.log_damage = LogDamage::Refuse,
             ("log_damage", "truncate") => self.log_damage = LogDamage::Truncate,
             ("rebind", "true") => self.rebinds = true,
             ("rebind", "false") => self.rebinds = false,
-            ("data_crc" | "crc" | "writeback_order" | "read_fill" | "log_damage" | "rebind", _) => {
+            _ if VALUED.contains(&name) => {
                 return Err((1, format!("invalid option for {name}: '{value}'")));
             }
             _ => return Err((0, format!("unrecognised optional argument '{name}'"))),
@@ -143,6 +153,9 @@ impl TableArgs {
         });
         if !self.fills_reads {
             words.push_str(" read_fill never");
+        }
+        if self.retention == RetentionKind::Fifo {
+            words.push_str(" retention fifo");
         }
         if self.log_damage == LogDamage::Truncate {
             words.push_str(" log_damage truncate");

@@ -18,6 +18,7 @@ use crate::units::SECTOR;
 
 use zerocopy::FromBytes;
 
+use super::chain::load_chain;
 use super::datacrc::DataCrcs;
 use super::index::{Index, Place};
 use super::keylog::{TailOnMedia, ZERO_BEHIND};
@@ -29,7 +30,7 @@ use super::layout::{
     Sealed, Superblock, Tail, parse_record,
 };
 use super::media::{Found, Media};
-use super::segment::{SEGMENTS_MIN, Segments, load_chain};
+use super::segment::{SEGMENTS_MIN, Segments};
 use super::walk::{Step, Walk, outline};
 
 /// What to do about a log that ends in the middle of damage.
@@ -484,10 +485,11 @@ impl Replay<'_> {
         let mut at = offset;
         while at < end {
             let piece = self.out.index.lookup(at, end, |_| true);
+            let place = place.plus(at - offset);
             if piece.place.is_none() {
-                let place = place.plus(at - offset);
                 self.out.index.set(at, piece.len, Some(place));
-            } else {
+            } else if piece.place != Some(place) {
+                // Not the key of data that was kept in its place, which is logged again.
                 has_met = true;
             }
             at += piece.len;

@@ -173,6 +173,7 @@ pub(super) fn assemble(
         counters: Counters::default(),
         notes: replayed.notes,
         index: replayed.index,
+        retention: args.retention.policy(segments.blocks()),
         segments,
         args,
         media,

@@ -102,6 +102,8 @@ impl Pcache {
             number("dirty_bytes", dirty_bytes, "data that only the cache has"),
             number("quarantined_bytes", self.bad.bytes(), "damaged dirty data; reads of it fail"),
             number("index_bytes", self.index.memory_bytes(), "memory of the index"),
+            text("retention", self.retention.name(), "which data stays when space is short"),
+            number("main_segments", self.segments.main_count(), "segments of data that stays"),
         ]
     }
 
@@ -133,7 +135,7 @@ impl Pcache {
         ]
     }
 
-    fn totals(&self) -> [Fact; 11] {
+    fn totals(&self) -> [Fact; 14] {
         let counters = &self.counters;
         let batches_failed = &counters.writeback_failures;
         [
@@ -152,6 +154,13 @@ impl Pcache {
             count("writeback_failures_total", batches_failed, "batches that failed"),
             count("collected_keys_total", &counters.collected_keys, "keys passed by collection"),
             count("recycled_segments_total", &counters.recycled_segments, "segments reused"),
+            count(
+                "kept_bytes_total",
+                &counters.kept_bytes,
+                "hot data whose keys were logged again",
+            ),
+            count("moved_bytes_total", &counters.moved_bytes, "hot data that was copied to stay"),
+            count("dropped_bytes_total", &counters.dropped_bytes, "data that made room"),
         ]
     }
 }

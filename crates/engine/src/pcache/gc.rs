@@ -9,14 +9,22 @@
 use crate::error::Status;
 use crate::mutants::{self, Mutant};
 use crate::sync::atomic::Ordering;
+use crate::target::Port;
 
 use super::keylog::{LogReader, after};
-use super::layout::{Position, Record, gc_percent_of};
+use super::layout::{GC_PERCENT_DEFAULT, Key, Position, Record, gc_percent_of};
+use super::retain::Keeper;
+use super::retention::USES_MAX;
 use super::segment::LOG_RESERVE;
 use super::{Background, Pcache};
 
 /// Key sets passed before key_tail is stored.
 const SLICE_SETS: usize = 64;
+/// Keys passed before key_tail is stored, when what is hot is kept: no more is dropped than is
+/// needed, and what is logged again soon frees the place where it stood.
+const SLICE_KEYS: usize = 32;
+/// So often a tick passes the log; a use is lost each time, so then what is condemned goes.
+const ROUNDS_MAX: u32 = USES_MAX as u32 + 1;
 
 /// The state of collection.
 #[derive(Debug, Default)]
@@ -28,6 +36,7 @@ pub(super) struct Gc {
     /// passes all of it at once.
     together_until: Option<Position>,
     is_stuck: bool,
+    keeper: Keeper,
 }
 
 impl Gc {
@@ -45,15 +54,31 @@ impl Gc {
 }
 
 impl Pcache {
-    /// Segments in use from which on collection begins.
+    /// Segments in use from which on collection begins. A policy that fills the cache begins when
+    /// space is short, unless somebody asked for more room than the kernel leaves by default.
     pub(super) fn gc_threshold(&self) -> u32 {
-        let percent = u64::from(gc_percent_of(self.flags.load(Ordering::Relaxed)));
-        (u64::from(self.segments.count()) * percent / 100) as u32
+        let percent = gc_percent_of(self.flags.load(Ordering::Relaxed));
+        if percent >= GC_PERCENT_DEFAULT && self.retention.fills_cache() {
+            return self.segments.count() + 1 - self.free_wanted();
+        }
+        (u64::from(self.segments.count()) * u64::from(percent) / 100) as u32
     }
 
     /// Free segments that waiting writes need at least.
-    fn free_wanted(&self) -> u32 {
-        LOG_RESERVE + (self.segments.count() / 16).max(1)
+    pub(super) fn free_wanted(&self) -> u32 {
+        let count = self.segments.count();
+        match self.retention.fills_cache() {
+            true => LOG_RESERVE + (count / 256).clamp(if count < 8 { 1 } else { 2 }, 16),
+            false => LOG_RESERVE + (count / 16).max(1),
+        }
+    }
+
+    /// Free segments that fills leave to writes, beside the log's own.
+    pub(super) fn fill_reserve(&self) -> u32 {
+        match self.retention.fills_cache() {
+            true => 1,
+            false => (self.segments.count() / 16).max(1),
+        }
     }
 
     /// Whether space is so short that writes wait or soon will.
@@ -67,7 +92,25 @@ impl Pcache {
         }
         gc.stale_until.is_some()
             || self.segments.used() >= self.gc_threshold()
-            || self.is_space_short()
+            || self.segments.free() < self.free_wanted()
+            || self.wants_room.load(Ordering::Relaxed) && !self.has_room()
+    }
+
+    /// Collects; and when all that could be passed was passed, and much of it was kept, once more:
+    /// each time more is condemned.
+    pub(super) fn collect_enough(&self, background: &mut Background, port: &mut Port) {
+        self.collect(background);
+        for _ in 0..ROUNDS_MAX {
+            let is_over = !self.is_space_short() || background.gc.is_stuck || self.is_suspended();
+            if is_over || !background.gc.keeper.has_kept() {
+                break;
+            }
+            self.close_old_sets(background, true);
+            self.writeback_if_due(background, true, port);
+            let missing = self.free_wanted().saturating_sub(self.segments.free()).max(1);
+            self.condemn_more(missing);
+            self.collect(background);
+        }
     }
 
     /// Collects what is needed and possible; wakes those who wait when there is room.
@@ -75,6 +118,8 @@ impl Pcache {
         if self.is_space_short() {
             self.drop_zero_extent();
         }
+        self.condemn();
+        background.gc.keeper.begin();
         while !background.gc.is_stuck && self.wants_collection(&mut background.gc) {
             match self.collect_slice(&mut background.gc) {
                 Ok(true) => {}
@@ -86,6 +131,8 @@ impl Pcache {
         if !background.gc.is_stuck && self.segments.has_released() && self.recycle().is_err() {
             background.gc.is_stuck = true;
         }
+        // The next segment taken is news again.
+        self.used_told.store(0, Ordering::Relaxed);
         self.tell_room();
     }
 
@@ -107,16 +154,20 @@ impl Pcache {
             return Ok(false);
         }
         gc.together_until = None;
-        gc.reader.begin();
+        let Gc { reader, keeper, stale_until, .. } = gc;
+        keeper.begin_slice(self.is_space_short() || stale_until.is_some());
+        reader.begin();
+        let keys_max = if self.retention.fills_cache() { SLICE_KEYS } else { usize::MAX };
+        let mut keys_passed = 0;
         for passed in 0.. {
             let is_enough = match together {
                 Some(until) => at == until,
-                None => passed == SLICE_SETS,
+                None => passed == SLICE_SETS || keys_passed >= keys_max,
             };
             if at == dirty_tail || is_enough {
                 break;
             }
-            let record = match gc.reader.read(&self.media, &self.segments, at, Some(head)) {
+            let record = match reader.read(&self.media, &self.segments, at, Some(head)) {
                 Ok(Some(record)) => record,
                 // What was passed so far is passed durably all the same: its references are gone.
                 Ok(None) => {
@@ -132,22 +183,23 @@ impl Pcache {
             match record {
                 Record::Last(_) => left_logs.push(at.segment),
                 Record::Keys(keys) => {
-                    for key in keys {
-                        let segment = key.segment.get();
-                        if self.segments.generation(segment) == key.generation.get() {
-                            self.segments.release(segment);
-                        }
-                    }
-                    self.counters.collected_keys.fetch_add(keys.len() as u64, Ordering::Relaxed);
+                    keys_passed += keys.len();
+                    self.pass_keys(keys, keeper);
                 }
             }
             at = next;
-            if gc.stale_until == Some(at) {
-                gc.stale_until = None;
+            if self.retention.fills_cache() {
+                self.count_lap(keeper, at);
+            }
+            if *stale_until == Some(at) {
+                *stale_until = None;
             }
         }
         if at == start {
             return result.and(Ok(false));
+        }
+        if keeper.has_kept() {
+            self.arm();
         }
         if mutants::is(Mutant::ReuseBeforeKeyTail) {
             self.recycle()?;
@@ -158,6 +210,18 @@ impl Pcache {
         }
         self.recycle()?;
         result
+    }
+
+    /// Keys give up their references, once what is to stay has others.
+    fn pass_keys(&self, keys: &[Key], keeper: &mut Keeper) {
+        for key in keys {
+            let segment = key.segment.get();
+            if self.segments.generation(segment) == key.generation.get() {
+                self.retain(key, keeper);
+                self.segments.release(segment);
+            }
+        }
+        self.counters.collected_keys.fetch_add(keys.len() as u64, Ordering::Relaxed);
     }
 
     /// Whether `wanted` stands in the log between `from` and `to`.

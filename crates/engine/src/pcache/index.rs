@@ -19,6 +19,7 @@ use crate::sync::{Mutex, OnceLock, lock};
 use crate::units::{BLOCK, SECTOR};
 
 use super::layout::REGION_BYTES;
+use super::retention::USES_MAX;
 
 /// Sectors of a block.
 const BLOCK_SECTORS: usize = (BLOCK / SECTOR) as usize;
@@ -28,11 +29,16 @@ const REGION_BLOCKS: usize = (REGION_BYTES / BLOCK) as usize;
 const KIND_SHIFT: u32 = 62;
 const KIND_PLACE: u64 = 1;
 const KIND_ROW: u64 = 2;
+const KIND_GHOST: u64 = 3;
 const OFFSET_SHIFT: u32 = 20;
 const GENERATION_SHIFT: u32 = 35;
-/// Bits of the generation that a slot keeps: a slot would have to survive 2^27 reuses of its
+/// Bits of the generation that a slot keeps: a slot would have to survive 2^25 reuses of its
 /// segment untouched to be taken for a live one.
-const GENERATION_MASK: u64 = (1 << 27) - 1;
+const GENERATION_MASK: u64 = (1 << 25) - 1;
+/// How often the block was used since it came, up to [`USES_MAX`].
+const USES_SHIFT: u32 = 60;
+const USES_MASK: u64 = (USES_MAX as u64) << USES_SHIFT;
+const GHOST_MASK: u64 = (1 << KIND_SHIFT) - 1;
 
 /// A place in the cache, as a slot packs it: segment, sector within its data area, generation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -113,6 +119,17 @@ pub struct Piece {
     pub place: Option<Place>,
 }
 
+/// What a block's slot says of its past.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Trace {
+    /// Nothing.
+    None,
+    /// It is at this place, if the place is live.
+    Place(Place),
+    /// It was dropped at this time, counted in dropped blocks.
+    Ghost(u64),
+}
+
 /// The whole index.
 #[derive(Debug)]
 pub struct Index {
@@ -150,6 +167,63 @@ impl Index {
                 region.set_sectors(block, at % BLOCK, piece_end - at, place);
             }
             at = piece_end;
+        }
+    }
+
+    /// What is known of a block. Brings its slot near, which is soon to be changed.
+    pub fn trace(&self, offset: u64) -> Trace {
+        let slot = self.slot(offset).map_or(0, |(_, slot)| slot.load(Ordering::Relaxed));
+        match slot >> KIND_SHIFT {
+            KIND_GHOST => Trace::Ghost(slot & GHOST_MASK),
+            _ => Place::unpack(slot).map_or(Trace::None, Trace::Place),
+        }
+    }
+
+    /// Counts a use of the blocks of a range. A block that was used often is only looked at.
+    pub fn note_use(&self, offset: u64, len: u64) {
+        let mut at = offset / BLOCK * BLOCK;
+        while at < offset + len {
+            if let Some((_, slot)) = self.slot(at) {
+                let seen = slot.load(Ordering::Relaxed);
+                if seen & USES_MASK != USES_MASK && is_cached(seen) {
+                    let next = seen + (1 << USES_SHIFT);
+                    // When the slot changes meanwhile, the use belongs to what was there.
+                    let _ = slot.compare_exchange(seen, next, Ordering::Relaxed, Ordering::Relaxed);
+                }
+            }
+            at += BLOCK;
+        }
+    }
+
+    /// How often a block was used since it came.
+    pub fn uses(&self, offset: u64) -> u8 {
+        let slot = self.slot(offset).map_or(0, |(_, slot)| slot.load(Ordering::Relaxed));
+        uses_of(slot)
+    }
+
+    /// Says how often the blocks of a range count as used. Under the stripe's lock.
+    pub fn set_uses(&self, offset: u64, len: u64, uses: u8) {
+        for at in (offset / BLOCK * BLOCK..offset + len).step_by(BLOCK as usize) {
+            let Some((_, slot)) = self.slot(at) else { continue };
+            let seen = slot.load(Ordering::Relaxed);
+            if is_cached(seen) {
+                let next = seen & !USES_MASK | u64::from(uses) << USES_SHIFT;
+                let _ = slot.compare_exchange(seen, next, Ordering::Relaxed, Ordering::Relaxed);
+            }
+        }
+    }
+
+    /// Makes a range point to nothing; blocks that it has whole remember `time`. Under the
+    /// stripe's lock.
+    pub fn leave_ghosts(&self, offset: u64, len: u64, time: u64) {
+        self.set(offset, len, None);
+        for at in (offset.next_multiple_of(BLOCK)..).step_by(BLOCK as usize) {
+            if at + BLOCK > offset + len {
+                break;
+            }
+            if let Some((_, slot)) = self.slot(at) {
+                slot.store(KIND_GHOST << KIND_SHIFT | time & GHOST_MASK, Ordering::Release);
+            }
         }
     }
 
@@ -252,9 +326,11 @@ impl Piece {
 }
 
 impl Region {
-    /// Replaces a whole block, and frees the row it may have had.
+    /// Replaces a whole block, and frees the row it may have had. What overwrites something is a
+    /// use of the block.
     fn set_block(&self, block: usize, slot: u64) {
         let old = self.slots[block].load(Ordering::Relaxed);
+        let slot = with_uses_after(slot, old);
         if old >> KIND_SHIFT == KIND_ROW {
             let mut side = lock(&self.side);
             self.slots[block].store(slot, Ordering::Release);
@@ -275,7 +351,7 @@ impl Region {
         let row = if old >> KIND_SHIFT == KIND_ROW {
             old as u32
         } else {
-            if old == 0 && place.is_none() {
+            if !is_cached(old) && place.is_none() {
                 return;
             }
             side.new_row(old)
@@ -285,11 +361,13 @@ impl Region {
         for (nth, sector) in sectors[first..][..(len / SECTOR) as usize].iter_mut().enumerate() {
             *sector = place.map_or(0, |place| place.plus(nth as u64 * SECTOR).pack());
         }
-        if let Some(whole) = whole_block(sectors) {
-            self.slots[block].store(whole, Ordering::Release);
+        let (slot, is_whole) = match whole_block(sectors) {
+            Some(whole) => (whole, true),
+            None => (KIND_ROW << KIND_SHIFT | u64::from(row), false),
+        };
+        self.slots[block].store(with_uses_after(slot, old), Ordering::Release);
+        if is_whole {
             side.free.push(row);
-        } else {
-            self.slots[block].store(KIND_ROW << KIND_SHIFT | u64::from(row), Ordering::Release);
         }
     }
 
@@ -343,6 +421,23 @@ impl SideTable {
                 (self.rows.len() - 1) as u32
             }
         }
+    }
+}
+
+/// Whether a slot names a place or a row.
+fn is_cached(slot: u64) -> bool {
+    matches!(slot >> KIND_SHIFT, KIND_PLACE | KIND_ROW)
+}
+
+fn uses_of(slot: u64) -> u8 {
+    if is_cached(slot) { (slot >> USES_SHIFT) as u8 & USES_MAX } else { 0 }
+}
+
+/// `slot`, with one more use than `old` had if both name something.
+fn with_uses_after(slot: u64, old: u64) -> u64 {
+    match is_cached(slot) && is_cached(old) {
+        true => slot | u64::from(USES_MAX.min(uses_of(old) + 1)) << USES_SHIFT,
+        false => slot,
     }
 }
 

@@ -10,12 +10,13 @@
 //! | `args`, `facts` | the table line's words; what is told beyond the status | `dm_pcache.c` |
 //! | `layout`, `media` | every on-media byte; typed access to them | `*.h` |
 //! | `format`, `attach`, `walk`, `label` | making a cache, opening one, knowing it | `cache.c` |
-//! | `segment` | allocation, references, generations | `cache_segment.c` |
+//! | `segment`, `chain` | allocation, references, generations | `cache_segment.c` |
 //! | `index` | logical block to place | `cache_key.c` |
 //! | `openset`, `takeup` | keys in memory, also those of a dead server | `cache_key.c` |
 //! | `keylog` | keys on media | `cache_key.c` |
 //! | `write`, `read` | the life of a request | `cache_req.c` |
 //! | `writeback`, `gc` | the life of data afterwards | `cache_writeback.c`, `cache_gc.c` |
+//! | `retention`, `retain`, `classes` | which data stays when space is short, and how | |
 //! | `datacrc`, `quarantine` | damage: found, and kept from spreading | |
 //!
 //! Locks, outermost first: background; stripes in index order; the scratch of keys; the log's
@@ -23,6 +24,8 @@
 
 mod args;
 mod attach;
+mod chain;
+mod classes;
 mod control;
 mod datacrc;
 mod facts;
@@ -40,6 +43,8 @@ mod openset;
 pub(crate) mod orderings;
 mod quarantine;
 mod read;
+mod retain;
+mod retention;
 #[cfg(test)]
 #[cfg(feature = "shuttle")]
 pub(crate) mod schedules;
@@ -74,6 +79,8 @@ use media::{Found, Media};
 use openset::OpenSets;
 use quarantine::Quarantine;
 use read::{Fill, Misses};
+use retention::Retention;
+pub use retention::RetentionKind;
 use segment::Segments;
 use write::{KnownZeroes, ZeroExtent};
 use writeback::Writeback;
@@ -187,6 +194,9 @@ struct Counters {
     writeback_failures: AtomicU64,
     collected_keys: AtomicU64,
     recycled_segments: AtomicU64,
+    kept_bytes: AtomicU64,
+    moved_bytes: AtomicU64,
+    dropped_bytes: AtomicU64,
 }
 
 /// An open cache.
@@ -196,6 +206,7 @@ pub struct Pcache {
     media: Media,
     backing: Arc<dyn Disk>,
     segments: Arc<Segments>,
+    retention: Box<dyn Retention>,
     log: KeyLog,
     index: Index,
     crcs: Option<DataCrcs>,
@@ -324,6 +335,19 @@ impl Pcache {
         self.is_draining.load(Ordering::Relaxed) || self.is_space_short()
     }
 
+    /// How many bytes of a range are in the cache now.
+    pub fn cached_bytes_in(&self, offset: u64, len: u64) -> u64 {
+        let end = offset + len;
+        let mut at = offset;
+        let mut cached = 0;
+        while at < end {
+            let piece = self.index.lookup(at, end, |place| self.is_live(place));
+            cached += piece.place.map_or(0, |_| piece.len);
+            at += piece.len;
+        }
+        cached
+    }
+
     fn has_open_keys(&self) -> bool {
         (0..self.open.stripes()).any(|stripe| self.open.len(stripe) > 0)
     }
@@ -421,7 +445,7 @@ impl Target for Pcache {
         let is_urgent = self.is_urgent();
         self.close_old_sets(background, is_urgent);
         self.writeback_if_due(background, is_urgent, port);
-        self.collect(background);
+        self.collect_enough(background, port);
         self.give_up_if_hopeless(background);
         self.next_look(background)
     }

@@ -4,10 +4,12 @@
 
 use loom::thread;
 
+use super::chain::SegmentOnMedia;
 use super::index::{Index, Place};
 use super::layout::{Geometry, SEGMENT_META_BYTES, SEGMENTS_AT};
 use super::media::Media;
-use super::segment::{SegmentOnMedia, Segments, Space};
+use super::retention::Class;
+use super::segment::{Segments, Space};
 use crate::error::Status;
 use crate::pmem::{Medium, Persistence, Pmem};
 use crate::slots::SlotState;
@@ -119,12 +121,12 @@ impl Cache {
 /// A reader looks at a block while its segment is released, collected and taken again.
 fn reuse() {
     let cache = Cache::new();
-    let old = cache.segments.take(0, BLOCK as u32, 0).unwrap();
+    let old = cache.segments.take(0, BLOCK as u32, 0, Class::Window).unwrap();
     cache.fill(old, 0, OLD);
     let (reader, writer) = (cache.clone(), cache.clone());
     let reading = thread::spawn(move || reader.read(0));
     let writing = thread::spawn(move || {
-        if let Some(space) = writer.segments.take(0, BLOCK as u32, 0) {
+        if let Some(space) = writer.segments.take(0, BLOCK as u32, 0, Class::Window) {
             writer.fill(space, 1, NEW);
         }
     });
@@ -139,7 +141,7 @@ fn publish() {
     let cache = Cache::new();
     // The region's slots must be there: loom does not see how they come to be.
     cache.index.set(BLOCK, BLOCK, Some(Place::new(3, 0, 7)));
-    let space = cache.segments.take(0, BLOCK as u32, 0).unwrap();
+    let space = cache.segments.take(0, BLOCK as u32, 0, Class::Window).unwrap();
     let reader = cache.clone();
     let reading = thread::spawn(move || reader.read(0));
     cache.fill(space, 0, NEW);
@@ -150,9 +152,10 @@ fn publish() {
 /// Two writers share a head whose segment has just been collected.
 fn share() {
     let cache = Cache::new();
-    let old = cache.segments.take(0, BLOCK as u32, 0).unwrap();
-    let writers = [cache.clone(), cache.clone()]
-        .map(|writer| thread::spawn(move || writer.segments.take(0, SECTOR as u32, 0)));
+    let old = cache.segments.take(0, BLOCK as u32, 0, Class::Window).unwrap();
+    let writers = [cache.clone(), cache.clone()].map(|writer| {
+        thread::spawn(move || writer.segments.take(0, SECTOR as u32, 0, Class::Window))
+    });
     cache.segments.release(old.segment);
     cache.segments.recycle(|_| ()).unwrap();
     for space in writers.into_iter().filter_map(|writer| writer.join().unwrap()) {

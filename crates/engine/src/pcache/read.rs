@@ -45,9 +45,6 @@ pub(super) struct Fill {
     pub(super) is_cancelled: bool,
 }
 
-/// Fill pieces never take a segment when fewer than this share of all would be left.
-const FILL_RESERVE_SHARE: u32 = 16;
-
 impl Pcache {
     /// Serves what the cache has at once; asks the backing device for the rest.
     pub(super) fn read(&self, mut bio: Bio, port: &mut Port) {
@@ -62,7 +59,7 @@ impl Pcache {
                 None => Ok(false),
             };
             match read {
-                Ok(true) => {}
+                Ok(true) => self.index.note_use(piece.offset, piece.len),
                 Ok(false) if piece.place.is_some() => continue,
                 Ok(false) => gaps.push((piece.offset, piece.len)),
                 Err(status) => return port.finish(bio, Err(status)),
@@ -223,12 +220,16 @@ impl Pcache {
 
     /// Caches what was read, unless it was overtaken.
     fn fill(&self, io: &DiskIo, miss: u32, port: &Port) {
-        let reserve = (self.segments.count() / FILL_RESERVE_SHARE).max(1);
+        let reserve = self.fill_reserve();
         let mut done = 0;
         while done < io.len && self.log.has_room() {
             let at = io.offset + done;
             let len = self.piece_len(at, io.len - done);
-            let Some(space) = self.segments.take(port.id, len as u32, reserve) else { break };
+            let Some(space) =
+                self.segments.take(port.id, len as u32, reserve, self.admitted_to(at))
+            else {
+                break;
+            };
             let data = &io.buffer.as_slice()[done as usize..(done + u64::from(space.len)) as usize];
             self.media.store(self.segments.data_at(space.segment, space.offset), data);
             let data_crc = if self.crcs.is_some() { pcache_crc(data) } else { 0 };

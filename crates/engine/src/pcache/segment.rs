@@ -13,16 +13,18 @@
 //! Data never takes the last [`LOG_RESERVE`] free segments: without room for the log nothing
 //! could be committed, so nothing collected, and a full cache would stay full for ever.
 
-use crate::error::{Result, Status};
+use crate::error::Status;
 use crate::mutants::{self, Mutant};
 use crate::slots::SlotState;
-use crate::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
+use crate::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering, fence};
 use crate::sync::{Mutex, lock};
-use crate::units::SECTOR;
+use crate::units::{BLOCK, SECTOR};
 
+use super::chain::SegmentOnMedia;
 use super::index::Place;
 use super::layout::{Generation, SMALL_STRIDE};
 use super::media::Media;
+use super::retention::Class;
 
 /// Free segments that only the log may take.
 pub const LOG_RESERVE: u32 = 2;
@@ -30,7 +32,7 @@ pub const LOG_RESERVE: u32 = 2;
 pub const SEGMENTS_MIN: u32 = LOG_RESERVE + 2;
 /// No segment was ever reused so often; a larger generation on media is damage, and would
 /// overflow.
-const GENERATION_MAX: u64 = 1 << 62;
+pub const GENERATION_MAX: u64 = 1 << 62;
 /// At most so many data heads; each pins a segment until it is full.
 pub const HEADS_MAX: usize = 8;
 
@@ -43,17 +45,10 @@ pub struct Segment {
     references: AtomicU32,
     /// Where the generation's record stands; changed by the collector only.
     slot: Mutex<SlotState>,
-}
-
-/// A segment as the attach found it.
-#[derive(Clone, Copy, Debug)]
-pub struct SegmentOnMedia {
-    /// Physical number.
-    pub physical: u32,
-    /// Current generation.
-    pub generation: u64,
-    /// Where its record stands.
-    pub slot: SlotState,
+    /// A [`Class`], as a number; see classes.rs.
+    pub(super) class: AtomicU8,
+    /// The when-th segment that got its class.
+    pub(super) turn: AtomicU64,
 }
 
 /// A piece of a data segment, taken for a key: it holds a reference.
@@ -120,10 +115,13 @@ impl HeadPlace {
 #[derive(Debug)]
 pub struct Segments {
     media: Media,
-    segments: Box<[Segment]>,
+    pub(super) segments: Box<[Segment]>,
     allocator: Mutex<Allocator>,
     used: AtomicU32,
+    /// First those of the window, then those of the main part.
     heads: Box<[Head]>,
+    window_heads: usize,
+    pub(super) turns: AtomicU64,
     /// Segments whose last reference went; the collector looks at them.
     released: Mutex<Vec<u32>>,
     has_released: AtomicBool,
@@ -139,10 +137,13 @@ impl Segments {
                 generation: AtomicU64::new(segment.generation),
                 references: AtomicU32::new(0),
                 slot: Mutex::new(segment.slot),
+                class: AtomicU8::new(Class::Window as u8),
+                turn: AtomicU64::new(0),
             })
             .collect();
         // Every head may pin a whole segment: few heads on few segments.
-        let heads = (found.len() / 8).clamp(1, HEADS_MAX);
+        let window_heads = (found.len() / 8).clamp(1, HEADS_MAX / 2);
+        let heads = window_heads + (found.len() / 64).clamp(1, HEADS_MAX / 2);
         Segments {
             media,
             segments,
@@ -152,6 +153,8 @@ impl Segments {
                 hint: 0,
             }),
             used: AtomicU32::new(0),
+            window_heads,
+            turns: AtomicU64::new(0),
             heads: (0..heads)
                 .map(|_| Head { place: AtomicU64::new(NO_PLACE), opening: Mutex::default() })
                 .collect(),
@@ -163,6 +166,11 @@ impl Segments {
     /// How many segments there are.
     pub fn count(&self) -> u32 {
         self.segments.len() as u32
+    }
+
+    /// How many blocks of data they have room for.
+    pub fn blocks(&self) -> u64 {
+        u64::from(self.count()) * u64::from(self.media.geometry.data_bytes()) / BLOCK
     }
 
     /// Segments in use: log, data and heads.
@@ -222,9 +230,10 @@ impl Segments {
         }
     }
 
-    /// Marks a segment used by data that the attach found.
+    /// Marks a segment used by data that the attach found: what was kept so far stays.
     pub fn mark_data(&self, segment: u32) {
         self.mark(segment, false);
+        self.set_class(segment, Class::Main);
     }
 
     /// Marks a segment as a stretch of the log.
@@ -270,10 +279,23 @@ impl Segments {
         Some(segment)
     }
 
+    /// The head of a thread for data of a class.
+    fn head_of(&self, port: usize, class: Class) -> usize {
+        match class {
+            Class::Window => port % self.window_heads,
+            _ => self.window_heads + port % (self.heads.len() - self.window_heads),
+        }
+    }
+
+    /// As [`Segments::take`], from a segment of the main part only.
+    pub fn take_main(&self, port: usize, len: u32) -> Option<Space> {
+        self.take_at_head(self.head_of(port, Class::Main), len, Some(0))
+    }
+
     /// Takes up to `len` bytes of data space, with a reference. `port` spreads threads over heads.
     /// `reserve` free segments are left beside the log's own. `None`: no space now.
-    pub fn take(&self, port: usize, len: u32, reserve: u32) -> Option<Space> {
-        let own = port % self.heads.len();
+    pub fn take(&self, port: usize, len: u32, reserve: u32, class: Class) -> Option<Space> {
+        let own = self.head_of(port, class);
         if let Some(space) = self.take_at_head(own, len, Some(reserve)) {
             return Some(space);
         }
@@ -283,12 +305,12 @@ impl Segments {
             .find_map(|head| self.take_at_head(head, len, None))
     }
 
-    fn take_at_head(&self, head: usize, len: u32, reserve: Option<u32>) -> Option<Space> {
-        let head = &self.heads[head];
+    fn take_at_head(&self, nth: usize, len: u32, reserve: Option<u32>) -> Option<Space> {
+        let head = &self.heads[nth];
         let mut seen = head.place.load(Ordering::Acquire);
         loop {
             let Some(at) = HeadPlace::unpack(seen) else {
-                seen = self.open_head(head, reserve?)?;
+                seen = self.open_head(nth, reserve?)?;
                 continue;
             };
             let left = self.media.geometry.data_bytes() - at.offset;
@@ -325,8 +347,9 @@ impl Segments {
         }
     }
 
-    /// Gives `head` a fresh segment, unless another thread was faster, and says where it is.
-    fn open_head(&self, head: &Head, reserve: u32) -> Option<u64> {
+    /// Gives a head a fresh segment, unless another thread was faster, and says where it is.
+    fn open_head(&self, nth: usize, reserve: u32) -> Option<u64> {
+        let head = &self.heads[nth];
         let _opening = lock(&head.opening);
         let seen = head.place.load(Ordering::Acquire);
         if seen != NO_PLACE {
@@ -337,6 +360,8 @@ impl Segments {
             false => LOG_RESERVE + reserve,
         };
         let segment = self.take_free(&mut lock(&self.allocator), reserve)?;
+        let is_window = nth < self.window_heads;
+        self.set_class(segment, if is_window { Class::Window } else { Class::Main });
         let references = &self.segments[segment as usize].references;
         let is_late = mutants::is(Mutant::ReferencesLate);
         if !is_late {
@@ -364,7 +389,7 @@ impl Segments {
     /// every key it has passed.
     ///
     /// `before_reuse` is called for each, while nobody can take it yet.
-    pub fn recycle(&self, before_reuse: impl Fn(u32)) -> std::result::Result<u32, Status> {
+    pub fn recycle(&self, before_reuse: impl Fn(u32)) -> Result<u32, Status> {
         let is_forgotten = mutants::is(Mutant::ReleasedForgotten);
         if !is_forgotten {
             self.has_released.store(false, Ordering::Relaxed);
@@ -391,6 +416,7 @@ impl Segments {
             if !is_late {
                 before_reuse(segment);
             }
+            self.set_class(segment, Class::Window);
             if !mutants::is(Mutant::FreeBeforeRaised) {
                 self.set_free(segment);
             }
@@ -402,7 +428,7 @@ impl Segments {
         Ok(freed)
     }
 
-    fn raise_generation(&self, segment: u32) -> std::result::Result<(), Status> {
+    fn raise_generation(&self, segment: u32) -> Result<(), Status> {
         let info = &self.segments[segment as usize];
         let mut slot = lock(&info.slot);
         let generation = info.generation.load(Ordering::Relaxed) + 1;
@@ -438,7 +464,7 @@ impl Segments {
     /// What is wrong with the accounts when nobody is at work and `keys` point into the segments,
     /// if anything.
     #[cfg(all(test, feature = "shuttle"))]
-    pub fn audit(&self, keys: &[u32]) -> std::result::Result<(), String> {
+    pub fn audit(&self, keys: &[u32]) -> Result<(), String> {
         let mut expected = vec![0; self.segments.len()];
         keys.iter().for_each(|&segment| expected[segment as usize] += 1);
         for head in &self.heads {
@@ -467,78 +493,9 @@ impl Segments {
     }
 
     /// Loads cached bytes.
-    pub fn load(
-        &self,
-        segment: u32,
-        offset: u32,
-        into: &mut [u8],
-    ) -> std::result::Result<(), Status> {
+    pub fn load(&self, segment: u32, offset: u32, into: &mut [u8]) -> Result<(), Status> {
         self.media.pmem.load(self.data_at(segment, offset), into)
     }
-}
-
-/// Follows the chain of segments. The kernel's own errors: EFAULT when it ends early, EIO when a
-/// link is damaged or names a segment beyond the device; ours: EIO when it meets itself.
-pub fn load_chain(
-    media: &Media,
-    first: u32,
-    count: u32,
-    seg_num: u32,
-) -> Result<Vec<SegmentOnMedia>> {
-    use super::layout::{PAGE_STRIDE, SEGMENT_HAS_NEXT, SegmentInfo};
-    use crate::error::{Error, Kind};
-
-    let mut chain = Vec::with_capacity(count as usize);
-    let mut seen = vec![false; seg_num as usize];
-    let mut physical = first;
-    for logical in 0..count {
-        if physical >= seg_num {
-            return Err(media.damaged(format_args!(
-                "segment chain: logical segment {logical} is physical segment {physical}, but \
-                 the cache has {seg_num}"
-            )));
-        }
-        if std::mem::replace(&mut seen[physical as usize], true) {
-            return Err(media.damaged(format_args!(
-                "segment chain: physical segment {physical} appears twice"
-            )));
-        }
-        let at = media.geometry.segment_info_at(physical);
-        let info = media.load_slots::<SegmentInfo>(at, PAGE_STRIDE).ok_or_else(|| {
-            media.damaged(format_args!(
-                "segment {physical}: both copies of its info are damaged (byte {at})"
-            ))
-        })?;
-        let at = media.geometry.generation_at(physical);
-        let generation = media.load_slots::<Generation>(at, SMALL_STRIDE).ok_or_else(|| {
-            media.damaged(format_args!(
-                "segment {physical}: both copies of its generation are damaged (byte {at}); \
-                 outdated keys could not be told from current ones"
-            ))
-        })?;
-        let slot = generation.slot;
-        let generation = generation.record.generation.get();
-        if generation > GENERATION_MAX {
-            return Err(media.damaged(format_args!(
-                "segment {physical}: generation {generation} is beyond any real use (byte {at})"
-            )));
-        }
-        chain.push(SegmentOnMedia { physical, generation, slot });
-        if logical + 1 < count {
-            if info.record.flags.get() & SEGMENT_HAS_NEXT == 0 {
-                return Err(Error::new(
-                    Kind::Fault,
-                    format!(
-                        "{}: segment chain ends after {} of {count} segments",
-                        media.name(),
-                        logical + 1
-                    ),
-                ));
-            }
-            physical = info.record.next.get();
-        }
-    }
-    Ok(chain)
 }
 
 #[cfg(test)]
@@ -566,10 +523,14 @@ mod tests {
         let segments = segments(24);
         let mut prng = Prng::new(1);
         let mut taken: Vec<Space> = Vec::new();
+        let classes = [Class::Window, Class::Main];
         // More ports than heads: some share one.
-        while let Some(space) =
-            segments.take(prng.below(5) as usize, (1 + prng.below(16) as u32) * 512, 0)
-        {
+        while let Some(space) = segments.take(
+            prng.below(5) as usize,
+            (1 + prng.below(16) as u32) * 512,
+            0,
+            classes[prng.below(2) as usize],
+        ) {
             assert!(space.len > 0 && space.generation == 7);
             taken.push(space);
         }

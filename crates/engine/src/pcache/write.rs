@@ -15,11 +15,12 @@ use crate::mutants::{self, Mutant};
 use crate::sync::atomic::Ordering;
 use crate::sync::{lock, lock_soon};
 use crate::target::{Extent, Port};
-use crate::units::MIB;
+use crate::units::{BLOCK, MIB};
 
-use super::index::Place;
+use super::index::{Place, Trace};
 use super::keylog::AppendError;
 use super::layout::{KEY_CLEAN, KEYS_MAX, Key, REGION_BYTES};
+use super::retention::{Class, Seen};
 use super::segment::Space;
 use super::{Pcache, StripeState};
 
@@ -103,7 +104,7 @@ impl Pcache {
                 return self.wait_for_room(bio, port);
             };
             let from = bio.progress as usize;
-            self.touch(bio.offset + bio.progress);
+            self.open.touch(self.stripe_of(bio.offset + bio.progress));
             let data = &bio.buffer.as_slice()[from..from + space.len as usize];
             self.media.store(self.segments.data_at(space.segment, space.offset), data);
             let data_crc = if self.crcs.is_some() { pcache_crc(data) } else { 0 };
@@ -125,10 +126,17 @@ impl Pcache {
         port.finish(bio, Ok(()));
     }
 
-    /// Everything that the commit of a write will change comes near while the data is copied.
-    fn touch(&self, at: u64) {
-        self.index.touch(at);
-        self.open.touch(self.stripe_of(at));
+    /// The kind of segment for data of the block at `at`.
+    pub(super) fn admitted_to(&self, at: u64) -> Class {
+        let seen = match self.index.trace(at) {
+            Trace::None => Seen::Never,
+            Trace::Place(place) => Seen::Cached(self.segments.class(place.segment)),
+            Trace::Ghost(time) => {
+                let now = self.counters.dropped_bytes.load(Ordering::Relaxed) / BLOCK;
+                Seen::Dropped(now.saturating_sub(time))
+            }
+        };
+        self.retention.admit(seen)
     }
 
     /// Space for the next piece of a write: never across a region's border.
@@ -136,8 +144,9 @@ impl Pcache {
         if !self.log.has_room() {
             return None;
         }
-        let len = self.piece_len(bio.offset + bio.progress, bio.len - bio.progress);
-        self.segments.take(port.id, len as u32, 0)
+        let at = bio.offset + bio.progress;
+        let len = self.piece_len(at, bio.len - bio.progress);
+        self.segments.take(port.id, len as u32, 0, self.admitted_to(at))
     }
 
     /// How much of `len` bytes at `at` one key may cover.
@@ -336,7 +345,7 @@ impl Pcache {
             }
             let limit = ZERO_EXTENT_BYTES.min(u64::from(self.media.geometry.data_bytes()) / 16);
             let limit = limit.next_multiple_of(4096);
-            let Some(space) = self.segments.take(port.id, limit as u32, 0) else {
+            let Some(space) = self.segments.take(port.id, limit as u32, 0, Class::Window) else {
                 return Ok(None);
             };
             let place = self.segments.data_at(space.segment, space.offset);
@@ -412,9 +421,14 @@ impl Pcache {
         self.events.work();
     }
 
-    /// A CLEAN key for data read from the backing device.
+    /// A CLEAN key for data that the backing device has too.
     pub(super) fn push_clean(&self, stripe: usize, at: u64, space: Space, data_crc: u32) {
         self.point(at, space, data_crc);
+        self.push_clean_key(stripe, at, space, data_crc);
+    }
+
+    /// As [`Pcache::push_clean`], for data that the index has there already.
+    pub(super) fn push_clean_key(&self, stripe: usize, at: u64, space: Space, data_crc: u32) {
         self.push_key(stripe, at, space, data_crc, KEY_CLEAN);
     }
 }

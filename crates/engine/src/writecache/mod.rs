@@ -365,6 +365,10 @@ impl Target for Writecache {
         self.take_message(words)
     }
 
+    fn is_carrying_out(&self) -> bool {
+        self.is_flushing.load(Ordering::SeqCst) && !self.has_failed()
+    }
+
     fn dirty(&self) -> Dirty {
         Dirty {
             bytes: u64::from(self.index.dirty()) * self.block_bytes(),

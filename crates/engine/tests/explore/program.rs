@@ -85,12 +85,13 @@ pub fn written(nth: usize) -> Vec<Step> {
         None => SHORT[nth].to_vec(),
         Some(0) => long_log(),
         Some(1) => laps(),
+        Some(2) => hot_laps(),
         Some(_) => log_laps(),
     }
 }
 
 /// How many there are.
-pub const WRITTEN: usize = SHORT.len() + 3;
+pub const WRITTEN: usize = SHORT.len() + 4;
 
 const SHORT: &[&[Step]] = &[
     &[],
@@ -146,6 +147,23 @@ fn laps() -> Vec<Step> {
         }
     }
     steps.extend([z(2, 2), Flush, w(0, 3), Flush, Drain, z(13, 3), w(1, 2), Flush]);
+    steps
+}
+
+/// Some slots are read again and again while data goes round the segments: they are moved, kept in
+/// place by servers that find them there, and written again in between.
+fn hot_laps() -> Vec<Step> {
+    let mut steps = vec![w(12, 4), Flush, r(12, 4), r(12, 4), r(12, 4), Drain];
+    for nth in 0..14 {
+        steps.extend([w(nth % 5, 7), Flush, Drain, r(12, 4)]);
+        match nth {
+            4 | 11 => steps.push(Remove),
+            6 | 9 => steps.extend([w(13, 1), Flush, r(12, 4), r(12, 4)]),
+            7 => steps.push(Kill),
+            _ => {}
+        }
+    }
+    steps.push(Check);
     steps
 }
 

@@ -120,12 +120,15 @@ fn d03_stale_keys_are_collected_first_of_all() {
     let good = built.key(4096, 5, 0, &[2; 512], 0);
     built.append(&[stale, good], 1);
     built.dirty_tail = built.head;
-    let mut world = World::of_image(&built.finish(), "C B 0");
-    world.open();
-    assert_eq!(world.read(0, 512), [0xEE; 512]);
-    world.tick(SECOND);
-    assert!(world.target().status().ends_with(" 0:104 0:104"), "{}", world.target().status());
-    assert_eq!(world.read(4096, 512), [0xEE; 512], "collected with them, and clean");
+    let image = built.finish();
+    for (table, content) in [("C B 0 retention fifo", 0xEE), ("C B 0", 2)] {
+        let mut world = World::of_image(&image, table);
+        world.open();
+        assert_eq!(world.read(0, 512), [0xEE; 512]);
+        world.tick(SECOND);
+        assert!(world.target().status().ends_with(" 0:104"), "{}", world.target().status());
+        assert_eq!(world.read(4096, 512), [content; 512], "{table}: collected, or kept");
+    }
 }
 
 /// Fills the cache, with its backing device held, until a write parks.

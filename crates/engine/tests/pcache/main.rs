@@ -13,6 +13,7 @@ mod cuts;
 mod damage;
 mod defects;
 mod hostile;
+mod hot;
 mod left;
 mod model;
 mod origin;

@@ -420,17 +420,8 @@ fn next_piece(pending: &mut Pending, slot: usize, buffer: Buffer) -> Bio {
     let Pending { request, op, next } = pending;
     let end = request.offset + u64::from(request.len);
     let len = (end - *next).min(BIO_BYTES_MAX);
-    let bio = Bio {
-        op: *op,
-        is_metadata: false,
-        fua: request.flags & command_flag::FUA != 0 && !matches!(op, Op::Read | Op::Flush),
-        offset: *next,
-        len,
-        buffer,
-        token: slot as u64,
-        progress: 0,
-        status: Ok(()),
-    };
+    let fua = request.flags & command_flag::FUA != 0 && !matches!(op, Op::Read | Op::Flush);
+    let bio = Bio { buffer, ..Bio::bare(*op, *next, len, fua, slot as u64) };
     *next += len;
     bio
 }

@@ -4,17 +4,24 @@ use shuttle::thread;
 
 use super::history::History;
 use super::world::GEOMETRY;
+use crate::pcache::chain::SegmentOnMedia;
 use crate::pcache::datacrc::DataCrcs;
 use crate::pcache::index::{Index, Place};
 use crate::pcache::layout::SEGMENTS_AT;
 use crate::pcache::media::Media;
-use crate::pcache::segment::{SegmentOnMedia, Segments, Space};
+use crate::pcache::retention::Class;
+use crate::pcache::segment::{Segments, Space};
 use crate::pmem::Persistence;
 use crate::pmem::sim::SimPmem;
 use crate::prng::Prng;
 use crate::slots::SlotState;
 use crate::sync::{Arc, Mutex, lock};
 use crate::units::SECTOR;
+
+/// Every other thread's data goes to the main part.
+fn class_of(port: usize) -> Class {
+    if port.is_multiple_of(2) { Class::Window } else { Class::Main }
+}
 
 /// `count` free segments with one block of data each.
 fn segments(count: u32) -> Arc<Segments> {
@@ -39,7 +46,7 @@ pub fn spaces(mut prng: Prng) {
         threads.push(thread::spawn(move || {
             for _ in 0..6 {
                 let len = (1 + prng.below(8) as u32) * SECTOR as u32;
-                let Some(space) = segments.take(port, len, 0) else { continue };
+                let Some(space) = segments.take(port, len, 0, class_of(port)) else { continue };
                 let tag = {
                     let mut ever = ever.lock().unwrap();
                     ever.push(space);
@@ -94,7 +101,7 @@ pub fn checks(_: Prng) {
         let (segments, crcs) = (segments.clone(), crcs.clone());
         threads.push(thread::spawn(move || {
             for nth in 0..20 {
-                let Some(space) = segments.take(port, 4096, 0) else {
+                let Some(space) = segments.take(port, 4096, 0, class_of(port)) else {
                     thread::yield_now();
                     continue;
                 };

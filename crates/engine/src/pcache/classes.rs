@@ -1,0 +1,61 @@
+//! What segments of data are for: the window, the main part, or to be emptied. Retention's words
+//! about segments; who changes them is the allocation of heads, the attach and collection.
+
+use crate::sync::atomic::Ordering;
+
+use super::retention::Class;
+use super::segment::Segments;
+
+impl Segments {
+    /// What the data of a segment is held to be.
+    pub fn class(&self, segment: u32) -> Class {
+        match self.segments[segment as usize].class.load(Ordering::Relaxed) {
+            main if main == Class::Main as u8 => Class::Main,
+            condemned if condemned == Class::Condemned as u8 => Class::Condemned,
+            sparse if sparse == Class::Sparse as u8 => Class::Sparse,
+            _ => Class::Window,
+        }
+    }
+
+    pub(super) fn set_class(&self, segment: u32, class: Class) {
+        let info = &self.segments[segment as usize];
+        info.turn.store(self.turns.fetch_add(1, Ordering::Relaxed), Ordering::Relaxed);
+        info.class.store(class as u8, Ordering::Relaxed);
+    }
+
+    /// So many segments got a class so far.
+    pub fn turns(&self) -> u64 {
+        self.turns.load(Ordering::Relaxed)
+    }
+
+    /// Of segments of the main part that are older than `before`, those with less `current` data
+    /// than `bytes_min` are to be emptied.
+    pub fn find_sparse(&self, current: &[u32], before: u64, bytes_min: u32) {
+        for (segment, &bytes) in (0..self.count()).zip(current) {
+            let turn = self.segments[segment as usize].turn.load(Ordering::Relaxed);
+            if self.class(segment) == Class::Main && turn < before && bytes < bytes_min {
+                self.set_class(segment, Class::Sparse);
+            }
+        }
+    }
+
+    /// Segments of the main part.
+    pub fn main_count(&self) -> u64 {
+        (0..self.count()).filter(|&segment| self.class(segment) == Class::Main).count() as u64
+    }
+
+    /// Condemns the oldest segments of the main part, until it has at most `max`. Says how many
+    /// there were.
+    pub fn condemn(&self, max: u32) -> u32 {
+        let mut main: Vec<(u64, u32)> = (0..self.count())
+            .filter(|&segment| self.class(segment) == Class::Main)
+            .map(|segment| (self.segments[segment as usize].turn.load(Ordering::Relaxed), segment))
+            .collect();
+        let found = main.len();
+        main.sort_unstable();
+        for &(_, segment) in &main[..found.saturating_sub(max as usize)] {
+            self.set_class(segment, Class::Condemned);
+        }
+        found as u32
+    }
+}

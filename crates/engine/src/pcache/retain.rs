@@ -1,0 +1,273 @@
+//! Keeping what is hot: what becomes of clean data when collection passes its key.
+//!
+//! Data that stays in its place gets its key logged again, CLEAN: the new key takes a reference
+//! of its own before the old one gives its up, so the segment is not reused. Data that moves is
+//! copied to a segment of the main part, and has left the CPU before its key is pushed. Both keys
+//! join the stripe's open set, under the stripe's lock, after a look that the index still names
+//! the place: a newer write of the range can only come behind them in the log, and an older one
+//! cannot be left. Nothing is lost with these keys: the backing device has the same data.
+
+use crate::crc::pcache_crc;
+use crate::mutants::{self, Mutant};
+use crate::sync::atomic::Ordering;
+use crate::sync::lock;
+use crate::units::BLOCK;
+
+use super::Pcache;
+use super::index::Place;
+use super::layout::{KEYS_MAX, Key, Position};
+use super::retention::{Class, Verdict};
+use super::segment::Space;
+use super::write::Close;
+
+/// Most bytes that are moved at once.
+const MOVE_BYTES: u64 = 64 << 10;
+
+/// What keeping needs while a slice of the log is passed.
+#[derive(Debug, Default)]
+pub(super) struct Keeper {
+    is_keeping: bool,
+    has_kept: bool,
+    scratch: Vec<u8>,
+    lap: Option<Lap>,
+}
+
+/// A walk of collection from key_tail to where the log ended when it began: it meets every key
+/// once, and so finds out how much of each segment is current.
+#[derive(Debug)]
+struct Lap {
+    until: Position,
+    turns: u64,
+    current_bytes: Vec<u32>,
+}
+
+impl Keeper {
+    /// Collection begins.
+    pub(super) fn begin(&mut self) {
+        self.has_kept = false;
+    }
+
+    /// A slice begins. Without `is_keeping`, everything goes.
+    pub(super) fn begin_slice(&mut self, is_keeping: bool) {
+        self.is_keeping = is_keeping;
+    }
+
+    /// Whether keys were logged again since collection began.
+    pub(super) fn has_kept(&self) -> bool {
+        self.has_kept
+    }
+}
+
+/// A run of the logical device that the index has where a passed key says.
+#[derive(Clone, Copy, Debug)]
+struct Run {
+    offset: u64,
+    len: u64,
+    place: Place,
+}
+
+impl Pcache {
+    /// Condemns what the main part has too much, when space is short.
+    pub(super) fn condemn(&self) {
+        if self.retention.fills_cache() && self.is_space_short() {
+            let usable = self.segments.count().saturating_sub(self.free_wanted());
+            self.segments.condemn(self.retention.main_max(usable));
+        }
+    }
+
+    /// Collection has come to `at`. At the end of a lap, what is sparse is found.
+    pub(super) fn count_lap(&self, keeper: &mut Keeper, at: Position) {
+        if keeper.lap.as_ref().is_some_and(|lap| lap.until != at) {
+            return;
+        }
+        if let Some(lap) = keeper.lap.take() {
+            let percent = u64::from(self.retention.dense_percent());
+            let bytes_min = u64::from(self.media.geometry.data_bytes()) * percent / 100;
+            self.segments.find_sparse(&lap.current_bytes, lap.turns, bytes_min as u32);
+        }
+        keeper.lap = Some(Lap {
+            until: self.log.head(),
+            turns: self.segments.turns(),
+            current_bytes: vec![0; self.segments.count() as usize],
+        });
+    }
+
+    /// Condemns so many segments more than the main part's share asks for.
+    pub(super) fn condemn_more(&self, count: u32) {
+        let main = self.segments.condemn(u32::MAX);
+        self.segments.condemn(main.saturating_sub(count));
+    }
+
+    /// Collection passes a current key. Its reference is given up afterwards.
+    pub(super) fn retain(&self, key: &Key, keeper: &mut Keeper) {
+        let (offset, len) = (key.off.get(), u64::from(key.len.get()));
+        // Damaged dirty data is not what the backing device has.
+        if !keeper.is_keeping || !self.retention.fills_cache() || self.bad.overlaps(offset, len) {
+            return;
+        }
+        let place = Place::new(key.segment.get(), key.segment_off.get(), key.generation.get());
+        let class = self.segments.class(place.segment);
+        let end = offset + len;
+        let mut at = offset;
+        while at < end {
+            let place = place.plus(at - offset);
+            let (len, verdict) = self.judge(at, end, place, class);
+            let run = Run { offset: at, len, place };
+            at += len;
+            keeper.has_kept |= matches!(verdict, Some(Verdict::Keep | Verdict::Move(_)));
+            match verdict {
+                None => {}
+                Some(Verdict::Keep) => {
+                    if let Some(lap) = &mut keeper.lap {
+                        lap.current_bytes[run.place.segment as usize] += run.len as u32;
+                    }
+                    self.keep(run, key);
+                }
+                Some(Verdict::Move(uses)) => self.move_run(run, uses, &mut keeper.scratch),
+                Some(Verdict::Forget) => self.forget(run, false),
+                Some(Verdict::Remember) => self.forget(run, true),
+            }
+        }
+    }
+
+    /// The longest run from `at` with one verdict; `None`: the index has something newer.
+    fn judge(&self, at: u64, end: u64, place: Place, class: Class) -> (u64, Option<Verdict>) {
+        let of_block = |from: u64| {
+            let block_end = (from / BLOCK + 1) * BLOCK;
+            let piece = self.index.lookup(from, block_end.min(end), |place| self.is_live(place));
+            let is_blind = match class {
+                Class::Main => mutants::is(Mutant::KeptUnchecked),
+                _ => mutants::is(Mutant::DroppedUnchecked),
+            };
+            let is_current = piece.place == Some(place.plus(from - at)) || is_blind;
+            let verdict = is_current.then(|| self.retention.judge(class, self.index.uses(from)));
+            (piece.len, verdict)
+        };
+        let (mut len, verdict) = of_block(at);
+        while at + len < end {
+            let (more, next) = of_block(at + len);
+            if next != verdict {
+                break;
+            }
+            len += more;
+        }
+        (len, verdict)
+    }
+
+    /// Whether the index still has the whole run where it was. The stripe is locked.
+    fn is_current(&self, run: Run) -> bool {
+        let piece = self.index.lookup(run.offset, run.offset + run.len, |p| self.is_live(p));
+        piece.place == Some(run.place) && piece.len == run.len
+    }
+
+    /// Logs the key of data that stays where it is, if there is room in the log. Without a key
+    /// the data goes with its segment.
+    fn keep(&self, run: Run, key: &Key) {
+        let is_whole = run.len == u64::from(key.len.get());
+        let is_roomy = self.segments.free() > 0 && self.log.has_room();
+        // The checksum of a part of a key's data is not known.
+        if !is_roomy || self.crcs.is_some() && !is_whole {
+            return;
+        }
+        let stripe = self.stripe_of(run.offset);
+        let state = lock(&self.stripes[stripe].state);
+        if !self.is_current(run) && !mutants::is(Mutant::KeptUnchecked) {
+            return;
+        }
+        if !self.has_set_room(stripe) {
+            return;
+        }
+        if !mutants::is(Mutant::KeptUnreferenced) {
+            self.segments.reference(run.place.segment);
+        }
+        let space = Space {
+            segment: run.place.segment,
+            offset: run.place.offset,
+            len: run.len as u32,
+            generation: key.generation.get(),
+        };
+        self.push_clean_key(stripe, run.offset, space, key.data_crc.get());
+        let _ = self.close_after_push(stripe, Close::No);
+        drop(state);
+        self.counters.kept_bytes.fetch_add(run.len, Ordering::Relaxed);
+    }
+
+    fn has_set_room(&self, stripe: usize) -> bool {
+        self.make_set_room(stripe).is_ok() && self.open.len(stripe) < KEYS_MAX
+    }
+
+    /// Copies data into the main part. What finds no room there, or is damaged, goes.
+    fn move_run(&self, run: Run, uses: u8, scratch: &mut Vec<u8>) {
+        if !self.try_move(run, uses, scratch) {
+            self.forget(run, true);
+        }
+    }
+
+    fn try_move(&self, run: Run, uses: u8, scratch: &mut Vec<u8>) -> bool {
+        let mut done = 0;
+        while done < run.len {
+            if self.segments.free() == 0 || !self.log.has_room() {
+                return false;
+            }
+            let (offset, place) = (run.offset + done, run.place.plus(done));
+            let len = self.piece_len(offset, (run.len - done).min(MOVE_BYTES));
+            let Some(space) = self.segments.take_main(0, len as u32) else { return false };
+            let len = u64::from(space.len);
+            if !self.move_piece(Run { offset, len, place }, space, uses, scratch) {
+                self.segments.release(space.segment);
+                return false;
+            }
+            done += len;
+        }
+        true
+    }
+
+    /// `false`: nothing has changed.
+    fn move_piece(&self, run: Run, space: Space, uses: u8, scratch: &mut Vec<u8>) -> bool {
+        scratch.resize(run.len as usize, 0);
+        let loaded = self.segments.load(run.place.segment, run.place.offset, scratch);
+        let verified = match &self.crcs {
+            Some(crcs) => loaded.and_then(|()| crcs.verify(&self.segments, run.place, scratch)),
+            None => loaded,
+        };
+        if verified.is_err() {
+            return false;
+        }
+        self.media.store(self.segments.data_at(space.segment, space.offset), scratch);
+        let data_crc = if self.crcs.is_some() { pcache_crc(scratch) } else { 0 };
+        if self.media.pmem.drain().is_err() {
+            return false;
+        }
+        let stripe = self.stripe_of(run.offset);
+        let _state = lock(&self.stripes[stripe].state);
+        if !self.is_current(run) || !self.has_set_room(stripe) {
+            return false;
+        }
+        self.push_clean(stripe, run.offset, space, data_crc);
+        self.index.set_uses(run.offset, run.len, uses);
+        let _ = self.close_after_push(stripe, Close::No);
+        self.counters.moved_bytes.fetch_add(run.len, Ordering::Relaxed);
+        true
+    }
+
+    /// What the index has of the run goes.
+    fn forget(&self, run: Run, is_remembered: bool) {
+        let stripe = self.stripe_of(run.offset);
+        let _state = lock(&self.stripes[stripe].state);
+        let end = run.offset + run.len;
+        let mut at = run.offset;
+        while at < end {
+            let piece = self.index.lookup(at, end, |place| self.is_live(place));
+            let is_blind = mutants::is(Mutant::DroppedUnchecked);
+            if piece.place == Some(run.place.plus(at - run.offset)) || is_blind {
+                let dropped = &self.counters.dropped_bytes;
+                let time = dropped.fetch_add(piece.len, Ordering::Relaxed) / BLOCK;
+                match is_remembered {
+                    true => self.index.leave_ghosts(at, piece.len, time),
+                    false => self.index.set(at, piece.len, None),
+                }
+            }
+            at += piece.len;
+        }
+    }
+}

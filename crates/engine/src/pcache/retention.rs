@@ -1,0 +1,230 @@
+//! Which clean data stays when space is short. Pure decisions; gc.rs carries them out.
+//!
+//! A policy knows three things of a block: how often it was used since it came, which kind of
+//! segment it is in, and, when it comes again, how long ago it was dropped. Segments are of two
+//! kinds: the *window*, where everything comes in and most goes out again, and the *main* part,
+//! for what has proved itself. The log names both; when collection passes a key of the main part,
+//! the key is logged again and the data stays in its place, until its segment is *condemned*
+//! because the main part has grown too large: then what was used is moved, and the rest goes.
+
+use std::fmt::Debug;
+
+/// Uses of a block are counted up to here.
+pub const USES_MAX: u8 = 3;
+
+/// Which policy a table asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum RetentionKind {
+    /// What came first goes first, as in the kernel.
+    Fifo,
+    /// What was used again stays.
+    #[default]
+    Hot,
+}
+
+impl RetentionKind {
+    /// The policy, for a cache of so many blocks.
+    pub fn policy(self, blocks: u64) -> Box<dyn Retention> {
+        match self {
+            RetentionKind::Fifo => Box::new(Fifo),
+            RetentionKind::Hot => Box::new(Hot::new(blocks)),
+        }
+    }
+}
+
+/// What a segment is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Class {
+    /// For what comes in.
+    Window,
+    /// For what has proved itself.
+    Main,
+    /// It was of the main part, and is to be emptied: that has grown too large.
+    Condemned,
+    /// It was of the main part, and is to be emptied: little of it is current.
+    Sparse,
+}
+
+/// What is known of a block that comes into the cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Seen {
+    /// Nothing.
+    Never,
+    /// It was dropped; so many blocks were dropped since.
+    Dropped(u64),
+    /// It is there, in a segment of this class.
+    Cached(Class),
+}
+
+/// What becomes of clean data when collection passes its key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// Its key is logged again, the data stays where it is.
+    Keep,
+    /// It is copied into the main part, and counts as used so often.
+    Move(u8),
+    /// It goes, and is forgotten.
+    Forget,
+    /// It goes, and it is remembered that it was here.
+    Remember,
+}
+
+/// A policy.
+pub trait Retention: Debug + Send + Sync {
+    /// Its name in a table.
+    fn name(&self) -> &'static str;
+
+    /// Whether collection waits until space is short, so that nothing is dropped before.
+    fn fills_cache(&self) -> bool;
+
+    /// The kind of segment for a block that comes into the cache.
+    fn admit(&self, seen: Seen) -> Class;
+
+    /// What becomes of a block that was used `uses` times since it came.
+    fn judge(&self, class: Class, uses: u8) -> Verdict;
+
+    /// Of a segment of the main part that has fewer percent of current data, the data is moved.
+    fn dense_percent(&self) -> u32;
+
+    /// Most segments of the main part, of `usable` for data.
+    fn main_max(&self, usable: u32) -> u32;
+}
+
+/// The kernel's policy: nothing is known, everything goes in the order in which it came.
+#[derive(Debug)]
+pub struct Fifo;
+
+impl Retention for Fifo {
+    fn name(&self) -> &'static str {
+        "fifo"
+    }
+
+    fn fills_cache(&self) -> bool {
+        false
+    }
+
+    fn admit(&self, _: Seen) -> Class {
+        Class::Window
+    }
+
+    fn judge(&self, _: Class, _: u8) -> Verdict {
+        Verdict::Forget
+    }
+
+    fn dense_percent(&self) -> u32 {
+        0
+    }
+
+    fn main_max(&self, _: u32) -> u32 {
+        0
+    }
+}
+
+/// S3-FIFO on segments of a log: a block stays if it was used twice while it passed the window, or
+/// if it comes again soon after it was dropped. A scan therefore replaces the window only.
+#[derive(Debug)]
+pub struct Hot {
+    /// A block is remembered until so many others were dropped after it.
+    memory_blocks: u64,
+}
+
+/// The share of the window, in percent of what is usable.
+const WINDOW_PERCENT: u32 = 15;
+/// Uses in the window that earn a block its place in the main part.
+const USES_TO_STAY: u8 = 2;
+/// For how many drops a block is remembered, in percent of the cache's blocks.
+const MEMORY_PERCENT: u64 = 130;
+/// What is current of a segment of the main part stays in its place when it is so many percent.
+const DENSE_PERCENT: u32 = 80;
+
+impl Hot {
+    /// For a cache of so many blocks.
+    pub fn new(blocks: u64) -> Hot {
+        Hot { memory_blocks: blocks * MEMORY_PERCENT / 100 }
+    }
+}
+
+impl Retention for Hot {
+    fn name(&self) -> &'static str {
+        "hot"
+    }
+
+    fn fills_cache(&self) -> bool {
+        true
+    }
+
+    fn admit(&self, seen: Seen) -> Class {
+        match seen {
+            Seen::Dropped(ago) if ago < self.memory_blocks => Class::Main,
+            Seen::Cached(class) if class != Class::Window => Class::Main,
+            _ => Class::Window,
+        }
+    }
+
+    fn judge(&self, class: Class, uses: u8) -> Verdict {
+        match class {
+            Class::Main => Verdict::Keep,
+            Class::Sparse => Verdict::Move(uses),
+            Class::Window if uses >= USES_TO_STAY => Verdict::Move(0),
+            Class::Window => Verdict::Remember,
+            // Each round costs a use, so what is used no more goes in the end.
+            Class::Condemned if uses > 0 => Verdict::Move(uses - 1),
+            Class::Condemned => Verdict::Forget,
+        }
+    }
+
+    fn dense_percent(&self) -> u32 {
+        DENSE_PERCENT
+    }
+
+    fn main_max(&self, usable: u32) -> u32 {
+        usable - usable * WINDOW_PERCENT / 100
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_scan_passes_the_window_only() {
+        let hot = Hot::new(1000);
+        assert_eq!(hot.admit(Seen::Never), Class::Window);
+        assert_eq!(hot.judge(Class::Window, 0), Verdict::Remember);
+        assert_eq!(hot.judge(Class::Window, USES_TO_STAY), Verdict::Move(0));
+        assert_eq!(hot.judge(Class::Main, 0), Verdict::Keep);
+    }
+
+    #[test]
+    fn what_comes_again_soon_stays() {
+        let hot = Hot::new(1000);
+        assert_eq!(hot.admit(Seen::Dropped(1299)), Class::Main);
+        assert_eq!(hot.admit(Seen::Dropped(1300)), Class::Window);
+        assert_eq!(hot.admit(Seen::Cached(Class::Window)), Class::Window);
+        assert_eq!(hot.admit(Seen::Cached(Class::Condemned)), Class::Main);
+    }
+
+    #[test]
+    fn what_is_condemned_goes_after_as_many_rounds_as_uses_count() {
+        let hot = Hot::new(1000);
+        let mut uses = USES_MAX;
+        let mut rounds = 0;
+        while let Verdict::Move(left) = hot.judge(Class::Condemned, uses) {
+            (uses, rounds) = (left, rounds + 1);
+        }
+        assert_eq!(rounds, USES_MAX);
+        assert_eq!(hot.judge(Class::Condemned, uses), Verdict::Forget);
+        // Moved for the sake of room, not by merit: nothing is lost.
+        assert_eq!(hot.judge(Class::Sparse, 0), Verdict::Move(0));
+    }
+
+    #[test]
+    fn the_kernels_policy_keeps_nothing() {
+        let fifo = RetentionKind::Fifo.policy(1000);
+        for class in [Class::Window, Class::Main, Class::Condemned, Class::Sparse] {
+            assert_eq!(fifo.judge(class, USES_MAX), Verdict::Forget);
+            assert_eq!(fifo.admit(Seen::Cached(class)), Class::Window);
+        }
+        assert!(!fifo.fills_cache() && fifo.main_max(100) == 0);
+    }
+}
