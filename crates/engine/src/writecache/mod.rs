@@ -202,7 +202,7 @@ pub struct Writecache {
     /// For a suspend: the origin is being flushed; it refused.
     is_flushing_origin: AtomicBool,
     is_origin_flush_refused: AtomicBool,
-    /// Flushes of the origin, not write-back's own, that failed: what was written before may be lost.
+    /// Flushes of the origin, not of write-back, that failed: what was written may be lost.
     origin_flush_failures: AtomicU64,
     jobs: Jobs,
     /// Ranges of blocks that discards are zeroing.
