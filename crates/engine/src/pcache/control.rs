@@ -174,6 +174,7 @@ pub(super) fn assemble(
         notes: replayed.notes,
         index: replayed.index,
         retention: args.retention.policy(segments.blocks()),
+        has_retained: AtomicBool::new(false),
         segments,
         args,
         media,

@@ -207,6 +207,9 @@ pub struct Pcache {
     backing: Arc<dyn Disk>,
     segments: Arc<Segments>,
     retention: Box<dyn Retention>,
+    /// Whether anything was kept, moved or dropped yet. Before, all there is to know of a block is
+    /// that it comes in.
+    has_retained: AtomicBool,
     log: KeyLog,
     index: Index,
     crcs: Option<DataCrcs>,

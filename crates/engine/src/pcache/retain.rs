@@ -105,6 +105,7 @@ impl Pcache {
         if !keeper.is_keeping || !self.retention.fills_cache() || self.bad.overlaps(offset, len) {
             return;
         }
+        self.has_retained.store(true, Ordering::Relaxed);
         let place = Place::new(key.segment.get(), key.segment_off.get(), key.generation.get());
         let class = self.segments.class(place.segment);
         let end = offset + len;

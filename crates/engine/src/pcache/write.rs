@@ -128,6 +128,11 @@ impl Pcache {
 
     /// The kind of segment for data of the block at `at`.
     pub(super) fn admitted_to(&self, at: u64) -> Class {
+        if !self.has_retained.load(Ordering::Relaxed) {
+            // Nobody waits for the slot now; it will be changed soon.
+            self.index.touch(at);
+            return Class::Window;
+        }
         let seen = match self.index.trace(at) {
             Trace::None => Seen::Never,
             Trace::Place(place) => Seen::Cached(self.segments.class(place.segment)),
