@@ -120,10 +120,28 @@ impl Writecache {
             .writeback
             .failing_since()
             .is_some_and(|since| background.now >= since + GIVE_UP_AFTER);
-        let is_hopeless = has_failed_long && self.wants_room.load(Ordering::SeqCst);
-        if is_hopeless && !self.gives_up.swap(true, Ordering::SeqCst) {
+        let is_hopeless = has_failed_long || self.has_no_slots(background);
+        if is_hopeless
+            && self.wants_room.load(Ordering::SeqCst)
+            && !self.gives_up.swap(true, Ordering::SeqCst)
+        {
             self.events.room();
         }
+    }
+
+    /// Whether no slot will ever be free: none is, and none is on its way, because damaged entries
+    /// keep all that there are.
+    fn has_no_slots(&self, background: &Background) -> bool {
+        // In the order in which a slot goes its way: what moves on meanwhile is met further on.
+        let begun = self.begun.load(Ordering::SeqCst);
+        let is_on_its_way = self.promised.iter().any(|count| count.load(Ordering::SeqCst) > 0)
+            || self.has_open()
+            || self.index.dirty() > 0
+            || !background.writeback.is_idle()
+            || self.marks_waiting() > 0;
+        let has_round = self.ended.load(Ordering::SeqCst) != begun
+            || self.begun.load(Ordering::SeqCst) != begun;
+        !is_on_its_way && !has_round && self.pool.count() == 0
     }
 
     /// When to look again. With nothing to do it takes two looks to fall asleep: a write that
