@@ -289,6 +289,8 @@ impl World {
         self.udm.ok(&["create", "vol", "--table", &self.table, "--export", &self.uri()]);
     }
 
+    /// A header in each sector: a request that the server's death cut short may have reached some
+    /// of its sectors only (a writecache of small blocks keeps each on its own).
     fn fio_words(&self, target: &[String], words: &[&str]) -> Vec<String> {
         let job = [
             "--name=load".to_owned(),
@@ -296,7 +298,7 @@ impl World {
             format!("--offset={FIO_OFFSET}"),
             format!("--size={FIO_BYTES}"),
             "--verify=crc32c".to_owned(),
-            "--verify_interval=4k".to_owned(),
+            "--verify_interval=512".to_owned(),
             "--verify_fatal=1".to_owned(),
         ];
         let words = words.iter().map(|&word| word.to_owned());

@@ -8,19 +8,19 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use udm::device::{Device, LoadedTable};
+use udm::device::Device;
 use udm::disk::RamDisk;
 use udm::local::{Clock, Local};
 use udm::pcache::layout::Geometry;
-use udm::pcache::{OpenOptions, Pcache, TableArgs, shared_words};
 use udm::pmem::Persistence;
 use udm::pmem::sim::SimPmem;
 use udm::prng::Prng;
-use udm::shm::SharedWords;
-use udm::units::Nanos;
+use udm::table::Table;
+use udm::units::{MIB, Nanos};
+use udm::world::{BuildOptions, NamedDevices, build};
 
 const THREADS: u64 = 5;
-const WRITES: usize = 3000;
+const OPERATIONS: usize = 20_000;
 /// Bytes of the device that belong to one thread; no multiple of a region.
 const OWN: u64 = 1 << 20;
 
@@ -37,40 +37,54 @@ impl Clock for Fast {
     }
 }
 
-/// Writes and reads one thread's part of the device, and returns what it should hold.
-fn work(device: &Arc<Device>, thread: u64) -> Vec<u8> {
+/// Writes, zeroes and reads one thread's part of the device, and returns what it should hold.
+/// Requests are multiples of `unit` bytes.
+fn work(device: &Arc<Device>, thread: u64, unit: u64) -> Vec<u8> {
     let mut local = Local::without_kernel(device).unwrap();
     let mut prng = Prng::new(thread);
     let mut model = vec![0; OWN as usize];
     let mut into = vec![0; 16 << 10];
-    for nth in 0..WRITES {
-        let len = (1 + prng.below(32)) * 512;
-        let at = prng.below((OWN - len) / 512) * 512;
+    for nth in 0..OPERATIONS {
+        let len = (1 + prng.below((16 << 10) / unit)) * unit;
+        let at = prng.below((OWN - len) / unit) * unit;
         let part = &mut model[at as usize..(at + len) as usize];
-        if prng.one_in(3) {
-            let into = &mut into[..len as usize];
-            local.read_at(into, thread * OWN + at).unwrap();
-            assert!(into == part, "thread {thread}, operation {nth}: {len} bytes at {at}");
-        } else {
-            prng.fill(part);
-            local.write_at(part, thread * OWN + at, prng.one_in(8)).unwrap();
+        match prng.below(8) {
+            0..3 => {
+                let into = &mut into[..len as usize];
+                local.read_at(into, thread * OWN + at).unwrap();
+                assert!(into == part, "thread {thread}, operation {nth}: {len} bytes at {at}");
+            }
+            3 | 4 => {
+                part.fill(0);
+                local.write_zeroes(thread * OWN + at, len, prng.one_in(8)).unwrap();
+            }
+            _ => {
+                prng.fill(part);
+                local.write_at(part, thread * OWN + at, prng.one_in(8)).unwrap();
+            }
         }
     }
     model
 }
 
-#[test]
-fn threads_share_a_small_cache() {
+/// The device of a table over a small cache, `M` in memory or `S` on a disk, and its origin `O`.
+fn device(table: &str) -> (Arc<Device>, Arc<RamDisk>) {
     let geometry = Geometry { segment_bytes: 64 << 10, device_bytes_min: 0 };
-    let pmem = Arc::new(SimPmem::new(20480 + 64 * geometry.segment_bytes, Persistence::Cpu));
-    let options = OpenOptions { geometry, ..OpenOptions::new(1) };
-    let shared = SharedWords::private(shared_words(options.stripes));
-    let disk = Arc::new(RamDisk::new(THREADS * OWN, 512));
-    let args = TableArgs::parse(&["c", "b", "0"]).unwrap();
-    let backing = disk.clone();
-    let cache = Pcache::open(args, THREADS * OWN, pmem, backing, shared, &options).unwrap();
-    let table = LoadedTable::single(Arc::new(cache), THREADS * OWN);
-    let device = Device::with_table("busy", table).unwrap();
+    let pmem = SimPmem::new(20480 + 64 * geometry.segment_bytes, Persistence::Cpu);
+    let origin = Arc::new(RamDisk::new(THREADS * OWN, 512));
+    let mut devices = NamedDevices::new();
+    devices.add_pmem("M", Arc::new(pmem));
+    devices.add_disk("S", Arc::new(RamDisk::new(2 * MIB, 512)));
+    devices.add_disk("O", origin.clone());
+    let table = Table::parse(&format!("0 {} {table}", THREADS * OWN / 512)).unwrap();
+    let geometry = Some(geometry);
+    let options = BuildOptions { geometry, attach_id: 1, ..BuildOptions::default() };
+    let table = build(&table, &devices, &options).unwrap();
+    (Device::with_table("busy", table).unwrap(), origin)
+}
+
+fn share(table: &str, unit: u64) {
+    let (device, origin) = device(table);
     let is_over = AtomicBool::new(false);
     let models: Vec<Vec<u8>> = std::thread::scope(|scope| {
         scope.spawn(|| {
@@ -79,19 +93,35 @@ fn threads_share_a_small_cache() {
             while !is_over.load(Ordering::Relaxed) || device.dirty().bytes > 0 {
                 device.set_draining(is_over.load(Ordering::Relaxed));
                 keeper.turn();
-                std::thread::sleep(Duration::from_micros(200));
+                std::thread::sleep(Duration::from_micros(20));
             }
         });
         let device = &device;
         let workers: Vec<_> =
-            (0..THREADS).map(|thread| scope.spawn(move || work(device, thread))).collect();
-        let models = workers.into_iter().map(|worker| worker.join().unwrap()).collect();
+            (0..THREADS).map(|thread| scope.spawn(move || work(device, thread, unit))).collect();
+        let models: Vec<_> = workers.into_iter().map(|worker| worker.join()).collect();
         is_over.store(true, Ordering::Relaxed);
-        models
+        models.into_iter().map(|model| model.unwrap()).collect()
     });
     for (thread, model) in models.iter().enumerate() {
         let mut found = vec![0; OWN as usize];
-        disk.peek(thread as u64 * OWN, &mut found);
-        assert!(found == *model, "the part of thread {thread} is not on the backing device");
+        origin.peek(thread as u64 * OWN, &mut found);
+        assert!(found == *model, "the part of thread {thread} is not on the origin");
     }
+}
+
+#[test]
+fn threads_share_a_small_pcache() {
+    share("pcache M O", 512);
+}
+
+#[test]
+fn threads_share_a_small_writecache_in_memory() {
+    share("writecache p O M 512 0", 512);
+    share("writecache p O M 4096 2 autocommit_blocks 16", 4096);
+}
+
+#[test]
+fn threads_share_a_small_writecache_on_a_disk() {
+    share("writecache s O S 512 4 autocommit_blocks 16 pause_writeback 0", 512);
 }

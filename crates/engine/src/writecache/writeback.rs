@@ -222,7 +222,6 @@ impl Writecache {
         writeback.failure = None;
         writeback.next = 0;
         let stripes = self.index.stripes();
-        let zeroing = lock(&self.zeroing).clone();
         let mut needs_commit = false;
         loop {
             let before = writeback.items.len();
@@ -232,9 +231,12 @@ impl Writecache {
                 writeback.cursor += 1;
                 let left = wanted.blocks.saturating_sub(writeback.items.len() as u64);
                 let share = missing.div_ceil(stripes as u64).min(left);
+                let locked = self.index.lock(stripe);
+                // Under the stripe's lock: a discard that is not yet in it sees what is taken.
+                let zeroing = lock(&self.zeroing).clone();
                 let mut taker = Taker {
                     cache: self,
-                    locked: self.index.lock(stripe),
+                    locked,
                     zeroing: &zeroing,
                     items: &mut writeback.items,
                     needs_commit: false,
