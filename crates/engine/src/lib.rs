@@ -30,6 +30,7 @@ pub mod pending;
 pub mod pmem;
 pub mod prng;
 pub mod queue;
+mod retry;
 #[cfg(test)]
 #[cfg(feature = "shuttle")]
 mod schedules;

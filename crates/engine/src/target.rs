@@ -144,6 +144,22 @@ pub enum FactValue {
     Text(String),
 }
 
+pub(crate) fn number(name: &'static str, value: u64, about: &'static str) -> Fact {
+    Fact { name, value: FactValue::Number(value), about }
+}
+
+pub(crate) fn flag(name: &'static str, value: bool, about: &'static str) -> Fact {
+    Fact { name, value: FactValue::Flag(value), about }
+}
+
+pub(crate) fn text(name: &'static str, value: &str, about: &'static str) -> Fact {
+    Fact { name, value: FactValue::Text(value.to_owned()), about }
+}
+
+pub(crate) fn count(name: &'static str, counter: &AtomicU64, about: &'static str) -> Fact {
+    number(name, counter.load(Ordering::Relaxed), about)
+}
+
 /// One piece of work that moves data: what `drain` and `remove --drain` watch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Dirty {

@@ -192,7 +192,7 @@ impl Builder<'_> {
         cache: &DeviceWord,
         backing: &DeviceWord,
     ) -> Result<Arc<dyn Target>> {
-        let pmem = self.pmem_as(cache, "")?;
+        let pmem = self.pmem_as(cache, None)?;
         let disk = self.disk(backing)?;
         let mut options = OpenOptions::new(self.options.attach_id);
         options.force_format = self.options.force_format;
@@ -223,7 +223,7 @@ impl Builder<'_> {
         let len = line.len_bytes();
         Ok(Arc::new(match args.mode {
             writecache::Mode::Pmem => {
-                let pmem = self.pmem_as(cache, cache_words)?;
+                let pmem = self.pmem_as(cache, Some(cache_words))?;
                 let shared = self.opener.shared_words(&name, words)?;
                 Writecache::open_pmem(args, len, origin_disk, pmem, shared, &options)?
             }
@@ -235,14 +235,15 @@ impl Builder<'_> {
         }))
     }
 
-    fn pmem_as(&self, word: &DeviceWord, lookup_failed: &str) -> Result<Arc<dyn Pmem>> {
+    /// Opens a cache device. `lookup_failed`: the kernel's words, if it has any.
+    fn pmem_as(&self, word: &DeviceWord, lookup_failed: Option<&str>) -> Result<Arc<dyn Pmem>> {
         if word.options.io.is_some() {
             let message = "io is for slow devices; a cache device takes persist";
             return Err(word.error(Kind::Invalid, message));
         }
         self.opener.pmem(word).map_err(|error| match lookup_failed {
-            "" => word.word.point(error),
-            words => word.word.point(error.at(words)),
+            None => word.word.point(error),
+            Some(words) => word.word.point(error.at(words)),
         })
     }
 

@@ -52,8 +52,11 @@ impl Segments {
             .map(|segment| (self.segments[segment as usize].turn.load(Ordering::Relaxed), segment))
             .collect();
         let found = main.len();
-        main.sort_unstable();
-        for &(_, segment) in &main[..found.saturating_sub(max as usize)] {
+        let surplus = found.saturating_sub(max as usize);
+        if surplus > 0 {
+            main.sort_unstable();
+        }
+        for &(_, segment) in &main[..surplus] {
             self.set_class(segment, Class::Condemned);
         }
         found as u32

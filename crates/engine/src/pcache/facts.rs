@@ -1,30 +1,15 @@
 //! What a cache tells of itself beyond the kernel's status line: its facts, and its maxima.
 
 use crate::limits::{Limit, limit};
-use crate::target::FactValue;
+use crate::retry::{GIVE_UP_AFTER, PAUSE_MAX};
+use crate::target::{count, flag, number, text};
 
 use super::label::QUARANTINE_MAX;
 use super::layout::SEGMENTS_MAX;
 use super::segment::HEADS_MAX;
 use super::write::KNOWN_ZEROES_MAX;
-use super::writeback::{BATCH_BYTES_MAX, BATCH_KEYS_MAX, DEPTH_MAX, PAUSE_MAX, WRITE_BYTES_MAX};
+use super::writeback::{BATCH_BYTES_MAX, BATCH_KEYS_MAX, DEPTH_MAX, WRITE_BYTES_MAX};
 use super::*;
-
-fn number(name: &'static str, value: u64, about: &'static str) -> Fact {
-    Fact { name, value: FactValue::Number(value), about }
-}
-
-fn flag(name: &'static str, value: bool, about: &'static str) -> Fact {
-    Fact { name, value: FactValue::Flag(value), about }
-}
-
-fn text(name: &'static str, value: &str, about: &'static str) -> Fact {
-    Fact { name, value: FactValue::Text(value.to_owned()), about }
-}
-
-fn count(name: &'static str, counter: &AtomicU64, about: &'static str) -> Fact {
-    number(name, counter.load(Ordering::Relaxed), about)
-}
 
 /// Every stated maximum.
 pub fn limits() -> [Limit; 13] {
@@ -122,12 +107,12 @@ impl Pcache {
             flag("is_draining", self.is_draining.load(Ordering::Relaxed), "writes back all it can"),
             flag(
                 "writeback_is_failing",
-                writeback.failing_since().is_some(),
+                writeback.retry().is_failing(),
                 "the backing device refuses writes; they are retried with growing pauses",
             ),
             number(
                 "writeback_pause_ms",
-                writeback.pause() / (SECOND / 1000),
+                writeback.retry().pause() / (SECOND / 1000),
                 "the pause after the last failure; 0 when all is well",
             ),
             flag("writeback_is_stuck", writeback.is_stuck(), "the log is damaged"),

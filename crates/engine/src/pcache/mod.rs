@@ -99,8 +99,6 @@ const CLOSE_AFTER: Nanos = SECOND;
 const WRITEBACK_AFTER: Nanos = SECOND;
 /// Write-back begins at once when so large a part of the cache is dirty (1 / n).
 const DIRTY_SHARE: u64 = 8;
-/// A full cache whose backing device has failed for so long fails writes instead of keeping them.
-const GIVE_UP_AFTER: Nanos = 60 * SECOND;
 
 /// The largest backing device: bounds the memory that the index takes before anything is cached
 /// (16 bytes for each 4 MiB).
@@ -381,10 +379,7 @@ impl Pcache {
 
     /// When nobody can make room any more, waiting for ever helps nobody.
     fn give_up_if_hopeless(&self, background: &Background) {
-        let has_failed_long = background
-            .writeback
-            .failing_since()
-            .is_some_and(|since| background.now >= since + GIVE_UP_AFTER);
+        let has_failed_long = background.writeback.retry().is_hopeless(background.now);
         let is_stuck = background.writeback.is_stuck() || background.gc.is_stuck();
         let is_hopeless = (has_failed_long || is_stuck || self.log.has_failed())
             && self.wants_room.load(Ordering::SeqCst);
@@ -488,7 +483,7 @@ impl Target for Pcache {
     fn dirty(&self) -> Dirty {
         Dirty {
             bytes: self.dirty_bytes(),
-            is_failing: lock(&self.background).writeback.failing_since().is_some(),
+            is_failing: lock(&self.background).writeback.retry().is_failing(),
         }
     }
 

@@ -20,10 +20,11 @@ use crate::buffer::Buffer;
 use crate::disk::DiskIo;
 use crate::error::Status;
 use crate::mutants::{self, Mutant};
+use crate::retry::Retry;
 use crate::sync::atomic::Ordering;
 use crate::sync::{Arc, lock};
 use crate::target::Port;
-use crate::units::{KIB, MIB, Nanos, SECOND};
+use crate::units::{KIB, MIB, Nanos};
 
 use super::args::WritebackOrder;
 use super::index::Place;
@@ -44,9 +45,6 @@ const ZEROES_BYTES_MIN: u64 = 64 * KIB;
 /// With the order `adaptive`, merging across flushes begins when so large a part of the cache's
 /// room for data is dirty (1 / n), and ends below half of that.
 const MERGE_SHARE: u64 = 4;
-/// First and longest pause after a failure.
-const PAUSE_MIN: Nanos = SECOND / 10;
-pub(super) const PAUSE_MAX: Nanos = 10 * SECOND;
 
 /// A run that the batch writes, with its place in the cache.
 #[derive(Clone, Copy, Debug)]
@@ -79,8 +77,7 @@ pub(super) struct Writeback {
     /// Where dirty_tail goes when the batch is done, and by how much dirty data shrinks.
     end: Position,
     batch_dirty_bytes: u64,
-    pause: Nanos,
-    failing_since: Option<Nanos>,
+    retry: Retry,
     /// The log is known to carry flush marks from here on; `None`: from dirty_tail on.
     marks_from: Option<Position>,
     /// Whether the order `adaptive` merges across flushes now.
@@ -113,19 +110,14 @@ impl Writeback {
         matches!(self.phase, Phase::Idle | Phase::Pausing(_))
     }
 
-    /// Since when it fails, if it does.
-    pub(super) fn failing_since(&self) -> Option<Nanos> {
-        self.failing_since
+    /// What has become of attempts on the backing device.
+    pub(super) fn retry(&self) -> Retry {
+        self.retry
     }
 
     /// Damage in the log stops write-back.
     pub(super) fn is_stuck(&self) -> bool {
         self.is_stuck
-    }
-
-    /// The pause after the last failure; 0 when all is well.
-    pub(super) fn pause(&self) -> Nanos {
-        self.pause
     }
 
     /// When to be called again.
@@ -399,8 +391,7 @@ impl Pcache {
             false => Err(status),
         }) {
             Ok(()) => {
-                writeback.pause = 0;
-                writeback.failing_since = None;
+                writeback.retry.succeeded();
                 self.gives_up.store(false, Ordering::Relaxed);
                 self.counters.batches.fetch_add(1, Ordering::Relaxed);
                 if self.finish_batch(writeback) {
@@ -461,7 +452,6 @@ impl Pcache {
     fn pause(&self, writeback: &mut Writeback, status: Status) {
         self.counters.writeback_failures.fetch_add(1, Ordering::Relaxed);
         writeback.failure = Some(status);
-        writeback.pause = (writeback.pause * 2).clamp(PAUSE_MIN, PAUSE_MAX);
         // The moment is set by `plan_retry`, which knows the time.
         writeback.phase = Phase::Pausing(0);
     }
@@ -470,8 +460,7 @@ impl Pcache {
         let now = background.now;
         let writeback = &mut background.writeback;
         if writeback.phase == Phase::Pausing(0) {
-            writeback.failing_since.get_or_insert(now);
-            writeback.phase = Phase::Pausing(now + writeback.pause);
+            writeback.phase = Phase::Pausing(writeback.retry.pause_from(now));
             self.events.work();
         }
     }

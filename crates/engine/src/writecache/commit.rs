@@ -307,11 +307,11 @@ impl Writecache {
             return false;
         }
         let mut tries = 0;
-        while self.pool.count() == 0 && tries < 3 && (self.marks_waiting() > 0 || self.has_open()) {
+        while !self.pool.has_any() && tries < 3 && (self.marks_waiting() > 0 || self.has_open()) {
             self.commit_until(self.begun.load(Ordering::SeqCst) + 1);
             tries += 1;
         }
-        self.pool.count() > 0
+        self.pool.has_any()
     }
 
     /// Somebody may wait for the slots that were just put back.
@@ -416,6 +416,10 @@ impl Writecache {
             slots.iter().for_each(|slot| self.index.retire(*slot));
             self.pool.put_all(slots);
             slots.clear();
+        }
+        if has_freed {
+            // Whoever gave up before may wait again.
+            self.gives_up.store(false, Ordering::Relaxed);
         }
         self.ended.store(round, Ordering::SeqCst);
         has_freed

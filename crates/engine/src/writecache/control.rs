@@ -8,7 +8,7 @@ use crate::units::{Nanos, SECOND};
 
 use super::args::Mode;
 use super::round::Phase;
-use super::{Background, GIVE_UP_AFTER, Stats, Writecache};
+use super::{Background, Stats, Writecache};
 
 /// Parts of `max_age` that blocks are told apart by.
 pub(super) const AGE_EPOCHS: u64 = 16;
@@ -106,7 +106,7 @@ impl Writecache {
         if !self.wants_room.load(Ordering::SeqCst) {
             return;
         }
-        if self.pool.count() > 0 {
+        if self.pool.has_any() {
             return self.signal_room();
         }
         if self.marks_waiting() > 0 {
@@ -116,10 +116,7 @@ impl Writecache {
 
     /// When nobody can make room any more, waiting for ever helps nobody.
     fn give_up_if_hopeless(&self, background: &Background) {
-        let has_failed_long = background
-            .writeback
-            .failing_since()
-            .is_some_and(|since| background.now >= since + GIVE_UP_AFTER);
+        let has_failed_long = background.writeback.retry().is_hopeless(background.now);
         let is_hopeless = has_failed_long || self.has_no_slots(background);
         if is_hopeless
             && self.wants_room.load(Ordering::SeqCst)
@@ -141,7 +138,7 @@ impl Writecache {
             || self.marks_waiting() > 0;
         let has_round = self.ended.load(Ordering::SeqCst) != begun
             || self.begun.load(Ordering::SeqCst) != begun;
-        !is_on_its_way && !has_round && self.pool.count() == 0
+        !is_on_its_way && !has_round && !self.pool.has_any()
     }
 
     /// When to look again. With nothing to do it takes two looks to fall asleep: a write that
@@ -193,7 +190,7 @@ impl Writecache {
     /// does not keep a suspend waiting: what is dirty stays dirty.
     pub(super) fn is_at_rest(&self) -> bool {
         let background = lock(&self.background);
-        let is_failing = background.writeback.is_failing() || self.has_failed();
+        let is_failing = background.writeback.retry().is_failing() || self.has_failed();
         let is_cleaning = self.is_flushing.load(Ordering::SeqCst) && self.index.dirty() > 0;
         if !background.writeback.is_idle() || is_cleaning && !is_failing {
             return false;
@@ -215,7 +212,7 @@ impl Writecache {
     pub(super) fn status_line(&self) -> String {
         let (moving, is_failing) = {
             let background = lock(&self.background);
-            (background.writeback.blocks(), background.writeback.is_failing())
+            (background.writeback.blocks(), background.writeback.retry().is_failing())
         };
         let has_error = is_failing || self.has_failed();
         let counter = |counter: &AtomicU64| counter.load(Ordering::Relaxed);

@@ -1,29 +1,13 @@
 //! What a cache tells of itself beyond the kernel's status line: its facts, and its maxima.
 
 use crate::limits::{Limit, limit};
-use crate::sync::atomic::{AtomicU64, Ordering};
+use crate::sync::atomic::Ordering;
 use crate::sync::lock;
-use crate::target::{Fact, FactValue};
+use crate::target::{Fact, count, flag, number, text};
 use crate::units::SECOND;
 
 use super::media::Medium;
 use super::{Writecache, layout, openlist, round, walk, writeback};
-
-fn number(name: &'static str, value: u64, about: &'static str) -> Fact {
-    Fact { name, value: FactValue::Number(value), about }
-}
-
-fn flag(name: &'static str, value: bool, about: &'static str) -> Fact {
-    Fact { name, value: FactValue::Flag(value), about }
-}
-
-fn text(name: &'static str, value: &str, about: &'static str) -> Fact {
-    Fact { name, value: FactValue::Text(value.to_owned()), about }
-}
-
-fn count(name: &'static str, counter: &AtomicU64, about: &'static str) -> Fact {
-    number(name, counter.load(Ordering::Relaxed), about)
-}
 
 /// Every stated maximum.
 pub fn limits() -> [Limit; 10] {
@@ -123,12 +107,12 @@ impl Writecache {
             flag("is_cleaner", self.is_cleaner.load(Ordering::Relaxed), "admits nothing new"),
             flag(
                 "writeback_is_failing",
-                writeback.failing_since().is_some(),
+                writeback.retry().is_failing(),
                 "write-back meets errors; it is retried with growing pauses",
             ),
             number(
                 "writeback_pause_ms",
-                writeback.pause() / (SECOND / 1000),
+                writeback.retry().pause() / (SECOND / 1000),
                 "the pause after the last failure; 0 when all is well",
             ),
         ]

@@ -11,6 +11,7 @@
 //! 3. A chain has, from its head on, for each block: at most one uncommitted slot of each list, at
 //!    most one of `Live`, `Cleaning`, `Cleaned` (or damaged ones), then `Outdated` and `Dropped`.
 
+use crate::near::bring_near;
 use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use crate::sync::{Mutex, MutexGuard, lock};
 use crate::units::MIB;
@@ -249,10 +250,11 @@ impl Index {
         let buckets = &self.stripes[self.stripe_of(block)].buckets;
         let older = get(buckets, bucket(buckets, block));
         if older != NONE {
-            std::hint::black_box(self.words[older as usize].load(Ordering::Relaxed));
+            bring_near(&self.words[older as usize]);
         }
-        std::hint::black_box(self.words[slot as usize].load(Ordering::Relaxed));
-        std::hint::black_box(get(&self.chain, slot) ^ get(&self.newer, slot));
+        bring_near(&self.words[slot as usize]);
+        bring_near(&self.chain[slot as usize]);
+        bring_near(&self.newer[slot as usize]);
     }
 
     /// What is known of a slot now.

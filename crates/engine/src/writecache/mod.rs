@@ -53,7 +53,7 @@ use crate::pending::PerPort;
 use crate::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use crate::sync::{Arc, Mutex, lock};
 use crate::target::{Dirty, Events, Fact, Port, Target, TargetLimits};
-use crate::units::{Nanos, SECOND};
+use crate::units::Nanos;
 
 pub use args::{ArgError, Mode, TableArgs};
 use commit::{Commit, Marks};
@@ -82,11 +82,6 @@ const OWN_SHIFT: u32 = 32;
 pub const ORIGIN_BYTES_MAX: u64 = 64 << 40;
 /// Stripes of a cache.
 pub const STRIPES: usize = 8;
-/// Dirty data is retried after so long at first, and at most.
-const PAUSE_MIN: Nanos = SECOND / 10;
-const PAUSE_MAX: Nanos = 10 * SECOND;
-/// A full cache whose origin has failed for so long fails writes instead of keeping them.
-const GIVE_UP_AFTER: Nanos = 60 * SECOND;
 
 /// How a cache is opened; what the table line does not say.
 #[derive(Clone, Copy, Debug)]
@@ -372,7 +367,7 @@ impl Target for Writecache {
     fn dirty(&self) -> Dirty {
         Dirty {
             bytes: u64::from(self.index.dirty()) * self.block_bytes(),
-            is_failing: lock(&self.background).writeback.is_failing() || self.has_failed(),
+            is_failing: lock(&self.background).writeback.retry().is_failing() || self.has_failed(),
         }
     }
 

@@ -88,6 +88,12 @@ impl Pool {
         self.count.load(Ordering::Relaxed)
     }
 
+    /// Whether any slot is free, also among those that threads have taken for themselves: whoever
+    /// looks for one finds it there.
+    pub fn has_any(&self) -> bool {
+        self.count() > 0 || self.reserves.iter().any(|reserve| lock(&reserve.0).bits != 0)
+    }
+
     /// Puts a slot back.
     pub fn put(&self, slot: u32) {
         self.bits[slot as usize / 64].fetch_or(1 << (slot % 64), Ordering::AcqRel);
@@ -167,6 +173,7 @@ mod tests {
         pool.put_all(&(100..200).collect::<Vec<u32>>());
         let (mut all, has_looked) = take(&pool, 0, 10);
         assert_eq!((&all, has_looked), (&(0..10).collect(), true));
+        assert!(pool.has_any());
         let (more, has_looked) = take(&pool, 0, 2);
         assert_eq!((&more, has_looked), (&vec![10, 11], false));
         all.extend(more);
@@ -179,8 +186,14 @@ mod tests {
         }
         all.sort_unstable();
         assert_eq!(all, (0..200).collect::<Vec<u32>>());
-        assert_eq!(pool.count(), 0);
+        assert!(pool.count() == 0 && !pool.has_any());
         assert_eq!(take(&pool, 0, 1).0, []);
+        // What a thread has kept for itself is there for the others.
+        pool.put_all(&[8, 9]);
+        assert_eq!(take(&pool, 3, 1).0, [8]);
+        assert!(pool.count() == 0 && pool.has_any());
+        assert_eq!(take(&pool, 4, 1).0, [9]);
+        assert!(!pool.has_any());
         pool.put(7);
         assert_eq!(take(&pool, 5, 2).0, [7]);
     }

@@ -258,8 +258,9 @@ impl Writecache {
 
     /// The slots were not used after all.
     fn give_back(&self, first: u64, slots: &[u32]) {
-        self.unpromise(first, slots.len());
+        // In this order: a slot that is neither promised nor free would be one that never comes.
         self.pool.put_all(slots);
+        self.unpromise(first, slots.len());
         self.signal_room();
     }
 

@@ -16,6 +16,7 @@ use crate::disk::DiskIo;
 use crate::error::Status;
 use crate::mutants::{self, Mutant};
 use crate::pending::Pending;
+use crate::retry::Retry;
 use crate::sync::atomic::Ordering;
 use crate::sync::lock;
 use crate::target::Port;
@@ -23,10 +24,7 @@ use crate::units::{KIB, MIB, Nanos};
 
 use super::index::{EPOCHS, Locked, State};
 use super::media::Medium;
-use super::{
-    Background, OWN_SHIFT, PAUSE_MAX, PAUSE_MIN, TOKEN_WB_FLUSH, TOKEN_WB_READ, TOKEN_WB_WRITE,
-    Writecache,
-};
+use super::{Background, OWN_SHIFT, TOKEN_WB_FLUSH, TOKEN_WB_READ, TOKEN_WB_WRITE, Writecache};
 
 /// Most bytes, and most blocks, of a batch.
 pub(super) const BATCH_BYTES_MAX: u64 = 32 * MIB;
@@ -77,8 +75,7 @@ pub(super) struct Writeback {
     failure: Option<Status>,
     /// Other flushes of the origin that had failed when the batch began.
     flush_failures: u64,
-    pause: Nanos,
-    failing_since: Option<Nanos>,
+    retry: Retry,
     /// Between the watermarks: whether the high one was reached last.
     is_cleaning: bool,
     /// Where the next batch begins to look.
@@ -94,18 +91,9 @@ impl Writeback {
         matches!(self.phase, Phase::Idle | Phase::Pausing(_))
     }
 
-    pub(super) fn is_failing(&self) -> bool {
-        self.failing_since.is_some()
-    }
-
-    /// Since when it fails, if it does.
-    pub(super) fn failing_since(&self) -> Option<Nanos> {
-        self.failing_since
-    }
-
-    /// The pause after the last failure; 0 when all is well.
-    pub(super) fn pause(&self) -> Nanos {
-        self.pause
+    /// What has become of attempts on the origin.
+    pub(super) fn retry(&self) -> Retry {
+        self.retry
     }
 
     /// Blocks being written back.
@@ -440,8 +428,7 @@ impl Writecache {
         }
         self.counters.batches.fetch_add(1, Ordering::Relaxed);
         if writeback.unreadable.is_empty() {
-            writeback.pause = 0;
-            writeback.failing_since = None;
+            writeback.retry.succeeded();
             self.gives_up.store(false, Ordering::Relaxed);
         } else {
             self.begin_pause(writeback);
@@ -486,7 +473,6 @@ impl Writecache {
 
     fn begin_pause(&self, writeback: &mut Writeback) {
         self.counters.writeback_failures.fetch_add(1, Ordering::Relaxed);
-        writeback.pause = (writeback.pause * 2).clamp(PAUSE_MIN, PAUSE_MAX);
         // The moment is set by `plan_retry`, which knows the time.
         writeback.phase = Phase::Pausing(0);
     }
@@ -495,8 +481,7 @@ impl Writecache {
         let now = background.now;
         let writeback = &mut background.writeback;
         if writeback.phase == Phase::Pausing(0) {
-            writeback.failing_since.get_or_insert(now);
-            writeback.phase = Phase::Pausing(now + writeback.pause);
+            writeback.phase = Phase::Pausing(writeback.retry.pause_from(now));
             self.events.work();
         }
     }

@@ -5,6 +5,8 @@
 
 #[path = "../golden/mod.rs"]
 mod golden;
+#[path = "../sectors/mod.rs"]
+mod sectors;
 
 mod basics;
 mod builder;

@@ -6,6 +6,8 @@
 
 #[path = "../golden/mod.rs"]
 mod golden;
+#[path = "../sectors/mod.rs"]
+mod sectors;
 
 mod basics;
 mod crafted;
