@@ -7,6 +7,7 @@ use crate::target::Port;
 use crate::units::{Nanos, SECOND};
 
 use super::args::Mode;
+use super::index::State;
 use super::round::Phase;
 use super::{Background, Stats, Writecache};
 
@@ -117,28 +118,19 @@ impl Writecache {
     /// When nobody can make room any more, waiting for ever helps nobody.
     fn give_up_if_hopeless(&self, background: &Background) {
         let has_failed_long = background.writeback.retry().is_hopeless(background.now);
-        let is_hopeless = has_failed_long || self.has_no_slots(background);
-        if is_hopeless
-            && self.wants_room.load(Ordering::SeqCst)
+        if self.wants_room.load(Ordering::SeqCst)
+            && (has_failed_long || self.has_no_slots())
             && !self.gives_up.swap(true, Ordering::SeqCst)
         {
             self.events.room();
         }
     }
 
-    /// Whether no slot will ever be free: none is, and none is on its way, because damaged entries
-    /// keep all that there are.
-    fn has_no_slots(&self, background: &Background) -> bool {
-        // In the order in which a slot goes its way: what moves on meanwhile is met further on.
-        let begun = self.begun.load(Ordering::SeqCst);
-        let is_on_its_way = self.promised.iter().any(|count| count.load(Ordering::SeqCst) > 0)
-            || self.has_open()
-            || self.index.dirty() > 0
-            || !background.writeback.is_idle()
-            || self.marks_waiting() > 0;
-        let has_round = self.ended.load(Ordering::SeqCst) != begun
-            || self.begun.load(Ordering::SeqCst) != begun;
-        !is_on_its_way && !has_round && !self.pool.has_any()
+    /// Whether no slot will ever be free, because damaged entries keep all that there are. Any
+    /// other slot comes round, also one that is in no list because a write is filling it.
+    fn has_no_slots(&self) -> bool {
+        let is_kept = |slot| matches!(self.index.word(slot).state(), State::Aside | State::Damaged);
+        self.aside.len() == self.index.slots() as usize && (0..self.index.slots()).all(is_kept)
     }
 
     /// When to look again. With nothing to do it takes two looks to fall asleep: a write that
