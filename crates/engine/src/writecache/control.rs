@@ -74,7 +74,7 @@ impl Writecache {
         if owes_flush && !self.is_flushing_origin.swap(true, Ordering::SeqCst) {
             self.flush_origin(port);
         }
-        self.serve_waiting(port);
+        self.serve_waiting(background, port);
         self.give_up_if_hopeless(background);
         self.next_look(background)
     }
@@ -102,15 +102,18 @@ impl Writecache {
         }
     }
 
-    /// Bios that wait for a slot: lets them try if one is there.
-    fn serve_waiting(&self, port: &mut Port) {
+    /// Bios that wait for a slot: lets them try if one is there, else does what may give one. A
+    /// version that was written back may wait for the commit of the one that replaces it.
+    fn serve_waiting(&self, background: &Background, port: &mut Port) {
         if !self.wants_room.load(Ordering::SeqCst) {
             return;
         }
-        if self.pool.has_any() {
+        let helps = self.marks_waiting() > 0 || self.has_open() && background.writeback.is_idle();
+        // In mode `p` who waits commits himself.
+        if self.pool.has_any() || self.is_pmem() && helps {
             return self.signal_room();
         }
-        if self.marks_waiting() > 0 {
+        if helps {
             self.commit_soon(port);
         }
     }

@@ -311,7 +311,11 @@ impl Writecache {
         let hits = if self.is_pmem() { uncommitted } else { uncommitted + committed };
         add(&stats.allocated, count - hits);
         drop(locked);
-        self.uncommitted.fetch_add(count, Ordering::Relaxed);
+        self.uncommitted.fetch_add(count, Ordering::SeqCst);
+        // A slot that it replaced is free, or there is more to be committed and written back.
+        if self.wants_room.load(Ordering::SeqCst) {
+            self.events.work();
+        }
         true
     }
 
