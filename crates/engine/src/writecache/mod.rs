@@ -216,6 +216,8 @@ pub struct Writecache {
     is_suspended: AtomicBool,
     is_armed: AtomicBool,
     wants_room: AtomicBool,
+    /// A discard may wait for blocks that are being written back.
+    wants_batch_end: AtomicBool,
     wants_round: AtomicBool,
     gives_up: AtomicBool,
     /// The origin alone is not consistent: it has newer data than some that only the cache has.

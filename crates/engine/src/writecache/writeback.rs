@@ -446,7 +446,7 @@ impl Writecache {
         if self.are_marks_due() {
             self.commit_soon(port);
         }
-        // Discards wait for blocks that were on their way.
+        self.signal_batch_end();
         self.signal_room();
         self.writeback_step(background, port);
         self.events.work();
@@ -460,7 +460,14 @@ impl Writecache {
             self.put_item_back(&mut locked, item.slot, false);
         }
         self.begin_pause(writeback);
-        self.signal_room();
+        self.signal_batch_end();
+    }
+
+    /// Discards may wait for blocks that were on their way.
+    fn signal_batch_end(&self) {
+        if self.wants_batch_end.swap(false, Ordering::SeqCst) {
+            self.events.room();
+        }
     }
 
     fn put_item_back(&self, locked: &mut Locked<'_>, slot: u32, is_last: bool) {

@@ -44,6 +44,8 @@ impl Writecache {
     pub(super) fn zero(&self, bio: Bio, port: &mut Port) {
         let blocks = (bio.offset / self.block_bytes(), bio.end() / self.block_bytes());
         lock(&self.zeroing).push(blocks);
+        // Before the look: a batch that is met under way will say when it is over.
+        self.wants_batch_end.store(true, Ordering::SeqCst);
         let contents = self.contents(blocks);
         let must_wait = contents.has_unsettled || contents.has_moving;
         if must_wait && !mutants::is(Mutant::ZeroOvertakes) {
@@ -51,8 +53,8 @@ impl Writecache {
             if contents.has_unsettled {
                 return self.settle_and_go_on(bio, port);
             }
-            // Woken when a batch of write-back ends.
-            return self.wait_for_room(bio, port);
+            // Woken when the batch of write-back ends.
+            return port.parked.push_back(bio);
         }
         let (offset, len) = (bio.offset, bio.len);
         let job = ZeroJob { bio, has_cached: contents.has_any };
