@@ -162,6 +162,7 @@ impl Writecache {
     pub(super) fn begin_suspend(&self) -> Result<()> {
         let cleans = self.flushes_on_suspend.swap(false, Ordering::SeqCst);
         if cleans || self.is_cleaner.load(Ordering::SeqCst) {
+            let _background = lock(&self.background);
             self.is_flushing.store(true, Ordering::SeqCst);
         }
         self.is_origin_flush_refused.store(false, Ordering::SeqCst);
@@ -272,6 +273,8 @@ impl Writecache {
         if self.has_failed() {
             return Err(self.medium.error(Kind::Io, "message flush: the cache device has failed"));
         }
+        // A tick that has seen nothing dirty must not take it for carried out.
+        let _background = lock(&self.background);
         if self.index.dirty() > 0 {
             self.is_flushing.store(true, Ordering::SeqCst);
             self.events.work();
