@@ -67,8 +67,7 @@ impl Writecache {
         self.writeback_step(background, port);
         if self.index.dirty() == 0 && background.writeback.is_idle() {
             self.is_flushing.store(false, Ordering::SeqCst);
-            self.is_torn.store(false, Ordering::SeqCst);
-            background.torn_since = None;
+            self.mend(background);
         }
         let owes_flush = self.is_suspended() && self.owes_flush() && !self.is_origin_refusing();
         if owes_flush && !self.is_flushing_origin.swap(true, Ordering::SeqCst) {

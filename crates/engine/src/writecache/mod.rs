@@ -258,6 +258,16 @@ impl Writecache {
         }
     }
 
+    /// Nothing was dirty: the origin alone was consistent. It is not to be said of an origin that
+    /// somebody has torn since, in front of something that has become dirty since.
+    fn mend(&self, background: &mut Background) {
+        background.torn_since = None;
+        self.is_torn.store(false, Ordering::SeqCst);
+        if self.index.dirty() > 0 {
+            self.is_torn.store(true, Ordering::SeqCst);
+        }
+    }
+
     fn is_aligned(&self, bio: &Bio) -> bool {
         (bio.offset | bio.len).is_multiple_of(self.block_bytes())
     }

@@ -439,9 +439,8 @@ impl Writecache {
 
     fn batch_is_over(&self, background: &mut Background, port: &mut Port) {
         if self.index.dirty() == 0 {
-            self.is_torn.store(false, Ordering::SeqCst);
-            background.torn_since = None;
             self.is_flushing.store(false, Ordering::SeqCst);
+            self.mend(background);
         }
         if self.are_marks_due() {
             self.commit_soon(port);
