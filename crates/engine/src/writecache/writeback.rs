@@ -129,7 +129,10 @@ impl Writecache {
             Phase::Pausing(until) if now < until => return,
             Phase::Pausing(_) | Phase::Idle => writeback.phase = Phase::Idle,
         }
-        let rests = self.is_suspended() && !self.is_flushing.load(Ordering::SeqCst);
+        // A suspend that cleans does not wait for an origin that fails: see `is_at_rest`.
+        let is_cleaning =
+            self.is_flushing.load(Ordering::SeqCst) && !writeback.retry.is_failing();
+        let rests = self.is_suspended() && !is_cleaning;
         if rests || self.has_failed() || self.is_resting(writeback, now) {
             return;
         }
