@@ -22,7 +22,7 @@ use crate::sync::lock;
 use crate::target::Port;
 use crate::units::{KIB, MIB, Nanos};
 
-use super::index::{EPOCHS, Locked, State};
+use super::index::{EPOCHS, Found, Locked, State};
 use super::media::Medium;
 use super::{Background, OWN_SHIFT, TOKEN_WB_FLUSH, TOKEN_WB_READ, TOKEN_WB_WRITE, Writecache};
 
@@ -535,11 +535,16 @@ impl Taker<'_> {
         }
     }
 
-    /// The slot to be written back for a block, if there is one now.
+    /// The slot to be written back for a block, if there is one now. None while an older version
+    /// is on its way, in this batch: nobody knows which of them would reach the origin last.
     fn can_take(&self, block: u64) -> Option<u32> {
         let is_zeroed = |range: &(u64, u64)| (range.0..range.1).contains(&block);
-        let newest = self.locked.newest(block)?;
-        let is_free = newest.word.state() == State::Live && !self.zeroing.iter().any(is_zeroed);
+        let is_moving = |older: Found| older.word.state() == State::Outdated;
+        let mut versions = self.locked.versions(block);
+        let newest = versions.next()?;
+        let is_free = newest.word.state() == State::Live
+            && !self.zeroing.iter().any(is_zeroed)
+            && !versions.any(is_moving);
         is_free.then_some(newest.slot)
     }
 
