@@ -445,6 +445,7 @@ fn assemble(
         is_suspended: AtomicBool::new(false),
         is_armed: AtomicBool::new(true),
         wants_room: AtomicBool::new(false),
+        wants_list: AtomicBool::new(false),
         wants_batch_end: AtomicBool::new(false),
         wants_round: AtomicBool::new(false),
         gives_up: AtomicBool::new(false),

@@ -216,6 +216,8 @@ pub struct Writecache {
     is_suspended: AtomicBool,
     is_armed: AtomicBool,
     wants_room: AtomicBool,
+    /// A write may wait for others that have the promise of a whole list.
+    wants_list: AtomicBool,
     /// A discard may wait for blocks that are being written back.
     wants_batch_end: AtomicBool,
     wants_round: AtomicBool,
