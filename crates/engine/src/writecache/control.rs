@@ -66,8 +66,8 @@ impl Writecache {
         self.commit_if_due(background, port);
         self.writeback_step(background, port);
         if self.index.dirty() == 0 && background.writeback.is_idle() {
-            self.is_flushing.store(false, Ordering::SeqCst);
             self.mend(background);
+            self.is_flushing.store(false, Ordering::SeqCst);
         }
         let owes_flush = self.is_suspended() && self.owes_flush() && !self.is_origin_refusing();
         if owes_flush && !self.is_flushing_origin.swap(true, Ordering::SeqCst) {

@@ -143,12 +143,7 @@ impl Writecache {
         let needs_commit = self.select(writeback, wanted);
         if writeback.items.is_empty() {
             if needs_commit {
-                let had_open = self.has_open();
-                self.commit_soon(port);
-                // In mode `p` it is done already, and nobody will say so.
-                if had_open && self.is_pmem() {
-                    self.events.work();
-                }
+                self.commit_for_writeback(port);
             }
             return;
         }
@@ -158,6 +153,18 @@ impl Writecache {
         writeback.flush_failures = self.origin_flush_failures.load(Ordering::SeqCst);
         self.emit_moves(writeback, port);
         self.plan_retry(background);
+    }
+
+    /// Nothing can be written back before it is committed. In mode `p` that is done here, also if
+    /// somebody else is at it, and nobody will say so.
+    fn commit_for_writeback(&self, port: &mut Port) {
+        if !self.is_pmem() {
+            return self.commit_soon(port);
+        }
+        if self.has_open() {
+            self.commit_until(self.begun.load(Ordering::SeqCst) + 1);
+            self.events.work();
+        }
     }
 
     /// `pause_writeback`: whether a write has passed by lately. Flushes do not count.
@@ -442,8 +449,8 @@ impl Writecache {
 
     fn batch_is_over(&self, background: &mut Background, port: &mut Port) {
         if self.index.dirty() == 0 {
-            self.is_flushing.store(false, Ordering::SeqCst);
             self.mend(background);
+            self.is_flushing.store(false, Ordering::SeqCst);
         }
         if self.are_marks_due() {
             self.commit_soon(port);
