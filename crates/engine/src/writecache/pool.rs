@@ -85,13 +85,16 @@ impl Pool {
 
     /// Free slots that no thread has taken for itself.
     pub fn count(&self) -> u32 {
-        self.count.load(Ordering::Relaxed)
+        // Between the two steps of `put`, a slot may be taken that is not counted yet.
+        let count = self.count.load(Ordering::Relaxed);
+        if count as usize <= self.bits.len() * 64 { count } else { 0 }
     }
 
     /// Whether any slot is free, also among those that threads have taken for themselves: whoever
     /// looks for one finds it there.
     pub fn has_any(&self) -> bool {
-        self.count() > 0 || self.reserves.iter().any(|reserve| lock(&reserve.0).bits != 0)
+        // Reserves first: whoever is taking a word has his own locked until that is counted.
+        self.reserves.iter().any(|reserve| lock(&reserve.0).bits != 0) || self.count() > 0
     }
 
     /// Puts a slot back.
