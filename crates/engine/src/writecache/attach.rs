@@ -448,6 +448,7 @@ fn assemble(
         wants_list: AtomicBool::new(false),
         wants_batch_end: AtomicBool::new(false),
         wants_round: AtomicBool::new(false),
+        is_commit_asked: AtomicBool::new(false),
         gives_up: AtomicBool::new(false),
         has_failed: AtomicBool::new(false),
         notes: found.notes,

@@ -267,7 +267,18 @@ impl Writecache {
         }
     }
 
-    /// Commits in mode `p`; begins to in mode `s`.
+    /// Commits in mode `p`. In mode `s` the background does, as soon as it can: a round goes on
+    /// only while its port is looked after, and a client may have nothing else in flight.
+    pub(super) fn ask_for_commit(&self, port: &mut Port) {
+        if self.is_pmem() {
+            return self.commit_soon(port);
+        }
+        if !self.is_commit_asked.swap(true, Ordering::SeqCst) {
+            self.events.work();
+        }
+    }
+
+    /// Commits in mode `p`; begins to in mode `s`, on the background's port.
     pub(super) fn commit_soon(&self, port: &mut Port) {
         let round = self.begun.load(Ordering::SeqCst) + 1;
         if self.is_pmem() {

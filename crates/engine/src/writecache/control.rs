@@ -53,7 +53,7 @@ impl Writecache {
             self.events.work();
         }
         if self.are_marks_due() {
-            self.commit_soon(port);
+            self.ask_for_commit(port);
         }
     }
 
@@ -85,12 +85,13 @@ impl Writecache {
     /// Rounds by the clock: for a batch that is open, and for marks that are not durable.
     fn commit_if_due(&self, background: &mut Background, port: &mut Port) {
         let now = background.now;
+        let is_asked = self.is_commit_asked.swap(false, Ordering::SeqCst);
         if self.has_failed() || !self.has_open() && self.marks_waiting() == 0 {
             background.commit_at = None;
             return;
         }
         let at = *background.commit_at.get_or_insert(now + self.autocommit_time());
-        if now >= at || self.is_suspended() || self.are_marks_due() {
+        if now >= at || is_asked || self.is_suspended() || self.are_marks_due() {
             background.commit_at = None;
             self.commit_soon(port);
             // A round may leave marks to the next one.

@@ -221,6 +221,8 @@ pub struct Writecache {
     /// A discard may wait for blocks that are being written back.
     wants_batch_end: AtomicBool,
     wants_round: AtomicBool,
+    /// Mode `s`: the background is to commit.
+    is_commit_asked: AtomicBool,
     gives_up: AtomicBool,
     /// The origin alone is not consistent: it has newer data than some that only the cache has.
     is_torn: AtomicBool,

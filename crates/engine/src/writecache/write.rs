@@ -358,7 +358,7 @@ impl Writecache {
         }
         let uncommitted = self.uncommitted.load(Ordering::Relaxed);
         if uncommitted > 0 && uncommitted >= self.autocommit_blocks() {
-            self.commit_soon(port);
+            self.ask_for_commit(port);
         }
         port.finish(bio, Ok(()));
     }
