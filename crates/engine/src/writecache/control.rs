@@ -1,6 +1,7 @@
 //! The background, suspend and resume; status, table line, messages.
 
 use crate::error::{Error, Kind, Result};
+use crate::mutants::{self, Mutant};
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::lock;
 use crate::target::Port;
@@ -132,6 +133,10 @@ impl Writecache {
     /// Whether no slot will ever be free, because damaged entries keep all that there are. Any
     /// other slot comes round, also one that is in no list because a write is filling it.
     fn has_no_slots(&self) -> bool {
+        if mutants::is(Mutant::SlotsInHandForgotten) {
+            let is_free = |slot| self.index.word(slot).state() == State::Free;
+            return (0..self.index.slots()).all(is_free) && !self.pool.has_any();
+        }
         let is_kept = |slot| matches!(self.index.word(slot).state(), State::Aside | State::Damaged);
         self.aside.len() == self.index.slots() as usize && (0..self.index.slots()).all(is_kept)
     }
@@ -274,7 +279,7 @@ impl Writecache {
             return Err(self.medium.error(Kind::Io, "message flush: the cache device has failed"));
         }
         // A tick that has seen nothing dirty must not take it for carried out.
-        let _background = lock(&self.background);
+        let _background = (!mutants::is(Mutant::FlushForgotten)).then(|| lock(&self.background));
         if self.index.dirty() > 0 {
             self.is_flushing.store(true, Ordering::SeqCst);
             self.events.work();

@@ -37,6 +37,9 @@ mod openlist;
 mod pool;
 mod read;
 mod round;
+#[cfg(test)]
+#[cfg(feature = "shuttle")]
+pub(crate) mod schedules;
 pub mod walk;
 mod write;
 mod writeback;
@@ -293,6 +296,10 @@ impl Writecache {
         }
         self.counters.blocked.fetch_add(1, Ordering::Relaxed);
         port.parked.push_back(bio);
+        if mutants::is(Mutant::WaiterUnannounced) {
+            self.events.work();
+            return self.wants_room.store(true, Ordering::SeqCst);
+        }
         self.wants_room.store(true, Ordering::SeqCst);
         self.events.work();
     }

@@ -4,6 +4,7 @@
 //! after the other lands side by side. When no word has a free bit, threads take from each other,
 //! so a cache of a single slot works too.
 
+use crate::mutants::{self, Mutant};
 use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use crate::sync::{Mutex, lock};
 
@@ -94,7 +95,9 @@ impl Pool {
     /// looks for one finds it there.
     pub fn has_any(&self) -> bool {
         // Reserves first: whoever is taking a word has his own locked until that is counted.
-        self.reserves.iter().any(|reserve| lock(&reserve.0).bits != 0) || self.count() > 0
+        let counts_reserves = !mutants::is(Mutant::ReservesIgnored);
+        counts_reserves && self.reserves.iter().any(|reserve| lock(&reserve.0).bits != 0)
+            || self.count() > 0
     }
 
     /// Puts a slot back.
@@ -133,6 +136,25 @@ impl Pool {
             lock(&other.0).pop(into, max);
         }
         true
+    }
+
+    /// The slots that are free, and whether they are counted right. Nobody is at work.
+    #[cfg(all(test, feature = "shuttle"))]
+    pub(super) fn audit(&self) -> (Vec<u32>, bool) {
+        let in_words = (0..).zip(&self.bits).map(|(word, bits)| {
+            let bits = bits.load(Ordering::SeqCst);
+            Taken { word, bits }
+        });
+        let in_words: Vec<Taken> = in_words.collect();
+        let counted: u32 = in_words.iter().map(|taken| taken.bits.count_ones()).sum();
+        let in_reserves = self.reserves.iter().map(|reserve| *lock(&reserve.0));
+        let slots = |taken: Taken| {
+            (0..64)
+                .filter(move |bit| taken.bits >> bit & 1 == 1)
+                .map(move |bit| taken.word * 64 + bit)
+        };
+        let free = in_words.into_iter().chain(in_reserves).flat_map(slots).collect();
+        (free, counted == self.count())
     }
 
     /// Takes the free slots of one word.

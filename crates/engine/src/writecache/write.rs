@@ -159,6 +159,9 @@ impl Writecache {
 
     /// Others have kept or broken their promises: somebody may wait for that.
     fn signal_list(&self) {
+        if mutants::is(Mutant::PromisesUnheard) {
+            return;
+        }
         if self.wants_list.load(Ordering::SeqCst) && self.wants_list.swap(false, Ordering::SeqCst) {
             self.events.room();
         }
@@ -297,9 +300,12 @@ impl Writecache {
     /// Makes `slots`, whose data is there, the newest versions of the blocks from `first` on;
     /// unless the list of uncommitted blocks is full.
     fn publish(&self, first: u64, slots: &[u32]) -> bool {
+        let filling_of = |stripe: usize| self.filling[stripe].load(Ordering::Relaxed) as usize;
+        let before =
+            mutants::is(Mutant::FillingReadEarly).then(|| filling_of(self.index.stripe_of(first)));
         let mut locked = self.index.lock_of(first);
         let stripe = locked.stripe();
-        let filling = self.filling[stripe].load(Ordering::Relaxed) as usize;
+        let filling = before.unwrap_or_else(|| filling_of(stripe));
         if self.is_pmem() && self.open.len(stripe, filling) + slots.len() > self.open.list_max() {
             return false;
         }
@@ -343,7 +349,7 @@ impl Writecache {
         drop(locked);
         self.uncommitted.fetch_add(count, Ordering::SeqCst);
         // A slot that it replaced is free, or there is more to be committed and written back.
-        if self.wants_room.load(Ordering::SeqCst) {
+        if self.wants_room.load(Ordering::SeqCst) && !mutants::is(Mutant::PublishUnheard) {
             self.events.work();
         }
         self.signal_list();

@@ -130,8 +130,8 @@ impl Writecache {
             Phase::Pausing(_) | Phase::Idle => writeback.phase = Phase::Idle,
         }
         // A suspend that cleans does not wait for an origin that fails: see `is_at_rest`.
-        let is_cleaning =
-            self.is_flushing.load(Ordering::SeqCst) && !writeback.retry.is_failing();
+        let is_cleaning = self.is_flushing.load(Ordering::SeqCst)
+            && (!writeback.retry.is_failing() || mutants::is(Mutant::SuspendedRetries));
         let rests = self.is_suspended() && !is_cleaning;
         if rests || self.has_failed() || self.is_resting(writeback, now) {
             return;
@@ -221,6 +221,8 @@ impl Writecache {
         writeback.next = 0;
         let stripes = self.index.stripes();
         let mut needs_commit = false;
+        let zeroing_before =
+            mutants::is(Mutant::ZeroingCopiedEarly).then(|| lock(&self.zeroing).clone());
         loop {
             let before = writeback.items.len();
             let missing = wanted.blocks.saturating_sub(before as u64);
@@ -231,7 +233,7 @@ impl Writecache {
                 let share = missing.div_ceil(stripes as u64).min(left);
                 let locked = self.index.lock(stripe);
                 // Under the stripe's lock: a discard that is not yet in it sees what is taken.
-                let zeroing = lock(&self.zeroing).clone();
+                let zeroing = zeroing_before.clone().unwrap_or_else(|| lock(&self.zeroing).clone());
                 let mut taker = Taker {
                     cache: self,
                     locked,
@@ -546,7 +548,9 @@ impl Taker<'_> {
     /// is on its way, in this batch: nobody knows which of them would reach the origin last.
     fn can_take(&self, block: u64) -> Option<u32> {
         let is_zeroed = |range: &(u64, u64)| (range.0..range.1).contains(&block);
-        let is_moving = |older: Found| older.word.state() == State::Outdated;
+        let is_moving = |older: Found| {
+            older.word.state() == State::Outdated && !mutants::is(Mutant::BlockTakenTwice)
+        };
         let mut versions = self.locked.versions(block);
         let newest = versions.next()?;
         let is_free = newest.word.state() == State::Live

@@ -45,7 +45,8 @@ impl Writecache {
         let blocks = (bio.offset / self.block_bytes(), bio.end() / self.block_bytes());
         lock(&self.zeroing).push(blocks);
         // Before the look: a batch that is met under way will say when it is over.
-        self.wants_batch_end.store(true, Ordering::SeqCst);
+        let is_late = mutants::is(Mutant::BatchEndMissed);
+        self.wants_batch_end.store(!is_late, Ordering::SeqCst);
         let contents = self.contents(blocks);
         let must_wait = contents.has_unsettled || contents.has_moving;
         if must_wait && !mutants::is(Mutant::ZeroOvertakes) {
@@ -54,6 +55,9 @@ impl Writecache {
                 return self.settle_and_go_on(bio, port);
             }
             // Woken when the batch of write-back ends.
+            if is_late {
+                self.wants_batch_end.store(true, Ordering::SeqCst);
+            }
             return port.parked.push_back(bio);
         }
         let (offset, len) = (bio.offset, bio.len);
