@@ -202,6 +202,40 @@ mutants! {
     SuspendSeenEarly,
     }
 
+    /// writecache: what only threads that run into each other show.
+    WRITECACHE_RACES {
+    /// Write-back copies the list of ranges that are being zeroed before it locks a stripe.
+    ZeroingCopiedEarly,
+    /// Slots are given out again when their marks are about to be stored.
+    MarkedSlotsFree,
+    /// A write reads which list is being filled before it locks the stripe.
+    FillingReadEarly,
+    /// Free slots that other threads have taken for themselves wake nobody.
+    ReservesIgnored,
+    /// A flush does not look again whether a round began while it looked.
+    RoundReadOnce,
+    /// A read from memory does not look whether its slot was retired meanwhile.
+    SlotNotRechecked,
+    /// The background is told before it can see that somebody waits for a slot.
+    WaiterUnannounced,
+    /// Slots that writes are filling count as lost.
+    SlotsInHandForgotten,
+    /// Who waits for a slot does not hear of what others publish.
+    PublishUnheard,
+    /// A discard says that it waits for write-back after it has looked.
+    BatchEndMissed,
+    /// A tick takes a message `flush` for carried out that came behind its look.
+    FlushForgotten,
+    /// A client's port begins a round that none of its bios waits for.
+    RoundOfNobody,
+    /// Write-back takes a block twice for a batch, when a newer version is committed meanwhile.
+    BlockTakenTwice,
+    /// Who waits for others that have the promise of a list does not hear of them.
+    PromisesUnheard,
+    /// Write-back tries again after a suspend has given up cleaning.
+    SuspendedRetries,
+    }
+
     /// What only memory shows that reorders what the code does not order.
     ORDERINGS {
     /// A reader's copy may move behind its second look at the generation.

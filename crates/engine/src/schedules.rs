@@ -18,7 +18,10 @@ use shuttle::{Config, FailurePersistence, MaxSteps, Runner};
 use crate::mutants::{self, Mutant};
 use crate::prng::Prng;
 use crate::sync::Arc;
-use crate::{pcache, queue};
+use crate::{pcache, queue, writecache};
+
+pub mod history;
+pub mod stage;
 
 /// Schedules of each story in the normal run.
 const SCHEDULES: u64 = 512;
@@ -215,6 +218,17 @@ fn listen_to_panics() {
     });
 }
 
+/// Lists of stories, and of the deliberate races that they are to find.
+type Room = (&'static [&'static [Story]], &'static [&'static [Mutant]]);
+
+const ROOMS: [Room; 2] = [
+    (
+        &[pcache::schedules::STORIES, queue::schedules::STORIES],
+        &[Mutant::RACES, &[Mutant::FillNotCancelled]],
+    ),
+    (&[writecache::schedules::STORIES], &[Mutant::WRITECACHE_RACES]),
+];
+
 /// Plays `story` under the schedules of `seeds` until one fails; says which, and how. On a thread
 /// of its own: the scheduler's state there is of no use after a failure.
 fn play(
@@ -237,7 +251,7 @@ fn play_here(
 ) -> Option<(u64, String)> {
     let stage = Arc::new(Stage::default());
     let mut config = Config::new();
-    config.stack_size = 256 << 10;
+    config.stack_size = 2 << 20;
     config.failure_persistence = FailurePersistence::None;
     config.max_steps = MaxSteps::FailAfter(STEPS_MAX);
     config.silence_warnings = true;
@@ -267,8 +281,13 @@ fn number(name: &str) -> Option<u64> {
 
 fn wanted_stories() -> Vec<&'static Story> {
     let name = variable("SCHEDULES_STORY");
-    let all = pcache::schedules::STORIES.iter().chain(queue::schedules::STORIES);
-    all.filter(|story| name.as_ref().is_none_or(|name| name == story.name)).collect()
+    let is_wanted = |story: &&Story| name.as_ref().is_none_or(|name| name == story.name);
+    ROOMS
+        .iter()
+        .flat_map(|(stories, _)| stories.iter().copied())
+        .flatten()
+        .filter(is_wanted)
+        .collect()
 }
 
 /// What this thread took of its processor.
@@ -345,17 +364,28 @@ fn every_race_is_found() {
         return;
     }
     listen_to_panics();
-    let stories = wanted_stories();
-    let mutants = [Mutant::RACES, &[Mutant::FillNotCancelled]].concat();
+    let wanted_stories = wanted_stories();
+    let mutants: Vec<(Mutant, Vec<&Story>)> = ROOMS
+        .iter()
+        .flat_map(|(stories, mutants)| {
+            let is_here = |story: &&&Story| {
+                stories.iter().copied().flatten().any(|here| here.name == story.name)
+            };
+            let stories: Vec<_> = wanted_stories.iter().filter(is_here).copied().collect();
+            mutants.iter().copied().flatten().map(move |mutant| (*mutant, stories.clone()))
+        })
+        .collect();
     let next = AtomicU64::new(0);
     let survivors = Mutex::new(Vec::new());
     on_all_cores(|| {
-        while let Some(&mutant) = mutants.get(next.fetch_add(1, Ordering::Relaxed) as usize) {
+        while let Some((mutant, stories)) =
+            mutants.get(next.fetch_add(1, Ordering::Relaxed) as usize)
+        {
             let name = format!("{mutant:?}");
             if wanted.as_ref().is_some_and(|wanted| *wanted != name) {
                 continue;
             }
-            match kill(mutant, &stories) {
+            match kill(*mutant, stories) {
                 Some((how, tried)) => println!("{name}: killed, schedule {tried}, by {how}"),
                 None => survivors.lock().unwrap().push(name),
             }

@@ -85,6 +85,12 @@ impl Marks {
         Marks { superseded, ..Marks::default() }
     }
 
+    /// Slots in no chain, and slots in chains.
+    #[cfg(all(test, feature = "shuttle"))]
+    pub(super) fn audit(&self) -> (Vec<u32>, Vec<u32>) {
+        (self.superseded.clone(), [&self.dropped[..], &self.ready].concat())
+    }
+
     fn count(&self) -> usize {
         self.superseded.len() + self.dropped.len() + self.ready.len()
     }
@@ -155,7 +161,7 @@ impl Writecache {
         loop {
             let begun = self.begun.load(Ordering::SeqCst);
             let is_any_filled = self.filled.load(Ordering::SeqCst) != 0;
-            if self.begun.load(Ordering::SeqCst) == begun {
+            if self.begun.load(Ordering::SeqCst) == begun || mutants::is(Mutant::RoundReadOnce) {
                 return (begun + u64::from(is_any_filled))
                     .max(self.marked_by.load(Ordering::SeqCst));
             }
@@ -269,7 +275,18 @@ impl Writecache {
         }
     }
 
-    /// Commits in mode `p`; begins to in mode `s`.
+    /// Commits in mode `p`. In mode `s` the background does, as soon as it can: a round goes on
+    /// only while its port is looked after, and a client may have nothing else in flight.
+    pub(super) fn ask_for_commit(&self, port: &mut Port) {
+        if self.is_pmem() || mutants::is(Mutant::RoundOfNobody) {
+            return self.commit_soon(port);
+        }
+        if !self.is_commit_asked.swap(true, Ordering::SeqCst) {
+            self.events.work();
+        }
+    }
+
+    /// Commits in mode `p`; begins to in mode `s`, on the background's port.
     pub(super) fn commit_soon(&self, port: &mut Port) {
         let round = self.begun.load(Ordering::SeqCst) + 1;
         if self.is_pmem() {
@@ -395,6 +412,10 @@ impl Writecache {
 
     /// The marks of this round are about to be stored.
     pub(super) fn begin_marks(&self, commit: &Commit) {
+        if mutants::is(Mutant::MarkedSlotsFree) {
+            commit.marks.iter().for_each(|slot| self.index.retire(*slot));
+            self.pool.put_all(&commit.marks);
+        }
         for &slot in &commit.drops {
             let mut locked = self.index.lock_of(self.index.word(slot).block());
             locked.set_state(slot, State::Marking);
@@ -415,6 +436,9 @@ impl Writecache {
             self.index.lock_of(self.index.word(slot).block()).unlink(slot);
         }
         let has_freed = !commit.marks.is_empty() || !commit.drops.is_empty();
+        if mutants::is(Mutant::MarkedSlotsFree) {
+            commit.marks.clear();
+        }
         for slots in [&mut commit.drops, &mut commit.marks] {
             slots.iter().for_each(|slot| self.index.retire(*slot));
             self.pool.put_all(slots);

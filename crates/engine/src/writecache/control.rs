@@ -1,12 +1,14 @@
 //! The background, suspend and resume; status, table line, messages.
 
 use crate::error::{Error, Kind, Result};
+use crate::mutants::{self, Mutant};
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::lock;
 use crate::target::Port;
 use crate::units::{Nanos, SECOND};
 
 use super::args::Mode;
+use super::index::State;
 use super::round::Phase;
 use super::{Background, Stats, Writecache};
 
@@ -52,7 +54,7 @@ impl Writecache {
             self.events.work();
         }
         if self.are_marks_due() {
-            self.commit_soon(port);
+            self.ask_for_commit(port);
         }
     }
 
@@ -65,15 +67,14 @@ impl Writecache {
         self.commit_if_due(background, port);
         self.writeback_step(background, port);
         if self.index.dirty() == 0 && background.writeback.is_idle() {
+            self.mend(background);
             self.is_flushing.store(false, Ordering::SeqCst);
-            self.is_torn.store(false, Ordering::SeqCst);
-            background.torn_since = None;
         }
         let owes_flush = self.is_suspended() && self.owes_flush() && !self.is_origin_refusing();
         if owes_flush && !self.is_flushing_origin.swap(true, Ordering::SeqCst) {
             self.flush_origin(port);
         }
-        self.serve_waiting(port);
+        self.serve_waiting(background, port);
         self.give_up_if_hopeless(background);
         self.next_look(background)
     }
@@ -85,12 +86,13 @@ impl Writecache {
     /// Rounds by the clock: for a batch that is open, and for marks that are not durable.
     fn commit_if_due(&self, background: &mut Background, port: &mut Port) {
         let now = background.now;
+        let is_asked = self.is_commit_asked.swap(false, Ordering::SeqCst);
         if self.has_failed() || !self.has_open() && self.marks_waiting() == 0 {
             background.commit_at = None;
             return;
         }
         let at = *background.commit_at.get_or_insert(now + self.autocommit_time());
-        if now >= at || self.is_suspended() || self.are_marks_due() {
+        if now >= at || is_asked || self.is_suspended() || self.are_marks_due() {
             background.commit_at = None;
             self.commit_soon(port);
             // A round may leave marks to the next one.
@@ -101,15 +103,18 @@ impl Writecache {
         }
     }
 
-    /// Bios that wait for a slot: lets them try if one is there.
-    fn serve_waiting(&self, port: &mut Port) {
+    /// Bios that wait for a slot: lets them try if one is there, else does what may give one. A
+    /// version that was written back may wait for the commit of the one that replaces it.
+    fn serve_waiting(&self, background: &Background, port: &mut Port) {
         if !self.wants_room.load(Ordering::SeqCst) {
             return;
         }
-        if self.pool.has_any() {
+        let helps = self.marks_waiting() > 0 || self.has_open() && background.writeback.is_idle();
+        // In mode `p` who waits commits himself.
+        if self.pool.has_any() || self.is_pmem() && helps {
             return self.signal_room();
         }
-        if self.marks_waiting() > 0 {
+        if helps {
             self.commit_soon(port);
         }
     }
@@ -117,28 +122,23 @@ impl Writecache {
     /// When nobody can make room any more, waiting for ever helps nobody.
     fn give_up_if_hopeless(&self, background: &Background) {
         let has_failed_long = background.writeback.retry().is_hopeless(background.now);
-        let is_hopeless = has_failed_long || self.has_no_slots(background);
-        if is_hopeless
-            && self.wants_room.load(Ordering::SeqCst)
+        if self.wants_room.load(Ordering::SeqCst)
+            && (has_failed_long || self.has_no_slots())
             && !self.gives_up.swap(true, Ordering::SeqCst)
         {
             self.events.room();
         }
     }
 
-    /// Whether no slot will ever be free: none is, and none is on its way, because damaged entries
-    /// keep all that there are.
-    fn has_no_slots(&self, background: &Background) -> bool {
-        // In the order in which a slot goes its way: what moves on meanwhile is met further on.
-        let begun = self.begun.load(Ordering::SeqCst);
-        let is_on_its_way = self.promised.iter().any(|count| count.load(Ordering::SeqCst) > 0)
-            || self.has_open()
-            || self.index.dirty() > 0
-            || !background.writeback.is_idle()
-            || self.marks_waiting() > 0;
-        let has_round = self.ended.load(Ordering::SeqCst) != begun
-            || self.begun.load(Ordering::SeqCst) != begun;
-        !is_on_its_way && !has_round && !self.pool.has_any()
+    /// Whether no slot will ever be free, because damaged entries keep all that there are. Any
+    /// other slot comes round, also one that is in no list because a write is filling it.
+    fn has_no_slots(&self) -> bool {
+        if mutants::is(Mutant::SlotsInHandForgotten) {
+            let is_free = |slot| self.index.word(slot).state() == State::Free;
+            return (0..self.index.slots()).all(is_free) && !self.pool.has_any();
+        }
+        let is_kept = |slot| matches!(self.index.word(slot).state(), State::Aside | State::Damaged);
+        self.aside.len() == self.index.slots() as usize && (0..self.index.slots()).all(is_kept)
     }
 
     /// When to look again. With nothing to do it takes two looks to fall asleep: a write that
@@ -167,6 +167,7 @@ impl Writecache {
     pub(super) fn begin_suspend(&self) -> Result<()> {
         let cleans = self.flushes_on_suspend.swap(false, Ordering::SeqCst);
         if cleans || self.is_cleaner.load(Ordering::SeqCst) {
+            let _background = lock(&self.background);
             self.is_flushing.store(true, Ordering::SeqCst);
         }
         self.is_origin_flush_refused.store(false, Ordering::SeqCst);
@@ -277,6 +278,8 @@ impl Writecache {
         if self.has_failed() {
             return Err(self.medium.error(Kind::Io, "message flush: the cache device has failed"));
         }
+        // A tick that has seen nothing dirty must not take it for carried out.
+        let _background = (!mutants::is(Mutant::FlushForgotten)).then(|| lock(&self.background));
         if self.index.dirty() > 0 {
             self.is_flushing.store(true, Ordering::SeqCst);
             self.events.work();

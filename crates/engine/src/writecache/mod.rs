@@ -37,6 +37,9 @@ mod openlist;
 mod pool;
 mod read;
 mod round;
+#[cfg(test)]
+#[cfg(feature = "shuttle")]
+pub(crate) mod schedules;
 pub mod walk;
 mod write;
 mod writeback;
@@ -221,7 +224,13 @@ pub struct Writecache {
     is_suspended: AtomicBool,
     is_armed: AtomicBool,
     wants_room: AtomicBool,
+    /// A write may wait for others that have the promise of a whole list.
+    wants_list: AtomicBool,
+    /// A discard may wait for blocks that are being written back.
+    wants_batch_end: AtomicBool,
     wants_round: AtomicBool,
+    /// Mode `s`: the background is to commit.
+    is_commit_asked: AtomicBool,
     gives_up: AtomicBool,
     /// The origin alone is not consistent: it has newer data than some that only the cache has.
     is_torn: AtomicBool,
@@ -261,6 +270,16 @@ impl Writecache {
         }
     }
 
+    /// Nothing was dirty: the origin alone was consistent. It is not to be said of an origin that
+    /// somebody has torn since, in front of something that has become dirty since.
+    fn mend(&self, background: &mut Background) {
+        background.torn_since = None;
+        self.is_torn.store(false, Ordering::SeqCst);
+        if self.index.dirty() > 0 {
+            self.is_torn.store(true, Ordering::SeqCst);
+        }
+    }
+
     fn is_aligned(&self, bio: &Bio) -> bool {
         (bio.offset | bio.len).is_multiple_of(self.block_bytes())
     }
@@ -282,6 +301,10 @@ impl Writecache {
         }
         self.counters.blocked.fetch_add(1, Ordering::Relaxed);
         port.parked.push_back(bio);
+        if mutants::is(Mutant::WaiterUnannounced) {
+            self.events.work();
+            return self.wants_room.store(true, Ordering::SeqCst);
+        }
         self.wants_room.store(true, Ordering::SeqCst);
         self.events.work();
     }

@@ -4,6 +4,7 @@
 //! after the other lands side by side. When no word has a free bit, threads take from each other,
 //! so a cache of a single slot works too.
 
+use crate::mutants::{self, Mutant};
 use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use crate::sync::{Mutex, lock};
 
@@ -85,13 +86,18 @@ impl Pool {
 
     /// Free slots that no thread has taken for itself.
     pub fn count(&self) -> u32 {
-        self.count.load(Ordering::Relaxed)
+        // Between the two steps of `put`, a slot may be taken that is not counted yet.
+        let count = self.count.load(Ordering::Relaxed);
+        if count as usize <= self.bits.len() * 64 { count } else { 0 }
     }
 
     /// Whether any slot is free, also among those that threads have taken for themselves: whoever
     /// looks for one finds it there.
     pub fn has_any(&self) -> bool {
-        self.count() > 0 || self.reserves.iter().any(|reserve| lock(&reserve.0).bits != 0)
+        // Reserves first: whoever is taking a word has his own locked until that is counted.
+        let counts_reserves = !mutants::is(Mutant::ReservesIgnored);
+        counts_reserves && self.reserves.iter().any(|reserve| lock(&reserve.0).bits != 0)
+            || self.count() > 0
     }
 
     /// Puts a slot back.
@@ -131,6 +137,25 @@ impl Pool {
             lock(&other.0).pop(into, max);
         }
         true
+    }
+
+    /// The slots that are free, and whether they are counted right. Nobody is at work.
+    #[cfg(all(test, feature = "shuttle"))]
+    pub(super) fn audit(&self) -> (Vec<u32>, bool) {
+        let in_words = (0..).zip(&self.bits).map(|(word, bits)| {
+            let bits = bits.load(Ordering::SeqCst);
+            Taken { word, bits }
+        });
+        let in_words: Vec<Taken> = in_words.collect();
+        let counted: u32 = in_words.iter().map(|taken| taken.bits.count_ones()).sum();
+        let in_reserves = self.reserves.iter().map(|reserve| *lock(&reserve.0));
+        let slots = |taken: Taken| {
+            (0..64)
+                .filter(move |bit| taken.bits >> bit & 1 == 1)
+                .map(move |bit| taken.word * 64 + bit)
+        };
+        let free = in_words.into_iter().chain(in_reserves).flat_map(slots).collect();
+        (free, counted == self.count())
     }
 
     /// Takes the free slots of one word.

@@ -289,7 +289,11 @@ impl Writecache {
         if self.wants_round.swap(false, Ordering::SeqCst) {
             self.events.room();
         }
-        self.begin_disk_round(commit, port);
+        // Only for bios of this port, which is looked after until they are done. Who waits on
+        // another port drives the next round himself.
+        if commit.waiters.iter().any(|waiter| !self.is_past(waiter.0)) {
+            self.begin_disk_round(commit, port);
+        }
         // The background plans by what is committed.
         self.events.work();
     }

@@ -23,6 +23,17 @@ use super::{OWN_SHIFT, TOKEN_WRITE, Writecache, add};
 /// Most blocks of a stage, and so of one hold of a stripe's lock.
 const STAGE_BLOCKS_MAX: usize = SLOTS_MAX;
 
+/// Room in a list of uncommitted blocks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Room {
+    /// It is there.
+    Promised,
+    /// It is there when what the list has is committed.
+    AfterRound,
+    /// The list is empty, and all of it is promised to others.
+    AfterOthers,
+}
+
 /// The stage of a bio that waits for disks.
 #[derive(Debug)]
 pub(super) struct Stage {
@@ -62,21 +73,28 @@ impl Writecache {
                 return self.pass_by(bio, count, port);
             }
             let mut slots = Slots::default();
-            // In mode `p` a full list is committed when it is met.
-            if !self.is_pmem() && !self.promise(first, count) {
-                return self.wait_for_list(bio, port);
-            }
             if self.pool.take(port.id, count, &mut slots) {
                 self.look_at_space(port);
-            }
-            if !self.is_pmem() {
-                self.unpromise(first, count - slots.len());
             }
             if slots.is_empty() {
                 if self.make_room_at_once() {
                     continue;
                 }
                 return self.wait_for_room(bio, port);
+            }
+            // In mode `p` a full list is committed when it is met.
+            if !self.is_pmem() {
+                match self.promise(first, slots.len()) {
+                    Room::Promised => {}
+                    room => {
+                        self.pool.put_all(&slots);
+                        self.signal_room();
+                        return match room {
+                            Room::AfterOthers => port.parked.push_back(bio),
+                            _ => self.wait_for_list(bio, port),
+                        };
+                    }
+                }
             }
             match &self.medium {
                 Medium::Pmem(pmem) => {
@@ -121,25 +139,40 @@ impl Writecache {
     }
 
     /// Makes sure of room in the list of uncommitted blocks.
-    fn promise(&self, first: u64, count: usize) -> bool {
+    fn promise(&self, first: u64, count: usize) -> Room {
         let locked = self.index.lock_of(first);
         let stripe = locked.stripe();
         let filling = self.filling[stripe].load(Ordering::Relaxed) as usize;
         let promised = self.promised[stripe].load(Ordering::Relaxed);
-        let has_room =
-            self.open.len(stripe, filling) + promised as usize + count <= self.open.list_max();
-        if has_room {
+        let len = self.open.len(stripe, filling);
+        if len + promised as usize + count <= self.open.list_max() {
             self.promised[stripe].store(promised + count as u32, Ordering::Relaxed);
+            return Room::Promised;
         }
-        has_room
+        if len > 0 {
+            return Room::AfterRound;
+        }
+        // Under the lock: whoever keeps or breaks his promise sees it.
+        self.wants_list.store(true, Ordering::SeqCst);
+        Room::AfterOthers
+    }
+
+    /// Others have kept or broken their promises: somebody may wait for that.
+    fn signal_list(&self) {
+        if mutants::is(Mutant::PromisesUnheard) {
+            return;
+        }
+        if self.wants_list.load(Ordering::SeqCst) && self.wants_list.swap(false, Ordering::SeqCst) {
+            self.events.room();
+        }
     }
 
     fn unpromise(&self, first: u64, count: usize) {
-        if count > 0 {
-            let locked = self.index.lock_of(first);
-            let promised = &self.promised[locked.stripe()];
-            promised.store(promised.load(Ordering::Relaxed) - count as u32, Ordering::Relaxed);
-        }
+        let locked = self.index.lock_of(first);
+        let promised = &self.promised[locked.stripe()];
+        promised.store(promised.load(Ordering::Relaxed) - count as u32, Ordering::Relaxed);
+        drop(locked);
+        self.signal_list();
     }
 
     /// Copies the stage's data into its slots.
@@ -268,9 +301,12 @@ impl Writecache {
     /// Makes `slots`, whose data is there, the newest versions of the blocks from `first` on;
     /// unless the list of uncommitted blocks is full.
     fn publish(&self, first: u64, slots: &[u32]) -> bool {
+        let filling_of = |stripe: usize| self.filling[stripe].load(Ordering::Relaxed) as usize;
+        let before =
+            mutants::is(Mutant::FillingReadEarly).then(|| filling_of(self.index.stripe_of(first)));
         let mut locked = self.index.lock_of(first);
         let stripe = locked.stripe();
-        let filling = self.filling[stripe].load(Ordering::Relaxed) as usize;
+        let filling = before.unwrap_or_else(|| filling_of(stripe));
         if self.is_pmem() && self.open.len(stripe, filling) + slots.len() > self.open.list_max() {
             return false;
         }
@@ -316,7 +352,12 @@ impl Writecache {
         let hits = if self.is_pmem() { uncommitted } else { uncommitted + committed };
         add(&stats.allocated, count - hits);
         drop(locked);
-        self.uncommitted.fetch_add(count, Ordering::Relaxed);
+        self.uncommitted.fetch_add(count, Ordering::SeqCst);
+        // A slot that it replaced is free, or there is more to be committed and written back.
+        if self.wants_room.load(Ordering::SeqCst) && !mutants::is(Mutant::PublishUnheard) {
+            self.events.work();
+        }
+        self.signal_list();
         true
     }
 
@@ -328,7 +369,7 @@ impl Writecache {
         }
         let uncommitted = self.uncommitted.load(Ordering::Relaxed);
         if uncommitted > 0 && uncommitted >= self.autocommit_blocks() {
-            self.commit_soon(port);
+            self.ask_for_commit(port);
         }
         port.finish(bio, Ok(()));
     }

@@ -22,7 +22,7 @@ use crate::sync::lock;
 use crate::target::Port;
 use crate::units::{KIB, MIB, Nanos};
 
-use super::index::{EPOCHS, Locked, State};
+use super::index::{EPOCHS, Found, Locked, State};
 use super::media::Medium;
 use super::{Background, OWN_SHIFT, TOKEN_WB_FLUSH, TOKEN_WB_READ, TOKEN_WB_WRITE, Writecache};
 
@@ -129,7 +129,10 @@ impl Writecache {
             Phase::Pausing(until) if now < until => return,
             Phase::Pausing(_) | Phase::Idle => writeback.phase = Phase::Idle,
         }
-        let rests = self.is_suspended() && !self.is_flushing.load(Ordering::SeqCst);
+        // A suspend that cleans does not wait for an origin that fails: see `is_at_rest`.
+        let is_cleaning = self.is_flushing.load(Ordering::SeqCst)
+            && (!writeback.retry.is_failing() || mutants::is(Mutant::SuspendedRetries));
+        let rests = self.is_suspended() && !is_cleaning;
         if rests || self.has_failed() || self.is_resting(writeback, now) {
             return;
         }
@@ -140,12 +143,7 @@ impl Writecache {
         let needs_commit = self.select(writeback, wanted);
         if writeback.items.is_empty() {
             if needs_commit {
-                let had_open = self.has_open();
-                self.commit_soon(port);
-                // In mode `p` it is done already, and nobody will say so.
-                if had_open && self.is_pmem() {
-                    self.events.work();
-                }
+                self.commit_for_writeback(port);
             }
             return;
         }
@@ -155,6 +153,18 @@ impl Writecache {
         writeback.flush_failures = self.origin_flush_failures.load(Ordering::SeqCst);
         self.emit_moves(writeback, port);
         self.plan_retry(background);
+    }
+
+    /// Nothing can be written back before it is committed. In mode `p` that is done here, also if
+    /// somebody else is at it, and nobody will say so.
+    fn commit_for_writeback(&self, port: &mut Port) {
+        if !self.is_pmem() {
+            return self.commit_soon(port);
+        }
+        if self.has_open() {
+            self.commit_until(self.begun.load(Ordering::SeqCst) + 1);
+            self.events.work();
+        }
     }
 
     /// `pause_writeback`: whether a write has passed by lately. Flushes do not count.
@@ -211,6 +221,8 @@ impl Writecache {
         writeback.next = 0;
         let stripes = self.index.stripes();
         let mut needs_commit = false;
+        let zeroing_before =
+            mutants::is(Mutant::ZeroingCopiedEarly).then(|| lock(&self.zeroing).clone());
         loop {
             let before = writeback.items.len();
             let missing = wanted.blocks.saturating_sub(before as u64);
@@ -221,7 +233,7 @@ impl Writecache {
                 let share = missing.div_ceil(stripes as u64).min(left);
                 let locked = self.index.lock(stripe);
                 // Under the stripe's lock: a discard that is not yet in it sees what is taken.
-                let zeroing = lock(&self.zeroing).clone();
+                let zeroing = zeroing_before.clone().unwrap_or_else(|| lock(&self.zeroing).clone());
                 let mut taker = Taker {
                     cache: self,
                     locked,
@@ -439,14 +451,13 @@ impl Writecache {
 
     fn batch_is_over(&self, background: &mut Background, port: &mut Port) {
         if self.index.dirty() == 0 {
-            self.is_torn.store(false, Ordering::SeqCst);
-            background.torn_since = None;
+            self.mend(background);
             self.is_flushing.store(false, Ordering::SeqCst);
         }
         if self.are_marks_due() {
             self.commit_soon(port);
         }
-        // Discards wait for blocks that were on their way.
+        self.signal_batch_end();
         self.signal_room();
         self.writeback_step(background, port);
         self.events.work();
@@ -460,7 +471,14 @@ impl Writecache {
             self.put_item_back(&mut locked, item.slot, false);
         }
         self.begin_pause(writeback);
-        self.signal_room();
+        self.signal_batch_end();
+    }
+
+    /// Discards may wait for blocks that were on their way.
+    fn signal_batch_end(&self) {
+        if self.wants_batch_end.swap(false, Ordering::SeqCst) {
+            self.events.room();
+        }
     }
 
     fn put_item_back(&self, locked: &mut Locked<'_>, slot: u32, is_last: bool) {
@@ -526,11 +544,18 @@ impl Taker<'_> {
         }
     }
 
-    /// The slot to be written back for a block, if there is one now.
+    /// The slot to be written back for a block, if there is one now. None while an older version
+    /// is on its way, in this batch: nobody knows which of them would reach the origin last.
     fn can_take(&self, block: u64) -> Option<u32> {
         let is_zeroed = |range: &(u64, u64)| (range.0..range.1).contains(&block);
-        let newest = self.locked.newest(block)?;
-        let is_free = newest.word.state() == State::Live && !self.zeroing.iter().any(is_zeroed);
+        let is_moving = |older: Found| {
+            older.word.state() == State::Outdated && !mutants::is(Mutant::BlockTakenTwice)
+        };
+        let mut versions = self.locked.versions(block);
+        let newest = versions.next()?;
+        let is_free = newest.word.state() == State::Live
+            && !self.zeroing.iter().any(is_zeroed)
+            && !versions.any(is_moving);
         is_free.then_some(newest.slot)
     }
 

@@ -44,6 +44,9 @@ impl Writecache {
     pub(super) fn zero(&self, bio: Bio, port: &mut Port) {
         let blocks = (bio.offset / self.block_bytes(), bio.end() / self.block_bytes());
         lock(&self.zeroing).push(blocks);
+        // Before the look: a batch that is met under way will say when it is over.
+        let is_late = mutants::is(Mutant::BatchEndMissed);
+        self.wants_batch_end.store(!is_late, Ordering::SeqCst);
         let contents = self.contents(blocks);
         let must_wait = contents.has_unsettled || contents.has_moving;
         if must_wait && !mutants::is(Mutant::ZeroOvertakes) {
@@ -51,8 +54,11 @@ impl Writecache {
             if contents.has_unsettled {
                 return self.settle_and_go_on(bio, port);
             }
-            // Woken when a batch of write-back ends.
-            return self.wait_for_room(bio, port);
+            // Woken when the batch of write-back ends.
+            if is_late {
+                self.wants_batch_end.store(true, Ordering::SeqCst);
+            }
+            return port.parked.push_back(bio);
         }
         let (offset, len) = (bio.offset, bio.len);
         let job = ZeroJob { bio, has_cached: contents.has_any };

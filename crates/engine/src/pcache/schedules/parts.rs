@@ -2,7 +2,6 @@
 
 use shuttle::thread;
 
-use super::history::History;
 use super::world::GEOMETRY;
 use crate::pcache::chain::SegmentOnMedia;
 use crate::pcache::datacrc::DataCrcs;
@@ -14,6 +13,7 @@ use crate::pcache::segment::{Segments, Space};
 use crate::pmem::Persistence;
 use crate::pmem::sim::SimPmem;
 use crate::prng::Prng;
+use crate::schedules::history::{History, INITIAL};
 use crate::slots::SlotState;
 use crate::sync::{Arc, Mutex, lock};
 use crate::units::SECTOR;
@@ -168,7 +168,7 @@ fn look(index: &Index, history: &History, sector: u64, count: u64) {
         let start = history.now();
         let piece = index.lookup(at, end, |place| place.is_of(7));
         let first = piece.offset / SECTOR;
-        let tag = piece.place.map_or(super::history::INITIAL, |place| {
+        let tag = piece.place.map_or(INITIAL, |place| {
             assert_eq!(u64::from(place.offset), piece.offset, "a place of another sector");
             u64::from(place.segment)
         });

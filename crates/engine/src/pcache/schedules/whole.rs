@@ -2,12 +2,13 @@
 
 use shuttle::thread;
 
-use super::world::{Client, Frozen, Origin, Plan, World, content};
+use super::world::{Plan, World};
 use crate::disk::{Disk, Ring};
 use crate::error::Status;
 use crate::local::ManualClock;
 use crate::pcache::Pcache;
 use crate::prng::Prng;
+use crate::schedules::stage::{Client, Frozen, Origin, Part, content, together};
 use crate::target::{Port, Target};
 use crate::units::SECOND;
 
@@ -19,18 +20,12 @@ fn any_table(prng: &mut Prng) -> &'static str {
     if prng.one_in(3) { "C B 2 data_crc true" } else { "C B 0" }
 }
 
-/// Runs each client's part on a thread of its own, to its end.
-fn together(parts: Vec<Box<dyn FnOnce() + Send>>) {
-    let threads: Vec<_> = parts.into_iter().map(thread::spawn).collect();
-    threads.into_iter().for_each(|thread| thread.join().unwrap());
-}
-
 /// A part: what one client does.
 fn part(
     world: &World,
     prng: &mut Prng,
     act: impl FnOnce(&mut Client, &mut Prng) + Send + 'static,
-) -> Box<dyn FnOnce() + Send> {
+) -> Part {
     let mut client = world.client();
     let mut prng = Prng::new(prng.next_u64());
     Box::new(move || act(&mut client, &mut prng))

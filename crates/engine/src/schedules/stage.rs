@@ -1,0 +1,493 @@
+//! What stories are played on: devices that let other threads go on in the middle of everything (a
+//! copy of 4 KiB is eight copies of 512 bytes, and a power cut may come between any two), clients
+//! whose every act goes into the history, and a background.
+
+use std::collections::HashMap;
+use std::sync::Mutex;
+
+use shuttle::thread::{self, JoinHandle};
+
+use super::history::{History, INITIAL, ZERO};
+use crate::bio::{Bio, Op};
+use crate::buffer::Buffer;
+use crate::device::Device;
+use crate::disk::{Disk, DiskIo, DiskLimits, Ring};
+use crate::error::Status;
+use crate::local::{Clock, Local};
+use crate::pmem::{Medium, Persistence, Pmem};
+use crate::prng::Prng;
+use crate::sync::atomic::{AtomicBool, Ordering};
+use crate::sync::{Arc, ThreadId, current_thread, others_may_go_on};
+use crate::units::{MIB, Nanos, SECTOR};
+
+/// Bytes copied without another thread in between.
+const PIECE: usize = SECTOR as usize;
+/// Two regions of pcache, so that two stripes are in use.
+pub const BACKING_BYTES: u64 = 8 * MIB;
+
+/// The eight-byte word that fills a sector written with `tag`.
+fn word(sector: u64, tag: u64) -> u64 {
+    if tag == ZERO { 0 } else { tag << 16 | sector }
+}
+
+/// The content of `count` sectors.
+pub fn content(sector: u64, count: u64, tag: u64) -> Vec<u8> {
+    let sectors = sector..sector + count;
+    sectors.flat_map(|sector| word(sector, tag).to_le_bytes().repeat(PIECE / 8)).collect()
+}
+
+/// The tags of sectors. Panics if one is torn or is not that sector's.
+pub fn tags_of(sector: u64, bytes: &[u8]) -> Vec<u64> {
+    let tag_of = |(sector, bytes): (u64, &[u8])| {
+        let mut words = bytes.chunks(8).map(|word| u64::from_le_bytes(word.try_into().unwrap()));
+        let first = words.next().unwrap();
+        assert!(words.all(|word| word == first), "sector {sector} is torn");
+        assert!(first == 0 || first & 0xFFFF == sector, "sector {sector} has foreign data");
+        first >> 16
+    };
+    (sector..).zip(bytes.chunks(PIECE)).map(tag_of).collect()
+}
+
+/// Stored, and not durable.
+#[derive(Debug)]
+struct Store {
+    at: u64,
+    bytes: Vec<u8>,
+    by: ThreadId,
+    nth: u64,
+}
+
+#[derive(Debug)]
+struct Memory {
+    visible: Vec<u8>,
+    durable: Vec<u8>,
+    pending: Vec<Store>,
+    stores: u64,
+}
+
+/// The cache medium: memory, or through [`TwinDisk`] a disk.
+#[derive(Debug)]
+pub struct Twin {
+    medium: Medium,
+    len_bytes: u64,
+    memory: Mutex<Memory>,
+}
+
+impl Twin {
+    pub fn new(image: Vec<u8>) -> Twin {
+        let medium = Medium {
+            name: "twin".into(),
+            persistence: Persistence::Cpu,
+            is_volatile: false,
+            description: String::new(),
+            kernel_name: "twin".into(),
+        };
+        let len_bytes = image.len() as u64;
+        let memory =
+            Memory { durable: image.clone(), visible: image, pending: Vec::new(), stores: 0 };
+        Twin { medium, len_bytes, memory: Mutex::new(memory) }
+    }
+
+    fn store_piece(&self, at: u64, bytes: &[u8]) {
+        others_may_go_on();
+        let by = current_thread().id();
+        let mut memory = self.memory.lock().unwrap();
+        memory.visible[at as usize..][..bytes.len()].copy_from_slice(bytes);
+        memory.stores += 1;
+        let nth = memory.stores;
+        memory.pending.push(Store { at, bytes: bytes.to_vec(), by, nth });
+    }
+
+    fn settle(&self, is_covered: impl Fn(&Store) -> bool) {
+        let Memory { durable, pending, .. } = &mut *self.memory.lock().unwrap();
+        pending.retain(|store| {
+            if is_covered(store) {
+                durable[store.at as usize..][..store.bytes.len()].copy_from_slice(&store.bytes);
+            }
+            !is_covered(store)
+        });
+    }
+
+    /// Everything that is durable.
+    pub fn durable(&self) -> Vec<u8> {
+        self.memory.lock().unwrap().durable.clone()
+    }
+
+    /// Everything that loads see.
+    pub fn image(&self) -> Vec<u8> {
+        self.memory.lock().unwrap().visible.clone()
+    }
+
+    /// Damages the sector that holds the first copy of `bytes`, behind everybody's back.
+    pub fn corrupt(&self, bytes: &[u8]) {
+        let mut memory = self.memory.lock().unwrap();
+        let found = memory.visible.chunks(PIECE).position(|sector| sector == bytes);
+        let at = found.expect("the data is in the cache") * PIECE;
+        memory.visible[at] ^= 0xFF;
+        memory.durable[at] ^= 0xFF;
+    }
+
+    /// What a power cut leaves, of which `atom` bytes are never torn.
+    pub fn cut(&self, prng: &mut Prng, atom: usize) -> Vec<u8> {
+        let memory = self.memory.lock().unwrap();
+        let mut image = memory.durable.clone();
+        let kept_of_4 = prng.below(5);
+        for store in &memory.pending {
+            for (nth, word) in store.bytes.chunks(atom).enumerate() {
+                if prng.below(4) < kept_of_4 {
+                    image[store.at as usize + nth * atom..][..word.len()].copy_from_slice(word);
+                }
+            }
+        }
+        image
+    }
+}
+
+impl Pmem for Twin {
+    fn len_bytes(&self) -> u64 {
+        self.len_bytes
+    }
+
+    fn medium(&self) -> &Medium {
+        &self.medium
+    }
+
+    fn store(&self, at: u64, bytes: &[u8]) {
+        for (nth, piece) in bytes.chunks(PIECE).enumerate() {
+            self.store_piece(at + (nth * PIECE) as u64, piece);
+        }
+    }
+
+    fn zero(&self, at: u64, len: u64) {
+        self.store_piece(at, &vec![0; len as usize]);
+    }
+
+    fn load(&self, at: u64, into: &mut [u8]) -> Result<(), Status> {
+        for (nth, piece) in into.chunks_mut(PIECE).enumerate() {
+            others_may_go_on();
+            let memory = self.memory.lock().unwrap();
+            let from = at as usize + nth * PIECE;
+            piece.copy_from_slice(&memory.visible[from..from + piece.len()]);
+        }
+        Ok(())
+    }
+
+    fn drain(&self) -> Result<(), Status> {
+        others_may_go_on();
+        let by = current_thread().id();
+        self.settle(|store| store.by == by);
+        Ok(())
+    }
+
+    fn sync(&self) -> Result<(), Status> {
+        Ok(())
+    }
+}
+
+/// The cache medium as a disk. A flush covers what was written before it was started.
+#[derive(Debug)]
+pub struct TwinDisk {
+    limits: DiskLimits,
+    twin: Arc<Twin>,
+}
+
+impl TwinDisk {
+    pub fn new(twin: Arc<Twin>) -> TwinDisk {
+        let limits = DiskLimits {
+            name: "twin".into(),
+            size_bytes: twin.len_bytes,
+            block_bytes: 512,
+            has_discard: false,
+            identity: "twin".into(),
+            kernel_name: "twin".into(),
+        };
+        TwinDisk { limits, twin }
+    }
+}
+
+impl Disk for TwinDisk {
+    fn limits(&self) -> &DiskLimits {
+        &self.limits
+    }
+
+    fn start(&self, mut io: DiskIo, ring: &mut Ring) {
+        match io.op {
+            Op::Read => self.twin.load(io.offset, io.buffer.as_mut_slice()).unwrap(),
+            Op::Write => self.twin.store(io.offset, io.buffer.as_slice()),
+            Op::Flush => {
+                let last = self.twin.memory.lock().unwrap().stores;
+                others_may_go_on();
+                self.twin.settle(|store| store.nth <= last);
+            }
+            Op::Discard | Op::WriteZeroes => panic!("nobody zeroes a cache device"),
+        }
+        others_may_go_on();
+        ring.finish(io, Ok(()));
+    }
+}
+
+#[derive(Clone, Debug, Default)]
+pub struct Platter {
+    durable: HashMap<u64, u64>,
+    /// Since the last flush, in order.
+    unflushed: Vec<(u64, u64)>,
+    writes: u64,
+    flushes: u64,
+    /// So many of the next writes fail.
+    failing: u64,
+}
+
+impl Platter {
+    pub fn tag(&self, sector: u64) -> u64 {
+        let newest = self.unflushed.iter().rev().find(|(of, _)| *of == sector);
+        newest.map(|(_, tag)| tag).or(self.durable.get(&sector)).copied().unwrap_or(INITIAL)
+    }
+}
+
+/// The backing device: whole sectors with tags. What is written there must be whole.
+#[derive(Debug)]
+pub struct Origin {
+    limits: DiskLimits,
+    platter: Mutex<Platter>,
+}
+
+impl Origin {
+    pub fn new(platter: Platter) -> Origin {
+        let limits = DiskLimits {
+            name: "origin".into(),
+            size_bytes: BACKING_BYTES,
+            block_bytes: 512,
+            has_discard: true,
+            identity: "origin".into(),
+            kernel_name: "origin".into(),
+        };
+        Origin { limits, platter: Mutex::new(platter) }
+    }
+
+    /// How many writes and flushes there were.
+    pub fn works(&self) -> u64 {
+        let platter = self.platter.lock().unwrap();
+        platter.writes + platter.flushes
+    }
+
+    /// A copy of what it has.
+    pub fn platter(&self) -> Platter {
+        self.platter.lock().unwrap().clone()
+    }
+
+    /// The next `count` writes fail.
+    pub fn fail(&self, count: u64) {
+        self.platter.lock().unwrap().failing = count;
+    }
+
+    fn carry_out(&self, io: &mut DiskIo) -> Result<(), Status> {
+        let mut platter = self.platter.lock().unwrap();
+        if io.op == Op::Write && platter.failing > 0 {
+            platter.failing -= 1;
+            platter.writes += 1;
+            return Err(Status::Io);
+        }
+        let (sector, count) = (io.offset / SECTOR, io.len / SECTOR);
+        match io.op {
+            Op::Read => {
+                for nth in 0..count {
+                    let tag = platter.tag(sector + nth);
+                    let into = &mut io.buffer.as_mut_slice()[nth as usize * PIECE..][..PIECE];
+                    into.copy_from_slice(&content(sector + nth, 1, tag));
+                }
+            }
+            Op::Write => {
+                let tags = tags_of(sector, io.buffer.as_slice());
+                platter.unflushed.extend((sector..).zip(tags));
+                platter.writes += 1;
+            }
+            Op::Flush => {
+                let unflushed = std::mem::take(&mut platter.unflushed);
+                platter.durable.extend(unflushed);
+                platter.flushes += 1;
+            }
+            Op::Discard | Op::WriteZeroes => {
+                platter.unflushed.extend((sector..sector + count).map(|sector| (sector, 0)));
+                platter.writes += 1;
+            }
+        }
+        Ok(())
+    }
+
+    /// What a power cut leaves: of every sector any content since the last flush.
+    pub fn cut(&self, prng: &mut Prng) -> Platter {
+        let mut platter = self.platter.lock().unwrap().clone();
+        let kept_of_4 = prng.below(5);
+        for (sector, tag) in std::mem::take(&mut platter.unflushed) {
+            if prng.below(4) < kept_of_4 {
+                platter.durable.insert(sector, tag);
+            }
+        }
+        platter
+    }
+}
+
+impl Disk for Origin {
+    fn limits(&self) -> &DiskLimits {
+        &self.limits
+    }
+
+    fn start(&self, mut io: DiskIo, ring: &mut Ring) {
+        others_may_go_on();
+        let result = self.carry_out(&mut io);
+        others_may_go_on();
+        ring.finish(io, result);
+    }
+}
+
+/// Real time stands still: whatever happens must happen because of something.
+#[derive(Debug)]
+pub struct Frozen;
+
+impl Clock for Frozen {
+    fn now(&mut self) -> Nanos {
+        0
+    }
+
+    fn skip_to(&mut self, _: Nanos) -> bool {
+        false
+    }
+}
+
+/// The background's thread.
+pub struct Keeper {
+    thread: JoinHandle<()>,
+    is_over: Arc<AtomicBool>,
+    device: Arc<Device>,
+}
+
+impl Keeper {
+    /// Starts the background.
+    pub fn start(device: &Arc<Device>, clock: impl Clock + 'static) -> Keeper {
+        let device = device.clone();
+        let is_over = Arc::new(AtomicBool::new(false));
+        let told = is_over.clone();
+        let mut local = Local::without_kernel(&device).unwrap().with_background(clock);
+        let thread = thread::spawn(move || {
+            while !told.load(Ordering::SeqCst) {
+                if !local.turn() {
+                    local.rest();
+                }
+                thread::yield_now();
+            }
+        });
+        Keeper { thread, is_over, device }
+    }
+
+    /// Ends the background.
+    pub fn stop(self) {
+        self.is_over.store(true, Ordering::SeqCst);
+        self.device.events().work();
+        self.thread.join().unwrap();
+    }
+}
+
+/// What a client may ask for.
+#[derive(Clone, Copy, Debug)]
+pub enum Ask {
+    Read(u64, u64),
+    Write(u64, u64, bool),
+    Flush,
+}
+
+/// Reads and writes of one thread, which all go into the history.
+pub struct Client {
+    local: Local,
+    history: Arc<History>,
+}
+
+impl Client {
+    pub fn new(device: &Arc<Device>, history: Arc<History>) -> Client {
+        Client { local: Local::without_kernel(device).unwrap(), history }
+    }
+
+    /// It does the background's work too, while nobody else is there.
+    pub fn with_background(self, clock: impl Clock + 'static) -> Client {
+        let Client { local, history } = self;
+        Client { local: local.with_background(clock), history }
+    }
+
+    pub fn write(&mut self, sector: u64, count: u64, fua: bool) {
+        let tag = self.history.new_tag();
+        let bytes = content(sector, count, tag);
+        let acts = self.history.writes(sector, count, tag, fua);
+        self.local.write_at(&bytes, sector * SECTOR, fua).unwrap();
+        self.history.wrote(acts);
+    }
+
+    /// To be done once per sector: zeroes have no tags.
+    pub fn discard(&mut self, sector: u64, count: u64) {
+        let acts = self.history.writes(sector, count, ZERO, false);
+        self.local.discard(sector * SECTOR, count * SECTOR).unwrap();
+        self.history.wrote(acts);
+    }
+
+    /// As [`Client::discard`], and it may be made durable.
+    pub fn zero(&mut self, sector: u64, count: u64, fua: bool) {
+        let acts = self.history.writes(sector, count, ZERO, fua);
+        self.local.write_zeroes(sector * SECTOR, count * SECTOR, fua).unwrap();
+        self.history.wrote(acts);
+    }
+
+    pub fn read(&mut self, sector: u64, count: u64) -> Result<Vec<u64>, Status> {
+        let mut bytes = vec![0; (count * SECTOR) as usize];
+        let start = self.history.now();
+        self.local.read_at(&mut bytes, sector * SECTOR)?;
+        let tags = tags_of(sector, &bytes);
+        self.history.found(sector, &tags, start);
+        Ok(tags)
+    }
+
+    pub fn flush(&mut self) {
+        let start = self.history.now();
+        self.local.flush().unwrap();
+        self.history.flushed(start);
+    }
+
+    /// Several requests in flight together. None may fail.
+    pub fn several(&mut self, asks: &[Ask]) {
+        let mut begun = Vec::new();
+        for (token, ask) in (0..).zip(asks) {
+            let (bio, acts) = match *ask {
+                Ask::Read(sector, count) => {
+                    let buffer = Buffer::zeroed((count * SECTOR) as usize);
+                    (Bio::read(sector * SECTOR, buffer, token), (0, 0))
+                }
+                Ask::Write(sector, count, fua) => {
+                    let tag = self.history.new_tag();
+                    let buffer = Buffer::from_bytes(&content(sector, count, tag));
+                    let acts = self.history.writes(sector, count, tag, fua);
+                    (Bio::write(sector * SECTOR, buffer, fua, token), acts)
+                }
+                Ask::Flush => (Bio::flush(token), (0, 0)),
+            };
+            begun.push((self.history.now(), acts));
+            self.local.submit(bio);
+        }
+        while let Some(bio) = self.local.wait() {
+            bio.status.unwrap();
+            let (start, acts) = begun[bio.token as usize];
+            match asks[bio.token as usize] {
+                Ask::Read(sector, _) => {
+                    self.history.found(sector, &tags_of(sector, bio.buffer.as_slice()), start);
+                }
+                Ask::Write(..) => self.history.wrote(acts),
+                Ask::Flush => self.history.flushed(start),
+            }
+        }
+    }
+}
+
+/// What one thread of a story does.
+pub type Part = Box<dyn FnOnce() + Send>;
+
+/// Runs each part on a thread of its own, to its end.
+pub fn together(parts: Vec<Part>) {
+    let threads: Vec<_> = parts.into_iter().map(thread::spawn).collect();
+    threads.into_iter().for_each(|thread| thread.join().unwrap());
+}

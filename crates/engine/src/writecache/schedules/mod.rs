@@ -1,0 +1,153 @@
+//! Stories for the tests of schedules (`crate::schedules` plays them): a few threads on a cache
+//! of a few slots, in both modes, judged by what clients may see and by where each slot is.
+//!
+//! `world` is the cache that stories need, `whole` has stories of a whole cache with its device
+//! and in-process callers, `parts` short ones, each about one thing.
+
+mod parts;
+mod whole;
+mod world;
+
+use super::Writecache;
+use super::index::State;
+use super::round::Phase;
+use crate::schedules::Story;
+use crate::sync::atomic::Ordering;
+use crate::sync::lock;
+
+/// All of them.
+pub(crate) const STORIES: &[Story] = &[
+    Story { name: "pool", play: parts::pool, times: 2 },
+    Story { name: "blocks", play: whole::blocks, times: 1 },
+    Story { name: "recycle", play: whole::recycle, times: 1 },
+    Story { name: "wipe", play: whole::wipe, times: 1 },
+    Story { name: "flushes", play: parts::flushes, times: 1 },
+    Story { name: "reread", play: parts::reread, times: 2 },
+    Story { name: "single", play: parts::single, times: 2 },
+    Story { name: "free", play: parts::free, times: 2 },
+    Story { name: "crowded", play: whole::crowded, times: 1 },
+    Story { name: "group", play: whole::group, times: 1 },
+    Story { name: "doze", play: whole::doze, times: 1 },
+    Story { name: "pause", play: whole::pause, times: 1 },
+    Story { name: "talk", play: whole::talk, times: 1 },
+    Story { name: "loss", play: whole::loss, times: 2 },
+];
+
+impl Writecache {
+    /// What is wrong with the accounts, if anything. Nobody is at work.
+    fn audit(&self) -> Result<(), String> {
+        let mut places = vec![0; self.index.slots() as usize];
+        let (free, is_counted) = self.pool.audit();
+        if !is_counted {
+            return Err(format!("{} slots count as free", self.pool.count()));
+        }
+        let (mut superseded, dropped) = lock(&self.marks).audit();
+        superseded.extend_from_slice(&lock(&self.commit).superseded);
+        if self.marks_waiting() != superseded.len() + dropped.len() {
+            return Err(format!("{} marks are counted", self.marks_waiting()));
+        }
+        let mut chained = 0;
+        let mut dirty = 0;
+        for stripe in 0..self.index.stripes() {
+            let (slots, aged) = self.index.lock(stripe).audit();
+            let filling = self.filling[stripe].load(Ordering::SeqCst) as usize;
+            let is_filled = self.filled.load(Ordering::SeqCst) >> stripe & 1 == 1;
+            if is_filled != (self.open.len(stripe, filling) > 0) {
+                return Err(format!("stripe {stripe} counts as filled: {is_filled}"));
+            }
+            chained += slots.len();
+            for &slot in &slots {
+                places[slot as usize] += 1;
+                let state = self.index.word(slot).state();
+                self.audit_chained(stripe, slot, dropped.contains(&slot))?;
+                let is_aged = matches!(state, State::OpenA | State::OpenB | State::Live);
+                if aged.contains(&slot) != is_aged {
+                    return Err(format!("slot {slot} is {state:?}, in the age list: {}", !is_aged));
+                }
+                dirty += u32::from(is_aged || state == State::Cleaning);
+            }
+        }
+        if (self.index.linked() as usize, self.index.dirty()) != (chained, dirty) {
+            return Err(format!("{} dirty slots are counted, {dirty} are", self.index.dirty()));
+        }
+        for (slots, state) in [(&free, State::Free), (&superseded, State::Marking)] {
+            for &slot in slots {
+                places[slot as usize] += 1;
+                if self.index.word(slot).state() != state {
+                    let found = self.index.word(slot).state();
+                    return Err(format!("slot {slot} is {found:?}, not {state:?}"));
+                }
+            }
+        }
+        if let Some(slot) = places.iter().position(|count| *count != 1) {
+            return Err(format!("slot {slot} is in {} places", places[slot]));
+        }
+        self.audit_rest()
+    }
+
+    /// A slot in a chain: it is its stripe's, and some list's if its state says so.
+    fn audit_chained(&self, stripe: usize, slot: u32, is_dropped: bool) -> Result<(), String> {
+        let word = self.index.word(slot);
+        let (block, state) = (word.block(), word.state());
+        if self.index.stripe_of(block) != stripe {
+            return Err(format!("slot {slot} is in another stripe's chain"));
+        }
+        if is_dropped != (state == State::Dropped) {
+            return Err(format!("slot {slot} is {state:?}, to be marked: {is_dropped}"));
+        }
+        let is_held = |list: usize| {
+            (0..self.open.len(stripe, list))
+                .any(|nth| self.open.held(stripe, list, nth) == (block, slot))
+        };
+        for list in 0..2 {
+            if state == State::open_in(list) && !is_held(list) {
+                return Err(format!("slot {slot} is {state:?}, but not in the list"));
+            }
+        }
+        let current = |state| matches!(state, State::Live | State::Cleaning | State::Cleaned);
+        let versions: Vec<State> =
+            self.index.lock(stripe).versions(block).map(|found| found.word.state()).collect();
+        let is_ordered = versions.is_sorted_by_key(|state| match state {
+            state if state.is_uncommitted() => 0,
+            state if current(*state) => 1,
+            _ => 2,
+        });
+        if !is_ordered || versions.iter().filter(|state| current(**state)).count() > 1 {
+            return Err(format!("block {block} has {versions:?}"));
+        }
+        Ok(())
+    }
+
+    /// Nothing is promised, nothing is on its way.
+    fn audit_rest(&self) -> Result<(), String> {
+        let jobs = &self.jobs;
+        let waiting = [
+            jobs.reads.count(),
+            jobs.writes.count(),
+            jobs.zeroes.count(),
+            jobs.flushes.count(),
+            lock(&self.zeroing).len(),
+            self.promised.iter().map(|count| count.load(Ordering::SeqCst) as usize).sum(),
+        ];
+        if waiting != [0; 6] {
+            return Err(format!("reads, writes, zeroes, flushes, ranges, promises: {waiting:?}"));
+        }
+        let commit = lock(&self.commit);
+        let is_idle = commit.phase == Phase::Idle && commit.waiters.is_empty();
+        if !is_idle || !commit.marks.is_empty() || !commit.drops.is_empty() {
+            return Err("a round is under way".to_string());
+        }
+        Ok(())
+    }
+
+    /// Whether the newest version of a block is durable, in this cache or on the origin.
+    fn is_committed(&self, block: u64) -> bool {
+        let newest = self.index.lock_of(block).newest(block);
+        newest.is_none_or(|found| !found.word.state().is_uncommitted())
+    }
+
+    /// Whether nothing waits for a commit or for a mark.
+    fn is_settled(&self) -> bool {
+        !self.has_open() && self.marks_waiting() == 0
+    }
+}

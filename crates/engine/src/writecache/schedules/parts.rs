@@ -1,0 +1,140 @@
+//! Short stories, each about one thing.
+
+use shuttle::thread;
+
+use super::whole::any_mode;
+use super::world::{Plan, World};
+use crate::prng::Prng;
+use crate::schedules::stage::{Frozen, together};
+use crate::sync::Arc;
+use crate::writecache::Mode;
+use crate::writecache::index::State;
+use crate::writecache::layout::{Entry, EntryState, SEQ_COUNT_AT};
+use crate::writecache::pool::{Pool, Slots};
+
+/// Flushes of several threads: what each had written is committed when its own flush ends.
+pub fn flushes(mut prng: Prng) {
+    let mode = any_mode(&mut prng);
+    let areas = &[(0, 4), (2048, 4)];
+    let world = World::new(Plan { mode, slots: 12, options: "0", list_max: 8, areas });
+    let keeper = (mode == Mode::Ssd).then(|| world.keep(Frozen));
+    let mut parts = Vec::new();
+    for nth in 0..2 {
+        let cache = world.cache.clone();
+        parts.push(world.part(&mut prng, move |client, prng| {
+            for _ in 0..3 {
+                let sector = nth * 2 + if prng.one_in(2) { 2048 } else { 0 };
+                client.write(sector, 2, false);
+                client.flush();
+                assert!(cache.is_committed(sector / 2), "a flush ends, and nothing is durable");
+            }
+        }));
+    }
+    together(parts);
+    keeper.into_iter().for_each(|keeper| keeper.stop());
+    world.judge();
+}
+
+/// Two blocks are written again and again to three slots of memory, and read meanwhile.
+pub fn reread(mut prng: Prng) {
+    let (options, areas) = ("0", &[(0, 4)]);
+    let world = World::new(Plan { mode: Mode::Pmem, slots: 3, options, list_max: 32, areas });
+    let mut first = world.client();
+    (0..2).for_each(|block| first.write(block * 2, 2, false));
+    drop(first);
+    let mut parts = vec![world.part(&mut prng, |client, prng| {
+        (0..5).for_each(|_| client.write(prng.below(2) * 2, 2, false));
+    })];
+    for _ in 0..2 {
+        parts.push(world.part(&mut prng, |client, prng| {
+            (0..3).for_each(|_| drop(client.read(prng.below(2) * 2, 2).unwrap()));
+        }));
+    }
+    together(parts);
+    world.judge();
+}
+
+/// One slot for everybody, and time stands still: each write waits until the one before it is on
+/// the origin.
+pub fn single(mut prng: Prng) {
+    let plan =
+        Plan { mode: any_mode(&mut prng), slots: 1, options: "0", list_max: 2, areas: &[(0, 6)] };
+    let world = World::new(plan);
+    let keeper = world.keep(Frozen);
+    let mut parts = Vec::new();
+    for nth in 0..2 + prng.below(2) {
+        parts.push(world.part(&mut prng, move |client, prng| {
+            (0..1 + prng.below(2)).for_each(|_| client.write(nth * 2, 2, false));
+        }));
+    }
+    together(parts);
+    keeper.stop();
+    world.judge();
+}
+
+/// Two blocks are made durable again and again, and written back: a slot that is free is durably
+/// marked so.
+pub fn free(mut prng: Prng) {
+    let (mode, areas) = (any_mode(&mut prng), &[(0, 4)]);
+    let world = World::new(Plan { mode, slots: 6, options: "0", list_max: 8, areas });
+    world.device.set_draining(prng.below(4) > 0);
+    let keeper = world.keeper(&mut prng);
+    let mut parts = Vec::new();
+    for _ in 0..2 {
+        parts.push(world.part(&mut prng, |client, prng| {
+            for _ in 0..4 {
+                client.write(prng.below(2) * 2, 2, prng.below(4) > 0);
+            }
+        }));
+    }
+    let (cache, twin) = (world.cache.clone(), world.twin.clone());
+    parts.push(Box::new(move || {
+        for nth in 0..60 {
+            let slot = nth % 6;
+            let before = cache.index.word(slot);
+            let image = twin.durable();
+            if before.state() == State::Free && cache.index.word(slot) == before {
+                let word =
+                    |at: u64| u64::from_le_bytes(image[at as usize..][..8].try_into().unwrap());
+                let at = cache.geometry.entry_at(u64::from(slot));
+                let (entry, seq) = (Entry::new(word(at), word(at + 8)), word(SEQ_COUNT_AT));
+                let is_live =
+                    matches!(cache.geometry.state_of(&entry, seq, None), EntryState::Live { .. });
+                assert!(!is_live, "slot {slot} is free, and its entry is not");
+            }
+        }
+    }));
+    together(parts);
+    keeper.stop();
+    world.judge();
+}
+
+/// Slots are taken and put back by several threads, each of which has a reserve.
+pub fn pool(mut prng: Prng) {
+    let count = [1, 2, 70][prng.below(3) as usize];
+    let pool = Arc::new(Pool::new(count));
+    (0..count).for_each(|slot| pool.put(slot));
+    let taken = Arc::new(std::sync::Mutex::new(vec![false; count as usize]));
+    let mut threads = Vec::new();
+    for port in 0..3 {
+        let (pool, taken) = (pool.clone(), taken.clone());
+        let mut prng = Prng::new(prng.next_u64());
+        threads.push(thread::spawn(move || {
+            for _ in 0..4 {
+                let mut slots = Slots::default();
+                pool.take(port, 1 + prng.below(2) as usize, &mut slots);
+                for slot in slots.iter() {
+                    let other = std::mem::replace(&mut taken.lock().unwrap()[*slot as usize], true);
+                    assert!(!other, "slot {slot} is given twice");
+                }
+                thread::yield_now();
+                slots.iter().for_each(|slot| taken.lock().unwrap()[*slot as usize] = false);
+                pool.put_all(&slots);
+            }
+        }));
+    }
+    threads.into_iter().for_each(|thread| thread.join().unwrap());
+    let (mut free, is_counted) = pool.audit();
+    free.sort_unstable();
+    assert!(is_counted && free == (0..count).collect::<Vec<u32>>(), "slots are lost: {free:?}");
+}

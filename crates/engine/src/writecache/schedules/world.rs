@@ -1,0 +1,205 @@
+//! A small writecache with its devices, clients and background.
+
+use crate::device::{Device, LoadedTable};
+use crate::local::{Clock, Local, ManualClock};
+use crate::prng::Prng;
+use crate::schedules::history::{History, Record};
+use crate::schedules::stage::{
+    BACKING_BYTES, Client, Frozen, Keeper, Origin, Part, Platter, Twin, TwinDisk,
+};
+use crate::shm::SharedWords;
+use crate::sync::Arc;
+use crate::target::Target;
+use crate::units::SECTOR;
+use crate::writecache::layout::{ENTRY_BYTES, SUPERBLOCK_BYTES};
+use crate::writecache::{Mode, OpenOptions, TableArgs, Writecache, shared_words_for};
+
+/// Bytes of a block: two sectors, so that a copy of one can be overtaken.
+const BLOCK_BYTES: u64 = 1024;
+const STRIPES: usize = 2;
+
+/// What a world is made of.
+#[derive(Clone, Copy, Debug)]
+pub struct Plan {
+    pub mode: Mode,
+    pub slots: u64,
+    /// The words behind the block size in the table line.
+    pub options: &'static str,
+    /// Room in a list of uncommitted blocks.
+    pub list_max: usize,
+    /// Sectors that the clients use: where they begin, how many.
+    pub areas: &'static [(u64, u64)],
+}
+
+/// What is left of a world after a power cut, and what was known then.
+pub struct Rest {
+    image: Vec<u8>,
+    platter: Platter,
+    record: Record,
+}
+
+/// A cache in use.
+pub struct World {
+    pub plan: Plan,
+    pub twin: Arc<Twin>,
+    pub origin: Arc<Origin>,
+    pub cache: Arc<Writecache>,
+    pub device: Arc<Device>,
+    pub history: Arc<History>,
+    shared: SharedWords,
+    attach_id: u64,
+}
+
+impl World {
+    /// A freshly formatted cache.
+    pub fn new(plan: Plan) -> World {
+        let metadata = (SUPERBLOCK_BYTES + plan.slots * ENTRY_BYTES).next_multiple_of(BLOCK_BYTES);
+        let bytes = metadata + plan.slots * BLOCK_BYTES;
+        let shared = SharedWords::private(shared_words_for(STRIPES, plan.list_max));
+        World::open(plan, vec![0; bytes as usize], Platter::default(), Arc::default(), shared, 1)
+    }
+
+    fn open(
+        plan: Plan,
+        image: Vec<u8>,
+        platter: Platter,
+        history: Arc<History>,
+        shared: SharedWords,
+        attach_id: u64,
+    ) -> World {
+        let (twin, origin) = (Arc::new(Twin::new(image)), Arc::new(Origin::new(platter)));
+        let options = OpenOptions { stripes: STRIPES, ..OpenOptions::new(attach_id) };
+        let line = format!("{} O C {BLOCK_BYTES} {}", plan.mode.word(), plan.options);
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let args = TableArgs::parse(&words).unwrap_or_else(|_| panic!("a good table"));
+        let (len, disk, words) = (BACKING_BYTES, origin.clone(), shared.clone());
+        let cache = match plan.mode {
+            Mode::Pmem => Writecache::open_pmem(args, len, disk, twin.clone(), words, &options),
+            Mode::Ssd => {
+                let medium = Arc::new(TwinDisk::new(twin.clone()));
+                Writecache::open_disk(args, len, disk, medium, words, &options)
+            }
+        };
+        let cache = Arc::new(cache.unwrap_or_else(|error| panic!("the attach failed: {error}")));
+        assert_eq!(cache.geometry.blocks, plan.slots);
+        let table = LoadedTable::single(cache.clone(), BACKING_BYTES);
+        let device = Device::with_table("world", table).unwrap();
+        World { plan, twin, origin, cache, device, history, shared, attach_id }
+    }
+
+    /// Someone who reads and writes.
+    pub fn client(&self) -> Client {
+        Client::new(&self.device, self.history.clone())
+    }
+
+    /// What one client does, on a thread of its own.
+    pub fn part(
+        &self,
+        prng: &mut Prng,
+        act: impl FnOnce(&mut Client, &mut Prng) + Send + 'static,
+    ) -> Part {
+        let mut client = self.client();
+        let mut prng = Prng::new(prng.next_u64());
+        Box::new(move || act(&mut client, &mut prng))
+    }
+
+    /// Starts the background, whose time stands still by chance: then whatever happens must
+    /// happen because of something.
+    pub fn keeper(&self, prng: &mut Prng) -> Keeper {
+        if prng.one_in(2) { self.keep(Frozen) } else { self.keep(ManualClock::default()) }
+    }
+
+    /// Starts the background.
+    pub fn keep(&self, clock: impl Clock + 'static) -> Keeper {
+        Keeper::start(&self.device, clock)
+    }
+
+    /// A power cut at this very moment; the world itself goes on.
+    pub fn cut(&self, prng: &mut Prng) -> Rest {
+        // Nobody else goes on in between: nothing here is the scheduler's.
+        let record = self.history.record_now();
+        let atom = if self.plan.mode == Mode::Pmem { 8 } else { SECTOR as usize };
+        Rest { image: self.twin.cut(prng, atom), platter: self.origin.cut(prng), record }
+    }
+
+    /// When all threads are done: reads must be explained, accounts must be right, then also
+    /// after the death of the server, and at last on the origin alone.
+    pub fn judge(self) {
+        self.audit();
+        self.read_all();
+        self.history.judge();
+        let World { plan, twin, origin, history, shared, attach_id, .. } = self;
+        let platter = origin.platter();
+        let next = World::open(plan, twin.image(), platter, history, shared, attach_id + 1);
+        next.audit();
+        next.read_all();
+        next.history.judge();
+        next.drain();
+    }
+
+    fn audit(&self) {
+        if let Err(wrong) = self.cache.audit() {
+            panic!("accounts: {wrong}");
+        }
+    }
+
+    fn read_all(&self) {
+        let mut client = self.client();
+        for &(sector, count) in self.plan.areas {
+            client.read(sector, count).unwrap();
+        }
+    }
+
+    /// Writes everything back; then the origin is what the cache was.
+    pub fn drain(&self) {
+        let mut client = self.client();
+        let before: Vec<Vec<u64>> =
+            self.plan.areas.iter().map(|&(at, n)| client.read(at, n).unwrap()).collect();
+        self.device.set_draining(true);
+        let mut local =
+            Local::without_kernel(&self.device).unwrap().with_background(ManualClock::default());
+        for _ in 0..200 {
+            if self.device.dirty().bytes == 0 && self.cache.is_settled() {
+                break;
+            }
+            if !local.turn() {
+                local.rest();
+            }
+        }
+        assert_eq!(self.device.dirty().bytes, 0, "the drain makes no progress");
+        self.audit();
+        assert_eq!(self.cache.index.linked(), 0, "slots are in use after a drain");
+        self.compare(&before);
+    }
+
+    /// Panics unless the origin has `wanted`, area by area.
+    pub fn compare(&self, wanted: &[Vec<u64>]) {
+        let platter = self.origin.platter();
+        for (&(sector, count), wanted) in self.plan.areas.iter().zip(wanted) {
+            let found: Vec<u64> = (sector..sector + count).map(|at| platter.tag(at)).collect();
+            assert_eq!(found, *wanted, "the origin is not what the cache was at {sector}");
+        }
+    }
+
+    /// Sends a message of one word.
+    pub fn message(&self, word: &str) {
+        self.cache.message(&[word.to_string()]).unwrap();
+    }
+}
+
+impl Rest {
+    /// Attaches what the cut left and judges it.
+    pub fn judge(self, plan: Plan) {
+        let shared = SharedWords::private(shared_words_for(STRIPES, plan.list_max));
+        let history = Arc::new(History::default());
+        let world = World::open(plan, self.image, self.platter, history, shared, 2);
+        let mut client = world.client();
+        for &(sector, count) in plan.areas {
+            for (sector, tag) in (sector..).zip(client.read(sector, count).unwrap()) {
+                self.record.judge_after_cut(sector, tag);
+            }
+        }
+        drop(client);
+        world.drain();
+    }
+}
