@@ -315,7 +315,10 @@ impl Writecache {
             (self.batch.load(Ordering::Relaxed), self.epoch.load(Ordering::Relaxed));
         let stats = &self.stats[stripe];
         let (mut uncommitted, mut committed) = (0, 0);
-        let is_first = self.open.len(stripe, filling) == 0;
+        if self.open.len(stripe, filling) == 0 && !slots.is_empty() {
+            // Ahead of the entries: a round that begins now waits for the lock, and takes them.
+            self.filled.fetch_or(1 << stripe, Ordering::SeqCst);
+        }
         for (nth, &slot) in slots.iter().enumerate() {
             let block = first + nth as u64;
             // Before the slot of an older version can go to somebody else.
@@ -336,9 +339,6 @@ impl Writecache {
             }
             locked.link(slot, block, state, epoch);
             locked.push_newest(slot);
-        }
-        if is_first && !slots.is_empty() {
-            self.filled.fetch_or(1 << stripe, Ordering::SeqCst);
         }
         if !self.is_pmem() {
             let promised = &self.promised[stripe];
