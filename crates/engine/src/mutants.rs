@@ -104,6 +104,8 @@ mutants! {
     EntryBeforeData,
     /// A superseded slot is given out again before its entry is durably marked free.
     FreeMarkLate,
+    /// A free mark changes the block that an entry names, too.
+    MarkRenames,
     /// What was written back is freed before the origin's flush.
     FreedBeforeOriginFlush,
     /// A failed flush of the origin is taken for a good one, behind write-back.

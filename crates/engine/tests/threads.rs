@@ -20,7 +20,7 @@ use udm::units::{MIB, Nanos};
 use udm::world::{BuildOptions, NamedDevices, build};
 
 const THREADS: u64 = 5;
-const OPERATIONS: usize = 20_000;
+const OPERATIONS: u64 = 20_000;
 /// Bytes of the device that belong to one thread; no multiple of a region.
 const OWN: u64 = 1 << 20;
 
@@ -37,6 +37,33 @@ impl Clock for Fast {
     }
 }
 
+/// Sectors as operation `nth` writes them at `at`: where they belong, and by whom.
+fn fill(at: u64, nth: u64, bytes: &mut [u8]) {
+    for (sector, bytes) in (at / 512..).zip(bytes.chunks_exact_mut(512)) {
+        for word in bytes.as_chunks_mut::<16>().0 {
+            word[..8].copy_from_slice(&sector.to_le_bytes());
+            word[8..].copy_from_slice(&nth.to_le_bytes());
+        }
+    }
+}
+
+/// Panics unless both are the same; says what is there instead.
+fn compare(what: &str, at: u64, found: &[u8], expected: &[u8]) {
+    let head = |bytes: &[u8]| {
+        let word = |bytes: &[u8]| u64::from_le_bytes(bytes.try_into().unwrap());
+        (word(&bytes[..8]), word(&bytes[8..16]))
+    };
+    let pairs = found.chunks(512).zip(expected.chunks(512));
+    for (sector, (found, expected)) in (at / 512..).zip(pairs) {
+        assert!(
+            found == expected,
+            "{what}: sector {sector} should be {:?} (sector, operation), but is {:?}",
+            head(expected),
+            head(found)
+        );
+    }
+}
+
 /// Writes, zeroes and reads one thread's part of the device, and returns what it should hold.
 /// Requests are multiples of `unit` bytes.
 fn work(device: &Arc<Device>, thread: u64, unit: u64) -> Vec<u8> {
@@ -46,21 +73,22 @@ fn work(device: &Arc<Device>, thread: u64, unit: u64) -> Vec<u8> {
     let mut into = vec![0; 16 << 10];
     for nth in 0..OPERATIONS {
         let len = (1 + prng.below((16 << 10) / unit)) * unit;
-        let at = prng.below((OWN - len) / unit) * unit;
-        let part = &mut model[at as usize..(at + len) as usize];
+        let from = prng.below((OWN - len) / unit) * unit;
+        let part = &mut model[from as usize..(from + len) as usize];
+        let at = thread * OWN + from;
         match prng.below(8) {
             0..3 => {
                 let into = &mut into[..len as usize];
-                local.read_at(into, thread * OWN + at).unwrap();
-                assert!(into == part, "thread {thread}, operation {nth}: {len} bytes at {at}");
+                local.read_at(into, at).unwrap();
+                compare(&format!("operation {nth}"), at, into, part);
             }
             3 | 4 => {
                 part.fill(0);
-                local.write_zeroes(thread * OWN + at, len, prng.one_in(8)).unwrap();
+                local.write_zeroes(at, len, prng.one_in(8)).unwrap();
             }
             _ => {
-                prng.fill(part);
-                local.write_at(part, thread * OWN + at, prng.one_in(8)).unwrap();
+                fill(at, nth, part);
+                local.write_at(part, at, prng.one_in(8)).unwrap();
             }
         }
     }
@@ -106,7 +134,7 @@ fn share(table: &str, unit: u64) {
     for (thread, model) in models.iter().enumerate() {
         let mut found = vec![0; OWN as usize];
         origin.peek(thread as u64 * OWN, &mut found);
-        assert!(found == *model, "the part of thread {thread} is not on the origin");
+        compare("on the origin", thread as u64 * OWN, &found, model);
     }
 }
 

@@ -4,8 +4,8 @@
 //!    volatile, so a concurrent store is a strange value and never undefined behaviour.
 //! 2. A durable copy leaves nothing behind in the CPU's caches: whole cache lines are stored by
 //!    the primitive itself; the edges before the first and after the last whole line (any offset,
-//!    any length) are stored word by word and then flushed by line. After [`fence`] all of it
-//!    has left the CPU. No line outside the range is ever stored to.
+//!    any length) are stored word by word, past the caches or flushed by line. After [`fence`] all
+//!    of it has left the CPU. No line outside the range is ever stored to.
 //! 3. Eight aligned bytes are stored by one instruction, whichever the primitive.
 //! 4. A primitive is used only if [`Primitive::is_available`]; whoever makes a [`CopyPlan`] has
 //!    asserted it.
@@ -72,6 +72,12 @@ impl Primitive {
     /// Whether stores have left the CPU after it and a fence.
     pub fn is_durable(self) -> bool {
         self != Primitive::Plain
+    }
+
+    /// Whether its stores go to memory without a line of the cache.
+    fn passes_caches(self) -> bool {
+        use Primitive::{Movdir64b, Movnti, Nt32, Nt64};
+        matches!(self, Movnti | Nt32 | Nt64 | Movdir64b)
     }
 
     /// What people call it.
@@ -221,10 +227,26 @@ pub fn fence() {
 
 /// Stores a part of one line: words where they are aligned and whole, else bytes.
 ///
+/// Whole words pass the caches if the primitive does. A line that was stored to before, as that of
+/// a counter, or of the next entry of a table, need not come back from memory for it then.
+///
 /// # Safety
 /// `dst` is writable for `src.len()` bytes, which lie within one cache line.
 unsafe fn store_edge(primitive: Primitive, dst: *mut u8, src: &[u8]) {
     if src.is_empty() {
+        return;
+    }
+    if primitive.passes_caches() && dst.addr().is_multiple_of(8) && src.len().is_multiple_of(8) {
+        for (number, word) in src.as_chunks::<8>().0.iter().enumerate() {
+            // SAFETY: a word read from `src` as it lies there; an aligned word of the caller's
+            // range.
+            unsafe {
+                let word = word.as_ptr().cast::<u64>().read_unaligned();
+                arch::store_past(dst.cast::<u64>().add(number), word);
+            }
+        }
+        #[cfg(test)]
+        tests::note_flush(dst);
         return;
     }
     // SAFETY: the caller's promise; the line that is flushed is the one just stored to.
@@ -286,6 +308,13 @@ mod portable {
     pub(super) unsafe fn copy_lines(_: Primitive, dst: *mut u8, src: &[u8]) {
         // SAFETY: the caller's promise.
         unsafe { super::store_words(dst, src) }
+    }
+
+    /// # Safety
+    /// `dst` is aligned and writable.
+    pub(super) unsafe fn store_past(dst: *mut u64, word: u64) {
+        // SAFETY: the caller's promise.
+        unsafe { dst.write_volatile(word) };
     }
 
     /// # Safety

@@ -1,6 +1,7 @@
 //! The primitives of x86-64, in assembly.
 //!
-//! Every block here moves whole cache lines with `dst` aligned to 64 bytes, or flushes one line.
+//! Every block here moves whole cache lines with `dst` aligned to 64 bytes, stores one aligned word,
+//! or flushes one line.
 //! None of them says `nomem` or `readonly`: the compiler takes each as touching any memory, which
 //! keeps it from moving other accesses across.
 
@@ -232,6 +233,15 @@ unsafe fn clwb(dst: *mut u8, lines: usize) {
         // SAFETY: changes no content; the address is mapped.
         unsafe { asm!("clwb [{}]", in(reg) dst.add(line * LINE), options(nostack)) };
     }
+}
+
+/// Stores a word past the caches.
+///
+/// # Safety
+/// `dst` is a multiple of 8 and writable.
+pub(super) unsafe fn store_past(dst: *mut u64, word: u64) {
+    // SAFETY: the caller's promise. movnti is part of SSE2, which every x86-64 has.
+    unsafe { asm!("movnti [{}], {}", in(reg) dst, in(reg) word, options(nostack)) };
 }
 
 /// Sends the line of `dst` out of the caches, by the best instruction there is; complete after

@@ -15,7 +15,7 @@ use crate::error::{Error, Kind, Result};
 use crate::mutants::{self, Mutant};
 use crate::pmem::Pmem;
 use crate::shm::SharedWords;
-use crate::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
+use crate::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize};
 use crate::sync::{Arc, Mutex};
 use crate::units::{MIB, SECTOR, human_bytes};
 
@@ -64,8 +64,8 @@ impl Finder for Attach {
         locked.push_newest(index as u32);
     }
 
-    fn superseded(&mut self, _block: u64, index: u64) {
-        self.index.set_marking(index as u32);
+    fn superseded(&mut self, block: u64, index: u64) {
+        self.index.set_marking_of(index as u32, block);
         self.stale.push(index as u32);
     }
 
@@ -416,6 +416,9 @@ fn assemble(
         promised: (0..stripes).map(|_| AtomicU32::new(0)).collect(),
         batch: AtomicU64::new(seq),
         commit: Mutex::new(Commit { seq, ..Commit::default() }),
+        filled: AtomicU32::new(0),
+        marks_count: AtomicUsize::new(found.stale.len()),
+        superseded_count: AtomicUsize::new(0),
         marks: Mutex::new(Marks::of(found.stale)),
         begun: AtomicU64::new(0),
         ended: AtomicU64::new(0),

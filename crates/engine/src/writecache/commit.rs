@@ -29,7 +29,7 @@ use crate::target::Port;
 use super::args::Mode;
 use super::index::{Locked, State};
 use super::round::Phase;
-use super::{TOKEN_FLUSH, Writecache};
+use super::{TOKEN_FLUSH, Writecache, add};
 
 /// A bio that waits for a round: its progress says which, and how far the bio is.
 const WAITS: u64 = 1 << 63;
@@ -64,14 +64,15 @@ pub(super) struct Commit {
     pub(super) drops: Vec<u32>,
     /// Room for its entries: slot and block.
     pub(super) batch: Vec<(u32, u64)>,
-    /// Room for those that its end supersedes.
+    /// Slots that commits have superseded, and that wait for their marks.
     pub(super) superseded: Vec<u32>,
 }
 
 /// Slots that wait for their free marks.
 #[derive(Debug, Default)]
 pub(super) struct Marks {
-    /// Newer versions of their blocks are durable. In no chain.
+    /// Newer versions of their blocks are durable, and their write-back has ended, or they were so
+    /// when the cache was opened. In no chain.
     superseded: Vec<u32>,
     /// Were the newest versions. In their chains.
     dropped: Vec<u32>,
@@ -100,6 +101,13 @@ impl Marks {
 pub(super) struct FlushJob {
     bio: Option<Bio>,
     bypasses: u64,
+}
+
+/// The stripes whose bits are set.
+fn stripes_of(bits: u32) -> impl Iterator<Item = usize> + use<> {
+    std::iter::successors(Some(bits), |bits| Some(bits & bits.wrapping_sub(1)))
+        .take_while(|bits| *bits != 0)
+        .map(|bits| bits.trailing_zeros() as usize)
 }
 
 /// Whether a bio waits for a round: which, and whether it goes on then or is done. What it had
@@ -137,28 +145,22 @@ impl Writecache {
 
     /// Whether anything is not committed that was completed before.
     pub(super) fn has_open(&self) -> bool {
-        (0..self.index.stripes()).any(|stripe| {
-            let filling = self.filling[stripe].load(Ordering::Relaxed) as usize;
-            self.open.len(stripe, filling) > 0 || self.open.len(stripe, 1 - filling) > 0
-        })
+        (0..self.index.stripes())
+            .any(|stripe| [0, 1].iter().any(|list| self.open.len(stripe, *list) > 0))
     }
 
     /// Slots that wait for their marks.
     pub(super) fn marks_waiting(&self) -> usize {
-        lock(&self.marks).count()
+        self.marks_count.load(Ordering::SeqCst) + self.superseded_count.load(Ordering::SeqCst)
     }
 
     /// The round after which all that is complete now is durable: the one that is under way if no
     /// list that is being filled has anything, else the next. When a round begins during the look,
     /// a list may have been closed just before it was looked at.
     fn round_needed(&self) -> u64 {
-        let has_any = |stripe: usize| {
-            let filling = self.filling[stripe].load(Ordering::Acquire) as usize;
-            self.open.len(stripe, filling) > 0
-        };
         loop {
             let begun = self.begun.load(Ordering::SeqCst);
-            let is_any_filled = (0..self.index.stripes()).any(has_any);
+            let is_any_filled = self.filled.load(Ordering::SeqCst) != 0;
             if self.begun.load(Ordering::SeqCst) == begun || mutants::is(Mutant::RoundReadOnce) {
                 return (begun + u64::from(is_any_filled))
                     .max(self.marked_by.load(Ordering::SeqCst));
@@ -344,15 +346,14 @@ impl Writecache {
         self.begun.fetch_add(1, Ordering::SeqCst);
         self.uncommitted.store(0, Ordering::Relaxed);
         (commit.has_batch, commit.closed) = (false, 0);
-        for stripe in 0..self.index.stripes() {
-            let filling = self.filling[stripe].load(Ordering::Relaxed) as usize;
-            if self.open.len(stripe, filling) == 0 {
-                continue;
-            }
+        // Behind the count of rounds: who finds nothing filled any more looks again. A stripe's bit
+        // comes back when something is put into its other list.
+        for stripe in stripes_of(self.filled.swap(0, Ordering::SeqCst)) {
             let locked = self.index.lock(stripe);
+            let filling = self.filling[stripe].load(Ordering::Relaxed) as usize;
             if !commit.has_batch {
                 commit.has_batch = true;
-                self.batch.store(commit.seq + 1, Ordering::SeqCst);
+                self.batch.store(commit.seq + 1, Ordering::Release);
             }
             commit.closed |= 1 << stripe;
             self.filling[stripe].store(1 - filling as u32, Ordering::Release);
@@ -365,16 +366,20 @@ impl Writecache {
     /// Takes the slots that this round marks free. Called behind the closing of the batch: what
     /// is dropped from here on is not older than anything in it.
     fn take_marks(&self, commit: &mut Commit) {
+        let has_others = self.marks_count.load(Ordering::SeqCst) > 0;
+        let is_due = !commit.has_batch || self.are_due(self.marks_waiting());
+        if !has_others && (commit.superseded.is_empty() || !is_due) {
+            return;
+        }
         let mut marks = lock(&self.marks);
         let marks = &mut *marks;
         let has_dropped = !marks.dropped.is_empty() || !marks.ready.is_empty();
-        let is_due = has_dropped || !commit.has_batch || self.are_due(marks.count());
-        if !is_due {
+        if !has_dropped && !is_due {
             return;
         }
+        commit.marks.append(&mut commit.superseded);
+        self.superseded_count.store(0, Ordering::SeqCst);
         commit.marks.append(&mut marks.superseded);
-        // Neighbours share a line, or a sector.
-        commit.marks.sort_unstable();
         let is_first = commit.marks.is_empty() && marks.ready.is_empty();
         commit.drops.append(&mut marks.ready);
         if is_first || mutants::is(Mutant::NewerFreedFirst) {
@@ -382,6 +387,7 @@ impl Writecache {
         } else {
             marks.ready.append(&mut marks.dropped);
         }
+        self.marks_count.store(marks.count(), Ordering::SeqCst);
     }
 
     fn are_due(&self, waiting: usize) -> bool {
@@ -390,8 +396,7 @@ impl Writecache {
 
     /// The stripes of the batch that is being committed.
     pub(super) fn closed_stripes(commit: &Commit) -> impl Iterator<Item = usize> + use<> {
-        let closed = commit.closed;
-        (0..u32::BITS as usize).filter(move |stripe| closed >> stripe & 1 == 1)
+        stripes_of(commit.closed)
     }
 
     /// The entries of the batch that is being committed, of one stripe.
@@ -420,15 +425,13 @@ impl Writecache {
     /// Everything of the round is durable: its batch is committed, its marked slots are free.
     pub(super) fn finish_round(&self, commit: &mut Commit) -> bool {
         let round = self.begun.load(Ordering::SeqCst);
-        let mut superseded = std::mem::take(&mut commit.superseded);
         for stripe in Writecache::closed_stripes(commit) {
-            self.commit_stripe(stripe, &mut superseded);
+            self.commit_stripe(stripe, &mut commit.superseded);
         }
         // No round takes marks before this one has ended: nothing that becomes the newest now can
         // be marked before what it supersedes.
-        lock(&self.marks).superseded.append(&mut superseded);
-        commit.superseded = superseded;
-        self.counters.commits.fetch_add(u64::from(commit.has_batch), Ordering::Relaxed);
+        self.superseded_count.store(commit.superseded.len(), Ordering::SeqCst);
+        add(&self.counters.commits, u64::from(commit.has_batch));
         for &slot in &commit.drops {
             self.index.lock_of(self.index.word(slot).block()).unlink(slot);
         }
@@ -472,11 +475,12 @@ impl Writecache {
 
     /// `slot` is committed: older versions of its block are not needed any more.
     fn supersede(&self, locked: &mut Locked<'_>, block: u64, slot: u32, superseded: &mut Vec<u32>) {
-        let older = locked.versions(block).skip_while(|found| found.slot != slot).skip(1);
-        for found in older {
+        let mut at = slot;
+        while let Some((before, found)) = locked.next_older(block, at) {
+            at = before;
             match found.word.state() {
                 State::Live | State::Cleaned | State::Damaged => {
-                    locked.unlink(found.slot);
+                    locked.unlink_behind(before, found.slot);
                     self.index.set_marking(found.slot);
                     if mutants::is(Mutant::FreeMarkLate) {
                         self.index.retire(found.slot);
@@ -484,10 +488,12 @@ impl Writecache {
                         continue;
                     }
                     superseded.push(found.slot);
+                    continue;
                 }
                 State::Cleaning => locked.set_state(found.slot, State::Outdated),
                 _ => {}
             }
+            at = found.slot;
         }
     }
 
@@ -501,6 +507,8 @@ impl Writecache {
         locked.set_state(slot, State::Dropped);
         let mut marks = lock(&self.marks);
         marks.dropped.push(slot);
+        // Before the look at the rounds: one that begins now and sees none waiting is not counted.
+        self.marks_count.store(marks.count(), Ordering::SeqCst);
         // Two rounds that have not begun yet: rule 3.
         self.marked_by.fetch_max(self.begun.load(Ordering::SeqCst) + 2, Ordering::SeqCst);
     }
@@ -509,7 +517,9 @@ impl Writecache {
     pub(super) fn drop_outdated(&self, locked: &mut Locked<'_>, slot: u32) {
         locked.unlink(slot);
         self.index.set_marking(slot);
-        lock(&self.marks).superseded.push(slot);
+        let mut marks = lock(&self.marks);
+        marks.superseded.push(slot);
+        self.marks_count.store(marks.count(), Ordering::SeqCst);
     }
 
     /// Whether so many slots wait for their marks that a round is due.

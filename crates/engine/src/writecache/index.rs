@@ -165,21 +165,28 @@ struct Ends {
     newest: u32,
 }
 
+/// A slot's neighbours; they share a line of memory.
+#[derive(Debug)]
+struct Links {
+    /// The next one in its chain.
+    chain: AtomicU32,
+    /// Age list: towards older slots, and towards newer. A slot that is in no list is its own
+    /// newer neighbour.
+    older: AtomicU32,
+    newer: AtomicU32,
+}
+
 /// All slots and chains.
 #[derive(Debug)]
 pub struct Index {
     stripes: Box<[Stripe]>,
     words: Box<[AtomicU64]>,
-    chain: Box<[AtomicU32]>,
-    /// Age list: towards older slots, and towards newer. A slot that is in no list is its own
-    /// newer neighbour.
-    older: Box<[AtomicU32]>,
-    newer: Box<[AtomicU32]>,
+    links: Box<[Links]>,
     region_blocks: u64,
 }
 
-fn links(count: usize) -> Box<[AtomicU32]> {
-    (0..count).map(|_| AtomicU32::new(NONE)).collect()
+fn none() -> AtomicU32 {
+    AtomicU32::new(NONE)
 }
 
 impl Index {
@@ -190,22 +197,18 @@ impl Index {
         let groups = (count * 7 / 8 / stripes / GROUP as usize).max(1);
         let stripe = |_| Stripe {
             state: Mutex::new(Ends { oldest: NONE, newest: NONE }),
-            buckets: links(groups * GROUP as usize),
+            buckets: (0..groups * GROUP as usize).map(|_| none()).collect(),
             linked: AtomicU32::new(0),
             dirty: AtomicU32::new(0),
         };
-        let index = Index {
+        Index {
             stripes: (0..stripes).map(stripe).collect(),
             words: (0..count).map(|_| AtomicU64::new(0)).collect(),
-            chain: links(count),
-            older: links(count),
-            newer: links(count),
+            links: (0..slots)
+                .map(|slot| Links { chain: none(), older: none(), newer: AtomicU32::new(slot) })
+                .collect(),
             region_blocks: REGION_BYTES / u64::from(block_bytes),
-        };
-        for slot in 0..slots {
-            set(&index.newer, slot, slot);
         }
-        index
     }
 
     /// Bytes of memory that it takes.
@@ -244,17 +247,24 @@ impl Index {
         self.lock(self.stripe_of(block))
     }
 
-    /// Everything that a write of `block` to `slot` will change comes near, while its data is
-    /// copied.
+    /// What a write of `block` to `slot` will change comes near while its data is copied: its own,
+    /// and the chain that it will lead.
     pub fn touch(&self, block: u64, slot: u32) {
         let buckets = &self.stripes[self.stripe_of(block)].buckets;
-        let older = get(buckets, bucket(buckets, block));
+        bring_near(&buckets[bucket(buckets, block)]);
+        bring_near(&self.words[slot as usize]);
+        bring_near(&self.links[slot as usize]);
+    }
+
+    /// The version before comes near while the copy is waited for. The chain should be near: a
+    /// load that has to wait holds up every store behind it.
+    pub fn touch_older(&self, block: u64) {
+        let buckets = &self.stripes[self.stripe_of(block)].buckets;
+        let older = get(&buckets[bucket(buckets, block)]);
         if older != NONE {
             bring_near(&self.words[older as usize]);
+            bring_near(&self.links[older as usize]);
         }
-        bring_near(&self.words[slot as usize]);
-        bring_near(&self.chain[slot as usize]);
-        bring_near(&self.newer[slot as usize]);
     }
 
     /// What is known of a slot now.
@@ -279,6 +289,12 @@ impl Index {
         self.set_word(slot, self.word(slot).with_state(State::Marking));
     }
 
+    /// The same, where the slot has never been in a chain: its entry names `block`.
+    pub fn set_marking_of(&self, slot: u32, block: u64) {
+        let word = self.word(slot);
+        self.set_word(slot, Word::new(block, word.generation(), State::Marking, word.epoch()));
+    }
+
     /// Frees a slot that is in no chain: what was copied from it cannot be believed any more.
     pub fn retire(&self, slot: u32) {
         let word = self.word(slot);
@@ -295,24 +311,28 @@ impl Index {
         self.stripes.iter().map(|stripe| stripe.dirty.load(Ordering::Relaxed)).sum()
     }
 
+    fn links(&self, slot: u32) -> &Links {
+        &self.links[slot as usize]
+    }
+
     fn set_word(&self, slot: u32, word: Word) {
         self.words[slot as usize].store(word.0, Ordering::Release);
     }
 }
 
-fn get(links: &[AtomicU32], slot: u32) -> u32 {
-    links[slot as usize].load(Ordering::Relaxed)
+fn get(link: &AtomicU32) -> u32 {
+    link.load(Ordering::Relaxed)
 }
 
-fn set(links: &[AtomicU32], slot: u32, to: u32) {
-    links[slot as usize].store(to, Ordering::Relaxed);
+fn set(link: &AtomicU32, to: u32) {
+    link.store(to, Ordering::Relaxed);
 }
 
 /// The chain of a block. Neighbours have neighbouring chains: they share a line of memory.
-fn bucket(buckets: &[AtomicU32], block: u64) -> u32 {
+fn bucket(buckets: &[AtomicU32], block: u64) -> usize {
     let groups = buckets.len() as u64 / GROUP;
     let mixed = (block / GROUP).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32;
-    (((mixed * groups) >> 32) * GROUP + block % GROUP) as u32
+    (((mixed * groups) >> 32) * GROUP + block % GROUP) as usize
 }
 
 /// A stripe whose lock is held.
@@ -342,11 +362,11 @@ impl<'a> Locked<'a> {
     pub fn versions(&self, block: u64) -> impl Iterator<Item = Found> + use<'a> {
         let index = self.index;
         let buckets = self.buckets();
-        let mut next = get(buckets, bucket(buckets, block));
+        let mut next = get(&buckets[bucket(buckets, block)]);
         std::iter::from_fn(move || {
             while next != NONE {
                 let slot = next;
-                next = get(&index.chain, slot);
+                next = get(&index.links(slot).chain);
                 let word = index.word(slot);
                 if word.block() == block {
                     return Some(Found { slot, word });
@@ -361,13 +381,29 @@ impl<'a> Locked<'a> {
         self.versions(block).next()
     }
 
+    /// The next version of a block behind `slot` in its chain, and the slot in front of that one.
+    pub fn next_older(&self, block: u64, slot: u32) -> Option<(u32, Found)> {
+        let mut before = slot;
+        loop {
+            let slot = get(&self.index.links(before).chain);
+            if slot == NONE {
+                return None;
+            }
+            let word = self.index.word(slot);
+            if word.block() == block {
+                return Some((before, Found { slot, word }));
+            }
+            before = slot;
+        }
+    }
+
     /// The slots in chains, each chain from its head on; and those in the age list.
     #[cfg(all(test, feature = "shuttle"))]
     pub(super) fn audit(&self) -> (Vec<u32>, Vec<u32>) {
         let follow = |head: &AtomicU32| {
             let is_slot = |slot: &u32| *slot != NONE;
             let first = Some(head.load(Ordering::SeqCst)).filter(is_slot);
-            let next = |slot: &u32| Some(get(&self.index.chain, *slot)).filter(is_slot);
+            let next = |slot: &u32| Some(get(&self.index.links(*slot).chain)).filter(is_slot);
             std::iter::successors(first, next).collect::<Vec<u32>>()
         };
         let chained = self.buckets().iter().flat_map(follow).collect();
@@ -381,32 +417,38 @@ impl<'a> Locked<'a> {
         let generation = index.word(slot).generation();
         index.set_word(slot, Word::new(block, generation, state, epoch));
         let buckets = self.buckets();
-        let bucket = bucket(buckets, block);
-        set(&index.chain, slot, get(buckets, bucket));
-        set(buckets, bucket, slot);
+        let head = &buckets[bucket(buckets, block)];
+        set(&index.links(slot).chain, get(head));
+        set(head, slot);
         self.count(1, i32::from(is_dirty(state)));
     }
 
     /// Takes a slot out of its chain, and out of the age list.
     pub fn unlink(&mut self, slot: u32) {
-        self.remove_age(slot);
         let index = self.index;
-        let word = index.word(slot);
         let buckets = self.buckets();
-        let bucket = bucket(buckets, word.block());
-        let behind = get(&index.chain, slot);
-        let mut at = get(buckets, bucket);
-        if at == slot {
-            set(buckets, bucket, behind);
-        } else {
-            while get(&index.chain, at) != slot {
-                at = get(&index.chain, at);
-                assert!(at != NONE, "a slot is in the chain of its block");
-            }
-            set(&index.chain, at, behind);
+        let mut link = &buckets[bucket(buckets, index.word(slot).block())];
+        while get(link) != slot {
+            assert!(get(link) != NONE, "a slot is in the chain of its block");
+            link = &index.links(get(link)).chain;
         }
-        set(&index.chain, slot, NONE);
-        self.count(-1, -i32::from(is_dirty(word.state())));
+        self.cut(link, slot);
+    }
+
+    /// The same, where the slot in front of it in the chain is known.
+    pub fn unlink_behind(&mut self, before: u32, slot: u32) {
+        let link = &self.index.links(before).chain;
+        assert!(get(link) == slot, "they are neighbours in a chain");
+        self.cut(link, slot);
+    }
+
+    /// Takes out the slot that `link` leads to.
+    fn cut(&mut self, link: &AtomicU32, slot: u32) {
+        self.remove_age(slot);
+        let chain = &self.index.links(slot).chain;
+        set(link, get(chain));
+        set(chain, NONE);
+        self.count(-1, -i32::from(is_dirty(self.index.word(slot).state())));
     }
 
     /// Sets the state of a slot in a chain.
@@ -435,7 +477,7 @@ impl<'a> Locked<'a> {
 
     /// The slot that came next after `slot`.
     pub fn next_newer(&self, slot: u32) -> Option<u32> {
-        let newer = get(&self.index.newer, slot);
+        let newer = get(&self.index.links(slot).newer);
         (newer != NONE && newer != slot).then_some(newer)
     }
 
@@ -443,11 +485,11 @@ impl<'a> Locked<'a> {
     pub fn push_newest(&mut self, slot: u32) {
         let index = self.index;
         let before = self.ends.newest;
-        set(&index.older, slot, before);
-        set(&index.newer, slot, NONE);
+        set(&index.links(slot).older, before);
+        set(&index.links(slot).newer, NONE);
         match before {
             NONE => self.ends.oldest = slot,
-            _ => set(&index.newer, before, slot),
+            _ => set(&index.links(before).newer, slot),
         }
         self.ends.newest = slot;
     }
@@ -456,11 +498,11 @@ impl<'a> Locked<'a> {
     pub fn push_oldest(&mut self, slot: u32) {
         let index = self.index;
         let behind = self.ends.oldest;
-        set(&index.older, slot, NONE);
-        set(&index.newer, slot, behind);
+        set(&index.links(slot).older, NONE);
+        set(&index.links(slot).newer, behind);
         match behind {
             NONE => self.ends.newest = slot,
-            _ => set(&index.older, behind, slot),
+            _ => set(&index.links(behind).older, slot),
         }
         self.ends.oldest = slot;
     }
@@ -468,19 +510,20 @@ impl<'a> Locked<'a> {
     /// Takes a slot out of the age list, if it is in it.
     pub fn remove_age(&mut self, slot: u32) {
         let index = self.index;
-        let (older, newer) = (get(&index.older, slot), get(&index.newer, slot));
+        let links = index.links(slot);
+        let (older, newer) = (get(&links.older), get(&links.newer));
         if newer == slot {
             return;
         }
         match older {
             NONE => self.ends.oldest = newer,
-            _ => set(&index.newer, older, newer),
+            _ => set(&index.links(older).newer, newer),
         }
         match newer {
             NONE => self.ends.newest = older,
-            _ => set(&index.older, newer, older),
+            _ => set(&index.links(newer).older, older),
         }
-        set(&index.newer, slot, slot);
+        set(&links.newer, slot);
     }
 }
 

@@ -53,7 +53,7 @@ use crate::disk::{Disk, DiskIo};
 use crate::error::{Result, Status};
 use crate::mutants::{self, Mutant};
 use crate::pending::PerPort;
-use crate::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use crate::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use crate::sync::{Arc, Mutex, lock};
 use crate::target::{Dirty, Events, Fact, Port, Target, TargetLimits};
 use crate::units::Nanos;
@@ -179,12 +179,17 @@ pub struct Writecache {
     open: OpenLists,
     /// Which of its two lists each stripe fills. Changes under the stripe's lock.
     filling: Box<[AtomicU32]>,
+    /// Stripes whose list that is being filled has anything, as bits. Changes under their locks.
+    filled: AtomicU32,
     /// Room promised in the list that is being filled; under the stripe's lock.
     promised: Box<[AtomicU32]>,
     /// Number of the batch that is open.
     batch: AtomicU64,
     commit: Mutex<Commit>,
     marks: Mutex<Marks>,
+    /// How many slots wait there, and in `commit`.
+    marks_count: AtomicUsize,
+    superseded_count: AtomicUsize,
     /// Rounds of commit: begun, ended, and needed until all that was dropped is marked so.
     begun: AtomicU64,
     ended: AtomicU64,

@@ -108,8 +108,9 @@ impl Pool {
 
     /// Puts several slots back.
     pub fn put_all(&self, slots: &[u32]) {
-        for slot in slots {
-            self.bits[*slot as usize / 64].fetch_or(1 << (slot % 64), Ordering::AcqRel);
+        for of_word in slots.chunk_by(|one, next| one / 64 == next / 64) {
+            let bits = of_word.iter().fold(0, |bits, slot| bits | 1 << (slot % 64));
+            self.bits[of_word[0] as usize / 64].fetch_or(bits, Ordering::AcqRel);
         }
         self.count.fetch_add(slots.len() as u32, Ordering::Release);
     }

@@ -21,9 +21,7 @@ use crate::units::{KIB, SECTOR};
 
 use super::commit::Commit;
 use super::index::State;
-use super::layout::{
-    ENTRY_BYTES, ENTRY_SEQ_AT, Entry, FREE, SEQ_COUNT_AT, SUPERBLOCK_BYTES, Superblock,
-};
+use super::layout::{ENTRY_BYTES, Entry, FREE, SEQ_COUNT_AT, SUPERBLOCK_BYTES, Superblock};
 use super::media::Medium;
 use super::{TOKEN_COMMIT, Writecache};
 
@@ -33,7 +31,7 @@ const WRITE_BYTES_MAX: u64 = 64 * KIB;
 pub(super) const DEPTH_MAX: usize = 32;
 
 /// Entries stored together in mode `p`.
-const RUN_MAX: usize = 32;
+const RUN_MAX: usize = 16;
 
 /// How far a round of mode `s` is.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -70,11 +68,6 @@ impl Writecache {
     fn store_round(&self, pmem: &dyn Pmem, commit: &mut Commit) -> Result<(), Status> {
         let settle = || pmem.drain().and_then(|()| pmem.sync());
         self.store_entries(pmem, commit);
-        self.begin_marks(commit);
-        for &slot in commit.marks.iter().chain(&commit.drops) {
-            let at = self.geometry.entry_at(u64::from(slot)) + ENTRY_SEQ_AT;
-            pmem.store(at, &FREE.to_le_bytes());
-        }
         if !mutants::is(Mutant::CounterBeforeEntries) {
             settle()?;
         }
@@ -89,25 +82,39 @@ impl Writecache {
         Ok(())
     }
 
-    /// Stores the entries of the batch: neighbours together, whole lines where possible.
+    /// Stores the entries of the batch, and free marks.
     fn store_entries(&self, pmem: &dyn Pmem, commit: &mut Commit) {
         let mut batch = std::mem::take(&mut commit.batch);
         for stripe in Writecache::closed_stripes(commit) {
             batch.extend(self.closing(stripe).map(|(block, slot)| (slot, block)));
         }
-        batch.sort_unstable();
+        batch.sort_unstable_by_key(|(slot, _)| *slot);
+        self.store_runs(pmem, &batch, commit.seq);
+        self.begin_marks(commit);
+        batch.clear();
+        let marks = commit.marks.iter().chain(&commit.drops);
+        batch.extend(marks.map(|slot| (*slot, self.index.word(*slot).block())));
+        if mutants::is(Mutant::MarkRenames) {
+            batch.iter_mut().for_each(|(_, block)| *block = 0);
+        }
+        // Their blocks as they are: a torn entry, still with its number, must not name another.
+        self.store_runs(pmem, &batch, FREE);
+        batch.clear();
+        commit.batch = batch;
+    }
+
+    /// Stores entries with the same number: neighbours together, whole lines where possible.
+    fn store_runs(&self, pmem: &dyn Pmem, slots: &[(u32, u64)], seq: u64) {
         let mut entries = [Entry::FRESH; RUN_MAX];
-        for run in batch.chunk_by(|one, next| one.0 + 1 == next.0) {
+        for run in slots.chunk_by(|one, next| one.0 + 1 == next.0) {
             for part in run.chunks(RUN_MAX) {
                 for (entry, (_, block)) in entries.iter_mut().zip(part) {
-                    *entry = Entry::new(block * self.geometry.block_sectors(), commit.seq);
+                    *entry = Entry::new(block * self.geometry.block_sectors(), seq);
                 }
                 let at = self.geometry.entry_at(u64::from(part[0].0));
                 pmem.store(at, entries[..part.len()].as_bytes());
             }
         }
-        batch.clear();
-        commit.batch = batch;
     }
 
     /// Begins rounds of mode `s` until one has I/O in flight, or nothing is wanted any more.

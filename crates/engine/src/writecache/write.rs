@@ -183,6 +183,7 @@ impl Writecache {
             let data = &bio.buffer.as_slice()[from..from + count * block_bytes];
             pmem.store(self.geometry.block_at(u64::from(slots[nth])), data);
         }
+        self.index.touch_older((bio.offset + bio.progress) / self.block_bytes());
         pmem.drain()
     }
 
@@ -314,6 +315,7 @@ impl Writecache {
             (self.batch.load(Ordering::Relaxed), self.epoch.load(Ordering::Relaxed));
         let stats = &self.stats[stripe];
         let (mut uncommitted, mut committed) = (0, 0);
+        let is_first = self.open.len(stripe, filling) == 0;
         for (nth, &slot) in slots.iter().enumerate() {
             let block = first + nth as u64;
             // Before the slot of an older version can go to somebody else.
@@ -334,6 +336,9 @@ impl Writecache {
             }
             locked.link(slot, block, state, epoch);
             locked.push_newest(slot);
+        }
+        if is_first && !slots.is_empty() {
+            self.filled.fetch_or(1 << stripe, Ordering::SeqCst);
         }
         if !self.is_pmem() {
             let promised = &self.promised[stripe];

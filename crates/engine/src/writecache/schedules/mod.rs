@@ -41,11 +41,20 @@ impl Writecache {
         if !is_counted {
             return Err(format!("{} slots count as free", self.pool.count()));
         }
-        let (superseded, dropped) = lock(&self.marks).audit();
+        let (mut superseded, dropped) = lock(&self.marks).audit();
+        superseded.extend_from_slice(&lock(&self.commit).superseded);
+        if self.marks_waiting() != superseded.len() + dropped.len() {
+            return Err(format!("{} marks are counted", self.marks_waiting()));
+        }
         let mut chained = 0;
         let mut dirty = 0;
         for stripe in 0..self.index.stripes() {
             let (slots, aged) = self.index.lock(stripe).audit();
+            let filling = self.filling[stripe].load(Ordering::SeqCst) as usize;
+            let is_filled = self.filled.load(Ordering::SeqCst) >> stripe & 1 == 1;
+            if is_filled != (self.open.len(stripe, filling) > 0) {
+                return Err(format!("stripe {stripe} counts as filled: {is_filled}"));
+            }
             chained += slots.len();
             for &slot in &slots {
                 places[slot as usize] += 1;
