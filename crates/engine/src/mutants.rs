@@ -216,8 +216,6 @@ mutants! {
     RoundReadOnce,
     /// A read from memory does not look whether its slot was retired meanwhile.
     SlotNotRechecked,
-    /// The background is told before it can see that somebody waits for a slot.
-    WaiterUnannounced,
     /// Slots that writes are filling count as lost.
     SlotsInHandForgotten,
     /// Who waits for a slot does not hear of what others publish.

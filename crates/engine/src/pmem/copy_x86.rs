@@ -1,7 +1,7 @@
 //! The primitives of x86-64, in assembly.
 //!
-//! Every block here moves whole cache lines with `dst` aligned to 64 bytes, stores one aligned word,
-//! or flushes one line.
+//! Every block here moves whole cache lines with `dst` aligned to 64 bytes, stores one aligned
+//! word, or flushes one line.
 //! None of them says `nomem` or `readonly`: the compiler takes each as touching any memory, which
 //! keeps it from moving other accesses across.
 

@@ -397,18 +397,15 @@ impl<'a> Locked<'a> {
         }
     }
 
-    /// The slots in chains, each chain from its head on; and those in the age list.
+    /// The slots in chains, and those in the age list.
     #[cfg(all(test, feature = "shuttle"))]
     pub(super) fn audit(&self) -> (Vec<u32>, Vec<u32>) {
-        let follow = |head: &AtomicU32| {
-            let is_slot = |slot: &u32| *slot != NONE;
-            let first = Some(head.load(Ordering::SeqCst)).filter(is_slot);
-            let next = |slot: &u32| Some(get(&self.index.links(*slot).chain)).filter(is_slot);
-            std::iter::successors(first, next).collect::<Vec<u32>>()
-        };
-        let chained = self.buckets().iter().flat_map(follow).collect();
+        let some = |slot: u32| (slot != NONE).then_some(slot);
+        let next = |slot: &u32| some(get(&self.index.links(*slot).chain));
+        let follow = |head: u32| std::iter::successors(some(head), next);
+        let heads = self.buckets().iter().map(|head| head.load(Ordering::SeqCst));
         let aged = std::iter::successors(self.oldest(), |slot| self.next_newer(*slot)).collect();
-        (chained, aged)
+        (heads.flat_map(follow).collect(), aged)
     }
 
     /// Makes a slot of nobody the newest version of `block`.

@@ -301,10 +301,6 @@ impl Writecache {
         }
         self.counters.blocked.fetch_add(1, Ordering::Relaxed);
         port.parked.push_back(bio);
-        if mutants::is(Mutant::WaiterUnannounced) {
-            self.events.work();
-            return self.wants_room.store(true, Ordering::SeqCst);
-        }
         self.wants_room.store(true, Ordering::SeqCst);
         self.events.work();
     }

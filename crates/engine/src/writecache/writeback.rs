@@ -132,8 +132,10 @@ impl Writecache {
         // A suspend that cleans does not wait for an origin that fails: see `is_at_rest`.
         let is_cleaning = self.is_flushing.load(Ordering::SeqCst)
             && (!writeback.retry.is_failing() || mutants::is(Mutant::SuspendedRetries));
-        let rests = self.is_suspended() && !is_cleaning;
-        if rests || self.has_failed() || self.is_resting(writeback, now) {
+        if self.is_suspended() && !is_cleaning
+            || self.has_failed()
+            || self.is_resting(writeback, now)
+        {
             return;
         }
         let wanted = self.wanted(writeback);
@@ -155,8 +157,7 @@ impl Writecache {
         self.plan_retry(background);
     }
 
-    /// Nothing can be written back before it is committed. In mode `p` that is done here, also if
-    /// somebody else is at it, and nobody will say so.
+    /// Nothing is written back before it is committed: in mode `p` here, and nobody will say so.
     fn commit_for_writeback(&self, port: &mut Port) {
         if !self.is_pmem() {
             return self.commit_soon(port);
@@ -472,13 +473,6 @@ impl Writecache {
         }
         self.begin_pause(writeback);
         self.signal_batch_end();
-    }
-
-    /// Discards may wait for blocks that were on their way.
-    fn signal_batch_end(&self) {
-        if self.wants_batch_end.swap(false, Ordering::SeqCst) {
-            self.events.room();
-        }
     }
 
     fn put_item_back(&self, locked: &mut Locked<'_>, slot: u32, is_last: bool) {

@@ -95,6 +95,13 @@ impl Writecache {
         zeroing.swap_remove(place.expect("a range is registered while it is zeroed"));
     }
 
+    /// Discards may wait for blocks that were on their way.
+    pub(super) fn signal_batch_end(&self) {
+        if self.wants_batch_end.swap(false, Ordering::SeqCst) {
+            self.events.room();
+        }
+    }
+
     /// The origin is zeroed, or flushed.
     pub(super) fn complete_zero(&self, io: DiskIo, port: &mut Port) {
         let place = io.token as u32;

@@ -14,6 +14,7 @@ const MILLI: u64 = SECOND / 1000;
 
 #[test]
 fn autocommit_by_blocks() {
+    // In mode `s` the background does it, which is told.
     in_both_modes("4096 4 autocommit_blocks 4 autocommit_time 3600000", |mut world| {
         world.open();
         for block in 0..3 {
@@ -21,17 +22,17 @@ fn autocommit_by_blocks() {
         }
         assert_eq!(world.seq_count(), 0);
         world.write(3 * 4096, &[1; 4096], false);
-        world.settle();
+        world.tick(0);
         assert_eq!(world.seq_count(), 1);
         world.write(4 * 4096, &[1; 20480], false);
-        world.settle();
+        world.tick(0);
         assert_eq!(world.seq_count(), 2);
     });
     in_both_modes("4096 2 autocommit_blocks 0", |mut world| {
         world.open();
         for block in 0..3 {
             world.write(block * 4096, &[1; 4096], false);
-            world.settle();
+            world.tick(0);
             assert_eq!(world.seq_count(), block + 1);
         }
     });
