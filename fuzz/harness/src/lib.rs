@@ -9,6 +9,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod attach;
+mod client;
 mod input;
 mod messages;
 mod nbd;
@@ -43,3 +44,9 @@ pub const TARGETS: [Target; 5] = [
     ("table", table),
     ("writecache", writecache),
 ];
+
+/// An error is one line with words in it.
+fn check_error(error: &udm::error::Error) {
+    let message = error.to_string();
+    assert!(!message.is_empty() && !message.contains('\n'), "{message:?}");
+}
