@@ -81,7 +81,7 @@ impl RuntimeDir {
     }
 
     /// Opens the directory at `path`, and makes it if need be.
-    fn open_at(path: PathBuf) -> Result<RuntimeDir> {
+    pub fn open_at(path: PathBuf) -> Result<RuntimeDir> {
         let place = || format!("runtime directory {}", path.display());
         fs::DirBuilder::new().recursive(true).mode(0o700).create(&path).with_context(place)?;
         let handle = File::open(&path).with_context(place)?;
