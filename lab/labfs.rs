@@ -199,13 +199,25 @@ struct Event {
     end: Moment,
 }
 
+/// The last round that any thread began.
+fn last_round(acks: &Path) -> Outcome<u64> {
+    let mut last = 0;
+    for entry in fs::read_dir(acks)? {
+        let name = entry?.file_name().into_string().map_err(|_| "a strange file of acks")?;
+        let (round, _) = name.split_once('.').ok_or("a strange file of acks")?;
+        last = last.max(round.parse()?);
+    }
+    Ok(last)
+}
+
 /// What a thread did, in order.
 fn history(acks: &Path, seed: u64, thread: u64) -> Outcome<Vec<Event>> {
     let mut events = Vec::new();
-    for round in 1.. {
+    for round in 1..=last_round(acks)? {
         let file = acks.join(format!("{round}.{thread}"));
         if !file.exists() {
-            break;
+            // The cut came before this thread had begun.
+            continue;
         }
         let (mut next, mut last) = (round * ROUND + 1, 0);
         let event = |version, start, end| {

@@ -59,11 +59,14 @@ table() {
 attach() {
   udm create lab --export nbd+unix:///run/lab.sock --table \
     "0 $(blockdev --getsz /dev/vda) $(table)" || die "udm create"
+  block=512
   case $target in
     # Collection and reuse of segments begin early.
     pcache:*) udm message lab 0 gc_percent 1 || die gc_percent ;;
+    # nbd-client does not ask the server for its block size.
+    writecache:*) block=${target#*:} ;;
   esac
-  nbd-client -unix /run/lab.sock /dev/nbd0 || die nbd-client
+  nbd-client -unix /run/lab.sock -b "$block" /dev/nbd0 || die nbd-client
 }
 
 fsck() {

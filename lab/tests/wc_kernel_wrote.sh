@@ -40,10 +40,10 @@ for mode in p s; do
   (
     begin_writecache $mode 4096 $((64 * MiB)) $((64 * MiB))
     operations flushed 23 300 65536 fs4
-    operations cut 24 6000 65536 4
+    operations cut 24 24000 65536 4
     sed -i '/^s$/d' "$work/cut"
     cat "$work/flushed" "$work/cut" > "$work/both"
-    kernel -k 'LAB: cut now' run:flushed cut:2 run:cut
+    kernel -k 'LAB: cut now' run:flushed cut:1 run:cut
     grep -q 'LAB: power cut' "$console" || die "the machine was through before the cut"
     both_read both
   ) || exit 1

@@ -21,12 +21,13 @@ use udm::device::{Device, LoadedTable};
 use udm::disk::RamDisk;
 use udm::local::Local;
 use udm::pcache::layout::Geometry;
-use udm::pcache::{OpenOptions, Pcache, TableArgs, shared_words};
+use udm::pcache::{self, Pcache};
 use udm::pmem::Persistence;
 use udm::pmem::dax::{DaxOptions, DaxPmem};
 use udm::prng::Prng;
 use udm::shm::SharedWords;
 use udm::target::{Port, Target};
+use udm::writecache::{self, Writecache};
 
 thread_local! {
     static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
@@ -84,38 +85,49 @@ const WRITES: u64 = 10_000;
 
 /// A cache in real memory, and its device.
 struct Stage {
-    pcache: Arc<Pcache>,
+    target: Arc<dyn Target>,
     device: Arc<Device>,
     prng: Prng,
     _folder: tempfile::TempDir,
 }
 
+const PCACHE: &str = "pcache cache backing";
+/// Blocks of a writecache as large as the requests.
+const WRITECACHE: &str = "writecache p backing cache 4096 0";
+
 impl Stage {
     /// A cache with room for all that a test writes, so that no write ever waits.
-    fn new(words: &str) -> Stage {
+    fn new(table: &str) -> Stage {
         let memory = Path::new("/dev/shm");
         let folder = match memory.is_dir() {
             true => tempfile::tempdir_in(memory),
             false => tempfile::tempdir(),
         };
         let folder = folder.unwrap();
-        let geometry = Geometry { segment_bytes: 4 << 20, device_bytes_min: 0 };
         let path = folder.path().join("cache");
         std::fs::File::create(&path).unwrap().set_len(20480 + (192 << 20)).unwrap();
         // Wherever the file is, what is watched is the path of memory.
         let persistence = cfg!(target_arch = "x86_64").then_some(Persistence::Cpu);
         let pmem = DaxPmem::open(&path, DaxOptions { persistence }).unwrap();
-        let text = format!("cache backing {words}");
-        let args = TableArgs::parse(&text.split_whitespace().collect::<Vec<_>>()).unwrap();
-        let options = OpenOptions { geometry, ..OpenOptions::new(1) };
-        let words = shared_words(options.stripes);
-        let shared = SharedWords::open(&folder.path().join("open-keys"), words).unwrap();
+        let memory = Arc::new(pmem);
         let backing = Arc::new(RamDisk::new(SPAN, 512));
-        let pcache = Pcache::open(args, SPAN, Arc::new(pmem), backing, shared, &options).unwrap();
-        let pcache = Arc::new(pcache);
-        let table = LoadedTable::single(pcache.clone(), SPAN);
+        let words: Vec<&str> = table.split_whitespace().collect();
+        let shared = |words| SharedWords::open(&folder.path().join("uncommitted"), words).unwrap();
+        let target: Arc<dyn Target> = if words[0] == "pcache" {
+            let geometry = Geometry { segment_bytes: 4 << 20, device_bytes_min: 0 };
+            let args = pcache::TableArgs::parse(&words[1..]).unwrap();
+            let options = pcache::OpenOptions { geometry, ..pcache::OpenOptions::new(1) };
+            let shared = shared(pcache::shared_words(options.stripes));
+            Arc::new(Pcache::open(args, SPAN, memory, backing, shared, &options).unwrap())
+        } else {
+            let Ok(args) = writecache::TableArgs::parse(&words[1..]) else { panic!("{table}") };
+            let options = writecache::OpenOptions::new(1);
+            let shared = shared(writecache::shared_words(options.stripes));
+            Arc::new(Writecache::open_pmem(args, SPAN, backing, memory, shared, &options).unwrap())
+        };
+        let table = LoadedTable::single(target.clone(), SPAN);
         let device = Device::with_table("hot", table).unwrap();
-        Stage { pcache, device, prng: Prng::new(1), _folder: folder }
+        Stage { target, device, prng: Prng::new(1), _folder: folder }
     }
 
     fn place(&mut self) -> u64 {
@@ -145,6 +157,16 @@ impl Stage {
         }
     }
 
+    fn flushed_writes(&mut self, local: &mut Local, buffer: &mut Buffer, count: u64) {
+        for token in 0..count {
+            let data = std::mem::replace(buffer, Buffer::empty());
+            Stage::carry_out(local, Bio::write(self.place(), data, false, token), buffer);
+            let data = std::mem::replace(buffer, Buffer::empty());
+            Stage::carry_out(local, Bio::flush(token), &mut Buffer::empty());
+            *buffer = data;
+        }
+    }
+
     fn reads(&mut self, local: &mut Local, buffer: &mut Buffer, count: u64) {
         for token in 0..count {
             let into = std::mem::replace(buffer, Buffer::empty());
@@ -155,7 +177,7 @@ impl Stage {
 
 #[test]
 fn requests_to_a_device_allocate_nothing() {
-    let mut stage = Stage::new("0");
+    let mut stage = Stage::new(PCACHE);
     let mut local = Local::without_kernel(&stage.device).unwrap();
     stage.warm_up(&mut local);
     let mut buffer = Buffer::from_bytes(&[7; BLOCK]);
@@ -179,7 +201,7 @@ fn requests_to_a_device_allocate_nothing() {
 /// filled for the first time, by doubling: less than one allocation in fifty writes.
 #[test]
 fn tables_of_checksums_grow_rarely() {
-    let mut stage = Stage::new("2 data_crc true");
+    let mut stage = Stage::new("pcache cache backing 2 data_crc true");
     let mut local = Local::without_kernel(&stage.device).unwrap();
     stage.warm_up(&mut local);
     let mut buffer = Buffer::from_bytes(&[7; BLOCK]);
@@ -191,7 +213,7 @@ fn tables_of_checksums_grow_rarely() {
 /// was written at once, on the medium.
 #[test]
 fn reads_with_checksums_allocate_nothing() {
-    let mut stage = Stage::new("2 data_crc true");
+    let mut stage = Stage::new("pcache cache backing 2 data_crc true");
     let mut local = Local::without_kernel(&stage.device).unwrap();
     stage.warm_up(&mut local);
     let mut buffer = Buffer::from_bytes(&[7; BLOCK]);
@@ -204,7 +226,7 @@ fn reads_with_checksums_allocate_nothing() {
 
 #[test]
 fn writes_to_the_engine_allocate_nothing() {
-    let mut stage = Stage::new("0");
+    let mut stage = Stage::new(PCACHE);
     stage.warm_up(&mut Local::without_kernel(&stage.device).unwrap());
     let mut port = Port::new(9);
     let mut buffer = Buffer::from_bytes(&[7; BLOCK]);
@@ -212,7 +234,7 @@ fn writes_to_the_engine_allocate_nothing() {
         for token in 0..count {
             let data = std::mem::replace(&mut buffer, Buffer::empty());
             let offset = stage.place();
-            stage.pcache.submit(Bio::write(offset, data, false, token), &mut port);
+            stage.target.submit(Bio::write(offset, data, false, token), &mut port);
             let done = port.done.pop_front().expect("a write with room ends at once");
             done.status.unwrap();
             buffer = done.buffer;
@@ -227,15 +249,18 @@ const CHILD: &str = "UDM_HOTPATH_CHILD";
 const BEGIN: &str = "hot path begins";
 const END: &str = "hot path ends";
 
-/// In the environment of runs whose instructions are counted: `write`, `fua` or `read`.
+/// In the environment of runs whose instructions are counted: `write`, `fua`, `flush` or `read`.
 const ONLY: &str = "UDM_HOTPATH_ONLY";
+/// And the table.
+const TABLE: &str = "UDM_HOTPATH_TABLE";
 
 /// What the second run does; nothing in the first one.
 #[test]
 fn second_run() {
     let Ok(count) = std::env::var(CHILD) else { return };
     let count: u64 = count.parse().unwrap();
-    let mut stage = Stage::new("0");
+    let table = std::env::var(TABLE).unwrap_or(PCACHE.into());
+    let mut stage = Stage::new(&table);
     let mut local = Local::without_kernel(&stage.device).unwrap();
     stage.warm_up(&mut local);
     let mut buffer = Buffer::from_bytes(&[7; BLOCK]);
@@ -249,6 +274,9 @@ fn second_run() {
     }
     if is_wanted("fua") {
         stage.writes(&mut local, &mut buffer, count / 4, true);
+    }
+    if is_wanted("flush") {
+        stage.flushed_writes(&mut local, &mut buffer, count / 4);
     }
     if is_wanted("read") {
         stage.reads(&mut local, &mut buffer, count);
@@ -296,12 +324,13 @@ fn requests_answered_from_memory_make_no_system_calls() {
 }
 
 /// Instructions of a whole second run.
-fn instructions(valgrind: &Path, only: &str, count: u64) -> u64 {
+fn instructions(valgrind: &Path, table: &str, only: &str, count: u64) -> u64 {
     let output = Command::new(valgrind)
         .args(["--tool=callgrind", "--callgrind-out-file=/dev/null"])
         .arg(std::env::current_exe().unwrap())
         .args(SECOND_RUN)
         .env(CHILD, count.to_string())
+        .env(TABLE, table)
         .env(ONLY, only)
         .output()
         .unwrap();
@@ -321,12 +350,21 @@ fn requests_take_few_instructions() {
         eprintln!("SKIPPED: valgrind is not installed (scripts/install-tools.sh installs it)");
         return;
     };
-    for (only, bound) in [("write", 2_300), ("fua", 3_700), ("read", 1_500)] {
+    let bounds = [
+        (PCACHE, "write", 2_300),
+        (PCACHE, "fua", 3_700),
+        (PCACHE, "read", 1_500),
+        (WRITECACHE, "write", 2_300),
+        (WRITECACHE, "flush", 3_700),
+        (WRITECACHE, "read", 1_500),
+    ];
+    for (table, only, bound) in bounds {
         let (few, many) = (2_000, 10_000);
-        let more = instructions(&valgrind, only, many) - instructions(&valgrind, only, few);
-        let requests = if only == "fua" { (many - few) / 4 } else { many - few };
+        let count = |count| instructions(&valgrind, table, only, count);
+        let more = count(many) - count(few);
+        let requests = if ["fua", "flush"].contains(&only) { (many - few) / 4 } else { many - few };
         let each = more / requests;
-        println!("{only}: {each} instructions");
+        println!("{table}, {only}: {each} instructions");
         assert!(each <= bound, "{only}: {each} instructions, at most {bound} were expected");
     }
 }
