@@ -181,7 +181,9 @@ fn a_study_measures_the_target_it_is_told() {
     for (target, cache) in [("writecache-p", "/dev/shm/"), ("writecache-s", "scratch/")] {
         fs::create_dir_all(udm.path("scratch")).unwrap();
         let words = ["bench", "randwrite", "latency", "--path", "scratch", "--json"];
-        let out = udm.ok(&[&words[..], &["--target", target], &TINY].concat());
+        // Time enough for fio to flush a disk that others use too.
+        let load = ["--small", "--repeats", "1", "--size", "64m", "--io-size", "1m"];
+        let out = udm.ok(&[&words[..], &["--target", target, "--runtime", "1"], &load].concat());
         let pages: Vec<Value> = serde_json::from_str(&out).unwrap();
         assert_eq!(pages.len(), 2);
         for page in &pages {

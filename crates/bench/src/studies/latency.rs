@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Result, anyhow};
+use anyhow::{Result, anyhow, ensure};
 use udm::bio::Bio;
 use udm::buffer::Buffer;
 use udm::device::Device;
@@ -185,6 +185,7 @@ fn over_nbd(
     let hit = run(Job { rw: Rw::Randread, ..job.clone() })?;
     let miss = run(Job { rw: Rw::Randread, offset: job.size, ..job.clone() })?;
     let flushes = flush.sync_percentiles;
+    ensure!(flushes.len() == PERCENTS.len(), "fio had no time for a flush: raise --runtime");
     Ok(vec![write.percentiles, flushes, hit.percentiles, miss.percentiles])
 }
 
