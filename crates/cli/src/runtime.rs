@@ -201,6 +201,13 @@ impl RuntimeDir {
         bail!("{}: it keeps being replaced", place())
     }
 
+    /// Leaves a name as it was before its lock was taken.
+    pub fn give_up(&self, lock: &NameLock) {
+        if !lock.is_inherited {
+            let _ = fs::remove_file(self.lock_path(&lock.name));
+        }
+    }
+
     /// Removes what belongs to the name whose lock this is.
     pub fn clear(&self, lock: &NameLock, keep_log: KeepLog) {
         let _ = fs::remove_file(self.control(&lock.name));

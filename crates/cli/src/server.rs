@@ -310,23 +310,30 @@ impl Server {
         let Some(new) = self.runtime.try_lock(to)? else {
             bail!("a device {to} exists already");
         };
+        if let Err(error) = self.move_files(&from, to) {
+            self.runtime.give_up(&new);
+            return Err(error);
+        }
+        let old = std::mem::replace(&mut *own, new);
+        self.runtime.clear(&old, KeepLog::No);
+        log::line(&format!("{from}: renamed to {to}"));
+        Ok(())
+    }
+
+    fn move_files(&self, from: &DeviceName, to: &DeviceName) -> Result<()> {
         if self.runtime.control(to).exists() {
             bail!(
                 "the server of a device {to} died; create it again, or `udm remove --force {to}`"
             );
         }
         let place = |path: &Path| format!("rename {}", path.display());
-        let (log_from, log_to) = (self.runtime.log(&from), self.runtime.log(to));
+        let (log_from, log_to) = (self.runtime.log(from), self.runtime.log(to));
         if log_from.exists() {
             std::fs::rename(&log_from, &log_to).with_context(|| place(&log_from))?;
         }
-        let control = self.runtime.control(&from);
+        let control = self.runtime.control(from);
         std::fs::rename(&control, self.runtime.control(to)).with_context(|| place(&control))?;
-        self.served.rename(to.as_str())?;
-        let old = std::mem::replace(&mut *own, new);
-        self.runtime.clear(&old, KeepLog::No);
-        log::line(&format!("{from}: renamed to {to}"));
-        Ok(())
+        self.served.rename(to.as_str())
     }
 
     /// Ends the service: no clients, device at rest, files of the name gone. Tells what stays
