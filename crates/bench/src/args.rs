@@ -44,6 +44,11 @@ impl StudyName {
         self.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
     }
 
+    /// Whether it measures whichever target `--target` says.
+    pub fn takes_target(self) -> bool {
+        matches!(self, StudyName::Randwrite | StudyName::Job | StudyName::Latency)
+    }
+
     /// The studies that were asked for, each once.
     pub fn expand(asked: &[StudyName]) -> Vec<StudyName> {
         let mut studies = Vec::new();
@@ -65,6 +70,24 @@ impl StudyName {
     }
 }
 
+/// The targets that can be measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum TargetName {
+    /// pcache, on memory
+    Pcache,
+    /// writecache in mode p, on memory
+    WritecacheP,
+    /// writecache in mode s, on a disk
+    WritecacheS,
+}
+
+impl TargetName {
+    /// As it is typed.
+    pub fn name(self) -> String {
+        self.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
+    }
+}
+
 /// Arguments of `udm bench`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
@@ -74,6 +97,7 @@ study says whether the machine was too noisy to trust its absolute numbers.
 
 Examples:
   udm bench randwrite --path /data/test.img     the story in two screens
+  udm bench latency --target writecache-p
   udm bench copy --cache /dev/dax0.0            measures, remembers, leaves the content alone
   udm bench hitratio --trace OLTP.lis.zst
   udm bench job --rw randrw --bs 8k --iodepth 4 --numjobs 2 --runtime 10
@@ -85,7 +109,10 @@ pub struct BenchArgs {
     /// The backing device to put a cache before: a file to be made, or a folder to make it in
     #[arg(long, value_name = "PATH")]
     pub path: Option<PathBuf>,
-    /// The cache device; without it, a file of 512 MiB in /dev/shm
+    /// randwrite, job, latency: the target to measure
+    #[arg(long, value_enum, default_value = "pcache")]
+    pub target: TargetName,
+    /// The cache device; without it, a file of 512 MiB in /dev/shm, or beside --path's for mode s
     #[arg(long, value_name = "PATH")]
     pub cache: Option<PathBuf>,
     /// Overwrite what --path and --cache name, if it exists

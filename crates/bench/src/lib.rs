@@ -32,6 +32,7 @@ mod rig;
 mod stats;
 mod studies;
 mod svg;
+mod target;
 mod terminal;
 mod trace;
 mod unit;

@@ -190,11 +190,16 @@ impl Worker<'_> {
 /// Writes the first `len_bytes` of `device` once, so that all of it is surely in the cache: what
 /// was written before may have been collected meanwhile. Somebody else does its background work.
 pub fn refill(device: &Arc<Device>, len_bytes: u64) -> Result<()> {
+    fill(device, len_bytes)?;
+    settle(device)
+}
+
+/// The same, without waiting until it is written back.
+pub fn fill(device: &Arc<Device>, len_bytes: u64) -> Result<()> {
     let (bs, runtime) = (64 << 10, Duration::from_secs(3600));
     let size = len_bytes / bs * bs;
     let job = Job { rw: Rw::Write, bs, size, io_size: size, runtime, ..Job::default() };
-    run(device, &job)?;
-    settle(device)
+    run(device, &job).map(drop)
 }
 
 /// Runs `operation` again and again, each time timed on its own, for so long or so often.

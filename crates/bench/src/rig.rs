@@ -21,14 +21,12 @@ use udm::shm::SharedWords;
 use udm::simple::{Linear, LinearArgs, Zero};
 use udm::table::Table as DmTable;
 use udm::target::{Port, Wake};
-use udm::units::{GIB, MIB, human_bytes};
+use udm::units::{GIB, MIB};
 use udm_export::nbd::{Server, Uri};
 
-use crate::args::{BenchArgs, JobArgs};
+use crate::args::{BenchArgs, JobArgs, TargetName};
 use crate::calibrate;
 use crate::job::Job;
-use crate::machine::file_system;
-use crate::results::Study;
 
 /// Bytes of every cache that is made: the smallest that the kernel's format allows.
 pub const CACHE_BYTES: u64 = 512 << 20;
@@ -40,6 +38,8 @@ pub struct Setup {
     pub places: Places,
     /// Less of everything.
     pub is_small: bool,
+    /// The target, for studies that measure any.
+    pub target: TargetName,
     job: JobArgs,
     may_overwrite: bool,
     repeats: Option<usize>,
@@ -88,6 +88,7 @@ impl Setup {
         Ok(Setup {
             places: Places::new(&scratch)?,
             is_small: args.small,
+            target: args.target,
             job: args.job.clone(),
             may_overwrite: args.overwrite,
             repeats: args.repeats,
@@ -189,33 +190,14 @@ impl Setup {
         Ok(self.backing()?.bytes)
     }
 
-    /// Says in `study` which devices were measured.
-    pub fn describe(&self, study: &mut Study, cache: &dyn Pmem) -> Result<()> {
-        let Backing { path, bytes } = self.backing()?;
-        let is_direct = FileDisk::open(path, &FileOptions::default()).map(|disk| disk.is_direct());
-        let how = match is_direct {
-            Ok(false) => "through the page cache",
-            // In use by the study itself: it was opened in the same way.
-            _ => "direct I/O",
-        };
-        let bytes = human_bytes(*bytes);
-        let name = path.display();
-        study.fact("backing", format!("{name}, {bytes}, {how}, {}", file_system(path)));
-        let medium = cache.medium();
-        let bytes = human_bytes(cache.len_bytes());
-        study.fact("cache", format!("{}, {bytes}, {}", medium.name, medium.description));
-        Ok(())
-    }
-
-    /// The path of a cache device of at least [`CACHE_BYTES`], without a cache on it if it is of
-    /// ours.
-    fn cache_path(&self, name: &str) -> Result<PathBuf> {
+    /// The path of the cache device that the user named, or of a new file in `folder`.
+    pub fn cache_path(&self, folder: &Folder, name: &str, bytes: u64) -> Result<PathBuf> {
         match &self.cache {
             Some(path) => {
                 self.check_overwrite(path)?;
                 Ok(path.clone())
             }
-            None => self.places.memory.file(name, CACHE_BYTES),
+            None => folder.file(name, bytes),
         }
     }
 
@@ -226,7 +208,8 @@ impl Setup {
 
     /// A fresh cache in front of `backing`; `words` are those of the table behind the devices.
     pub fn cache(&self, name: &str, backing: Arc<dyn Disk>, words: &str) -> Result<Cache> {
-        self.cache_on(&self.cache_path(name)?, name, backing, words)
+        let path = self.cache_path(&self.places.memory, name, CACHE_BYTES)?;
+        self.cache_on(&path, name, backing, words)
     }
 
     /// As [`Setup::cache`], but in memory and with so many bytes, whatever the user named.

@@ -5,7 +5,8 @@
 //! * [`args`] says what may be typed, `commands` what it means, one file per group of verbs;
 //! * [`control`] carries commands to servers, [`runtime`] is where they find each other;
 //! * [`server`] is the life of a device's server, [`methods`] what it answers, [`served`] the
-//!   device itself with its exports, [`http`] and [`metrics`] the numbers it gives away;
+//!   device itself with its exports, [`ground`] what it stands on, [`http`] and [`metrics`] the
+//!   numbers it gives away;
 //! * [`output`], [`columns`] and [`progress`] are what people see, [`log`] what servers write.
 
 #![forbid(unsafe_code)]
@@ -14,6 +15,7 @@ mod args;
 mod columns;
 mod commands;
 mod control;
+mod ground;
 mod http;
 mod log;
 mod methods;

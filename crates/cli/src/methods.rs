@@ -265,6 +265,8 @@ fn drain(server: &Server, progress: &mut Progress<'_, '_>) -> Result<()> {
         if server.is_stopping.load(Ordering::SeqCst) {
             bail!("the device is being removed");
         }
+        // Nothing is written back meanwhile.
+        server.served.refuse_suspended()?;
         thread::sleep(PROGRESS_EVERY);
     }
 }

@@ -81,7 +81,7 @@ impl RuntimeDir {
     }
 
     /// Opens the directory at `path`, and makes it if need be.
-    fn open_at(path: PathBuf) -> Result<RuntimeDir> {
+    pub fn open_at(path: PathBuf) -> Result<RuntimeDir> {
         let place = || format!("runtime directory {}", path.display());
         fs::DirBuilder::new().recursive(true).mode(0o700).create(&path).with_context(place)?;
         let handle = File::open(&path).with_context(place)?;
@@ -199,6 +199,13 @@ impl RuntimeDir {
             }
         }
         bail!("{}: it keeps being replaced", place())
+    }
+
+    /// Leaves a name as it was before its lock was taken.
+    pub fn give_up(&self, lock: &NameLock) {
+        if !lock.is_inherited {
+            let _ = fs::remove_file(self.lock_path(&lock.name));
+        }
     }
 
     /// Removes what belongs to the name whose lock this is.

@@ -24,10 +24,11 @@ use udm::queue::Queue;
 use udm::sync::Arc;
 use udm::table::{Table, TableLine};
 use udm::target::{Dirty, Fact, FactValue};
-use udm::world::{self, BuildOptions, SystemOpener};
+use udm::world::BuildOptions;
 use udm_export::nbd::{Server as NbdServer, Uri};
 
 use crate::control::{AFTERLIFE_MAX, has_anyone_died};
+use crate::ground;
 use crate::output::Pointed;
 use crate::runtime::{NameLock, RuntimeDir};
 use crate::server::Spec;
@@ -92,13 +93,13 @@ pub struct Served {
     change: Mutex<()>,
     drainers: Mutex<usize>,
     cache: Mutex<Option<String>>,
-    runtime: RuntimeDir,
+    runtime: Arc<RuntimeDir>,
     queues: Option<u16>,
 }
 
 impl Served {
     /// Builds the device and starts its background work.
-    pub fn build(spec: &Spec, name: &NameLock) -> Result<Served> {
+    pub fn build(spec: &Spec, runtime: Arc<RuntimeDir>, name: &NameLock) -> Result<Served> {
         let device = Device::new(&spec.name)?;
         let served = Served {
             background: Mutex::default(),
@@ -106,7 +107,7 @@ impl Served {
             change: Mutex::default(),
             drainers: Mutex::default(),
             cache: Mutex::default(),
-            runtime: RuntimeDir::open()?,
+            runtime,
             queues: spec.queues,
             device,
         };
@@ -138,6 +139,7 @@ impl Served {
                 let what = words.join(" ");
                 bail!("message {what}: a device fails; what is dirty stays, and is tried again");
             }
+            self.refuse_suspended()?;
             thread::sleep(LOOK_EVERY);
         }
         Ok(text)
@@ -169,9 +171,7 @@ impl Served {
 
     /// Makes everything written so far durable.
     pub fn flush(&self) -> Result<()> {
-        if self.is_suspended() {
-            bail!("the device is suspended; resume it first");
-        }
+        self.refuse_suspended()?;
         let mut local = Local::new(&self.device)?;
         local.flush().map_err(|status| anyhow!("flush: {status}"))
     }
@@ -189,7 +189,7 @@ impl Served {
         if doors.iter().any(|door| door.uri() == &uri) {
             bail!("export {uri}: it is open already");
         }
-        let server = start_when_free(&self.device, &uri)?;
+        let server = ground::start_door(&self.device, &uri)?;
         if let Some(queues) = self.queues {
             server.set_connections_max(queues.into());
         }
@@ -243,6 +243,14 @@ impl Served {
     /// Whether requests wait for `resume`.
     pub fn is_suspended(&self) -> bool {
         matches!(self.device.info().state, DeviceState::Suspending | DeviceState::Suspended)
+    }
+
+    /// An error if requests wait for `resume`.
+    pub fn refuse_suspended(&self) -> Result<()> {
+        if self.is_suspended() {
+            bail!("the device is suspended; resume it first");
+        }
+        Ok(())
     }
 
     /// Gives the device the name that it has outside.
@@ -344,10 +352,8 @@ pub fn load_table(
     let pointed = |error: udm::error::Error| Pointed::from(text, &error);
     let table = Table::parse(text).map_err(pointed)?;
     device.check_load(&table).map_err(pointed)?;
-    let runtime_dir = Some(runtime.path().to_owned());
-    let opener = SystemOpener { runtime_dir, tune: Some(udm_bench::calibrate::tune) };
     let options = BuildOptions { force_format, attach_id: random()?, geometry: None };
-    let build = || world::build(&table, &opener, &options);
+    let build = || ground::build(&table, runtime, &options);
     let mut built = build();
     let deadline = Instant::now() + AFTERLIFE_MAX;
     let may_get_free = || after_death || has_anyone_died(runtime);
@@ -375,20 +381,6 @@ pub fn attach_notes(device: &Device) -> Vec<String> {
             FactValue::Number(_) | FactValue::Flag(_) => None,
         })
         .collect()
-}
-
-/// Opens a way in. A server that was killed holds its sockets until all its I/O has ended, so an
-/// address in use may be free in a moment.
-fn start_when_free(device: &Arc<Device>, uri: &Uri) -> udm::error::Result<NbdServer> {
-    let deadline = Instant::now() + AFTERLIFE_MAX;
-    loop {
-        match NbdServer::start(device, uri) {
-            Err(error) if error.kind() == Kind::Busy && Instant::now() < deadline => {
-                thread::sleep(BUSY_EVERY);
-            }
-            result => return result,
-        }
-    }
 }
 
 /// Suspends `device`, whose background queue must be running, within bounded time.

@@ -91,7 +91,7 @@ pub enum Stop {
 #[derive(Debug)]
 pub struct Server {
     /// The runtime directory.
-    pub runtime: RuntimeDir,
+    pub runtime: Arc<RuntimeDir>,
     /// The device and its ways in.
     pub served: Served,
     /// Where metrics are answered.
@@ -154,7 +154,7 @@ fn start(spec: &Spec) -> Result<Started> {
     log::abort_on_panic();
     let (stop, stops) = channel();
     take_signals(stop.clone())?;
-    let runtime = RuntimeDir::open()?;
+    let runtime = Arc::new(RuntimeDir::open()?);
     let name: DeviceName = spec.name.parse().map_err(|why: String| anyhow!(why))?;
     let lock = take_lock(&runtime, &name)?;
     // Whatever lies at the socket's path is left from a dead server: the lock is ours.
@@ -164,7 +164,7 @@ fn start(spec: &Spec) -> Result<Started> {
         Err(error) if error.kind() == ErrorKind::NotFound => {}
         Err(error) => return Err(error).with_context(|| control.display().to_string()),
     }
-    match Server::build(spec, lock, stop) {
+    match Server::listen(spec, Arc::clone(&runtime), lock, stop) {
         Ok(server) => {
             let ready = server.ready();
             let doors = server.served.exports();
@@ -219,29 +219,45 @@ fn take_signals(stop: Sender<Stop>) -> Result<()> {
 }
 
 impl Server {
-    /// Everything that can fail for reasons of the user's; the control socket comes last, so
-    /// that whoever can connect finds a device.
-    fn build(spec: &Spec, lock: NameLock, stop: Sender<Stop>) -> Result<Arc<Server>> {
-        let runtime = RuntimeDir::open()?;
-        let metrics = spec.metrics.map(http::listen).transpose()?;
-        let served = Served::build(spec, &lock)?;
+    /// The device and its exports, without a thread that answers commands.
+    pub fn build(
+        spec: &Spec,
+        runtime: Arc<RuntimeDir>,
+        lock: NameLock,
+        stop: Sender<Stop>,
+    ) -> Result<Server> {
+        let served = Served::build(spec, Arc::clone(&runtime), &lock)?;
         for uri in &spec.exports {
             served.add_export(uri)?;
         }
-        let place = runtime.control(lock.name()).display().to_string();
-        let place = || format!("control socket {place}");
-        let listener =
-            UnixListener::bind(runtime.control_address(lock.name())).with_context(place)?;
-        let server = Arc::new(Server {
+        Ok(Server {
             runtime,
             served,
-            metrics: metrics.as_ref().map(|(_, address)| *address),
+            metrics: None,
             started: log::now_seconds(),
             stop,
             is_stopping: AtomicBool::new(false),
             lock: Mutex::new(lock),
             connections: AtomicUsize::new(0),
-        });
+        })
+    }
+
+    /// Everything that can fail for reasons of the user's; the control socket comes last, so
+    /// that whoever can connect finds a device.
+    fn listen(
+        spec: &Spec,
+        runtime: Arc<RuntimeDir>,
+        lock: NameLock,
+        stop: Sender<Stop>,
+    ) -> Result<Arc<Server>> {
+        let metrics = spec.metrics.map(http::listen).transpose()?;
+        let place = runtime.control(lock.name()).display().to_string();
+        let address = runtime.control_address(lock.name());
+        let mut server = Server::build(spec, runtime, lock, stop)?;
+        server.metrics = metrics.as_ref().map(|(_, address)| *address);
+        let listener =
+            UnixListener::bind(address).with_context(|| format!("control socket {place}"))?;
+        let server = Arc::new(server);
         if let Some((listener, _)) = metrics {
             let shared = Arc::clone(&server);
             let answer = move || methods::metrics_text(&shared);
@@ -294,23 +310,30 @@ impl Server {
         let Some(new) = self.runtime.try_lock(to)? else {
             bail!("a device {to} exists already");
         };
+        if let Err(error) = self.move_files(&from, to) {
+            self.runtime.give_up(&new);
+            return Err(error);
+        }
+        let old = std::mem::replace(&mut *own, new);
+        self.runtime.clear(&old, KeepLog::No);
+        log::line(&format!("{from}: renamed to {to}"));
+        Ok(())
+    }
+
+    fn move_files(&self, from: &DeviceName, to: &DeviceName) -> Result<()> {
         if self.runtime.control(to).exists() {
             bail!(
                 "the server of a device {to} died; create it again, or `udm remove --force {to}`"
             );
         }
         let place = |path: &Path| format!("rename {}", path.display());
-        let (log_from, log_to) = (self.runtime.log(&from), self.runtime.log(to));
+        let (log_from, log_to) = (self.runtime.log(from), self.runtime.log(to));
         if log_from.exists() {
             std::fs::rename(&log_from, &log_to).with_context(|| place(&log_from))?;
         }
-        let control = self.runtime.control(&from);
+        let control = self.runtime.control(from);
         std::fs::rename(&control, self.runtime.control(to)).with_context(|| place(&control))?;
-        self.served.rename(to.as_str())?;
-        let old = std::mem::replace(&mut *own, new);
-        self.runtime.clear(&old, KeepLog::No);
-        log::line(&format!("{from}: renamed to {to}"));
-        Ok(())
+        self.served.rename(to.as_str())
     }
 
     /// Ends the service: no clients, device at rest, files of the name gone. Tells what stays
@@ -348,7 +371,7 @@ impl Server {
 }
 
 /// Waits for the end, and carries it out.
-fn run(server: Arc<Server>, stops: &Receiver<Stop>) -> Result<()> {
+pub fn run(server: Arc<Server>, stops: &Receiver<Stop>) -> Result<()> {
     let stop = stops.recv().context("no thread is left that could end this server")?;
     if let Stop::Signal(signal) = stop {
         log::line(&format!("{}: ending on signal {signal}", server.name()));
@@ -392,15 +415,20 @@ fn converse(server: &Server, stream: UnixStream) {
             let busy = anyhow!("{CONNECTIONS_MAX} commands are running already; try again");
             return frames.send(&Answer::failed(&busy));
         }
-        while let Some(call) = frames.receive::<Call>()? {
-            methods::answer(server, &call, &mut |answer| frames.send(&answer))?;
-        }
-        Ok(())
+        answer_all(server, &mut frames)
     })();
     server.connections.fetch_sub(1, Ordering::SeqCst);
     if let Err(error) = result {
         log::line(&format!("control connection closed: {error:#}"));
     }
+}
+
+/// Answers calls until no more come, or one that is none.
+pub fn answer_all<S: Read + Write>(server: &Server, frames: &mut Frames<S>) -> Result<()> {
+    while let Some(call) = frames.receive::<Call>()? {
+        methods::answer(server, &call, &mut |answer| frames.send(&answer))?;
+    }
+    Ok(())
 }
 
 /// Takes a lock; a thread that panicked in it has ended the process already.

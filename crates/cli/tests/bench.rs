@@ -176,6 +176,34 @@ fn a_load_in_fios_terms_is_taken() {
 }
 
 #[test]
+fn a_study_measures_the_target_it_is_told() {
+    let udm = Udm::new();
+    for (target, cache) in [("writecache-p", "/dev/shm/"), ("writecache-s", "scratch/")] {
+        fs::create_dir_all(udm.path("scratch")).unwrap();
+        let words = ["bench", "randwrite", "latency", "--path", "scratch", "--json"];
+        // Time enough for fio to flush a disk that others use too.
+        let load = ["--small", "--repeats", "1", "--size", "64m", "--io-size", "1m"];
+        let out = udm.ok(&[&words[..], &["--target", target, "--runtime", "1"], &load].concat());
+        let pages: Vec<Value> = serde_json::from_str(&out).unwrap();
+        assert_eq!(pages.len(), 2);
+        for page in &pages {
+            check_study(page);
+            let facts = page["study"]["facts"].as_array().unwrap();
+            let fact = |name: &str| {
+                let found = facts.iter().find(|fact| fact[0] == name).unwrap();
+                found[1].as_str().unwrap().to_owned()
+            };
+            assert_eq!(fact("target"), target);
+            assert!(fact("cache").contains(cache), "{facts:?}");
+        }
+        assert_eq!(fs::read_dir(udm.path("scratch")).unwrap().count(), 0, "something was left");
+    }
+    let outcome = udm.run(&["bench", "recovery", "--target", "writecache-p"]);
+    assert_eq!(outcome.code, 1, "{outcome:?}");
+    assert!(outcome.err.contains("recovery: it takes no --target"), "{outcome:?}");
+}
+
+#[test]
 fn a_first_server_calibrates_copies_for_the_next() {
     let udm = Udm::new();
     udm.file("slow", 64 << 20);

@@ -3,7 +3,7 @@
 //!
 //! Calls are made of right and wrong parts from a seed; `UDM_HOSTILE_SEED` and
 //! `UDM_HOSTILE_CALLS` choose others. What the frames around them may be is the fuzz target
-//! `control`'s concern.
+//! `control`'s concern; `calls` does the same as this without a process, led by coverage.
 
 #![allow(clippy::unwrap_used)]
 

@@ -1,7 +1,7 @@
 //! Decisions drawn from the bytes of an input; when they run out, every decision is 0.
 
 /// The bytes that are left.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Input<'a>(&'a [u8]);
 
 impl<'a> Input<'a> {

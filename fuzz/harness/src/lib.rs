@@ -9,24 +9,44 @@
 #![allow(clippy::unwrap_used)]
 
 mod attach;
+mod calls;
+mod client;
+mod ground;
 mod input;
+mod log;
 mod messages;
 mod nbd;
 mod table;
 mod writecache;
 
-// The command is a program and no library; these rooms of it know only each other.
+// The command is a program and no library; these rooms of it know only each other, and what
+// `ground` and `log` put in the place of two more.
 #[allow(dead_code)]
 #[path = "../../../crates/cli/src/control.rs"]
 mod control;
+#[allow(dead_code)]
+#[path = "../../../crates/cli/src/http.rs"]
+mod http;
+#[allow(dead_code)]
+#[path = "../../../crates/cli/src/methods.rs"]
+mod methods;
+#[path = "../../../crates/cli/src/metrics.rs"]
+mod metrics;
 #[allow(dead_code)]
 #[path = "../../../crates/cli/src/output.rs"]
 mod output;
 #[allow(dead_code)]
 #[path = "../../../crates/cli/src/runtime.rs"]
 mod runtime;
+#[allow(dead_code)]
+#[path = "../../../crates/cli/src/served.rs"]
+mod served;
+#[allow(dead_code)]
+#[path = "../../../crates/cli/src/server.rs"]
+mod server;
 
 pub use attach::attach;
+pub use calls::calls;
 pub use messages::control;
 pub use nbd::nbd;
 pub use table::table;
@@ -36,10 +56,17 @@ pub use writecache::writecache;
 pub type Target = (&'static str, fn(&[u8]));
 
 /// Every target; seeds are in `fuzz/seeds/NAME`.
-pub const TARGETS: [Target; 5] = [
+pub const TARGETS: [Target; 6] = [
     ("attach", attach),
+    ("calls", calls),
     ("control", control),
     ("nbd", nbd),
     ("table", table),
     ("writecache", writecache),
 ];
+
+/// An error is one line with words in it.
+fn check_error(error: &udm::error::Error) {
+    let message = error.to_string();
+    assert!(!message.is_empty() && !message.contains('\n'), "{message:?}");
+}

@@ -49,12 +49,12 @@ const PIECES: [&str; 32] = [
 ];
 
 /// A stream that gives out its bytes in pieces, then ends, fails, or goes on for ever.
-struct Stream<'a> {
+pub struct Stream<'a> {
     bytes: &'a [u8],
     cut: usize,
     is_endless: bool,
     given: usize,
-    said: Vec<u8>,
+    pub said: Vec<u8>,
 }
 
 impl Read for Stream<'_> {
@@ -88,7 +88,7 @@ impl Write for Stream<'_> {
     }
 }
 
-fn frames(bytes: &[u8], cut: usize, is_endless: bool) -> Frames<Stream<'_>> {
+pub fn frames(bytes: &[u8], cut: usize, is_endless: bool) -> Frames<Stream<'_>> {
     Frames::new(Stream { bytes, cut, is_endless, given: 0, said: Vec::new() })
 }
 
@@ -96,22 +96,29 @@ fn frames(bytes: &[u8], cut: usize, is_endless: bool) -> Frames<Stream<'_>> {
 pub fn control(bytes: &[u8]) {
     let mut input = Input::new(bytes);
     let cut = usize::from(input.u8()) + 1;
-    let style = input.u8();
-    let mut text = Vec::new();
-    if style & 1 == 0 {
-        text.extend_from_slice(input.take(usize::MAX));
-    }
-    while !input.is_empty() {
-        match input.u8() {
-            piece @ 0..=191 => text.extend_from_slice(PIECES[usize::from(piece % 32)].as_bytes()),
-            letter => text.push(letter & 0x7F),
-        }
-    }
+    let is_endless = input.clone().u8() >= 254;
+    let text = text(&mut input, &PIECES);
     // An endless message costs a MiB: rarely.
-    let is_endless = style >= 254;
     let whole = calls(&text, usize::MAX, false);
     assert_eq!(calls(&text, cut, is_endless)[..], whole[..], "calls depend on how they are cut");
     answers(&text, cut);
+}
+
+/// The rest of the input, as it is or made of `pieces` and letters.
+pub fn text(input: &mut Input<'_>, pieces: &[&str]) -> Vec<u8> {
+    if input.u8() & 1 == 0 {
+        return input.take(usize::MAX).to_vec();
+    }
+    let mut text = Vec::new();
+    while !input.is_empty() {
+        match input.u8() {
+            nth @ 0..=191 => {
+                text.extend_from_slice(pieces[usize::from(nth) % pieces.len()].as_bytes());
+            }
+            letter => text.push(letter & 0x7F),
+        }
+    }
+    text
 }
 
 /// The calls in `bytes` up to the first bad one, as text.

@@ -93,6 +93,11 @@ fn hostile_cache_devices_do_no_harm() {
 }
 
 #[test]
+fn hostile_calls_do_no_harm() {
+    explore("calls");
+}
+
+#[test]
 fn hostile_control_messages_do_no_harm() {
     explore("control");
 }

@@ -101,13 +101,12 @@ fn run(setup: &Setup, job: Job, numjobs: &[u32], study: &mut Study) -> Result<()
     let repeats = setup.repeats(3, 5);
     let job = Job { size: job.size.min(setup.backing_bytes()?), ..job };
     let disk: Arc<dyn Disk> = setup.backing_disk()?;
-    let cache = setup.cache("compare", disk.clone(), "0")?;
-    setup.describe(study, cache.pmem.as_ref())?;
+    let cached = setup.target(study, disk.clone(), "0")?;
     study.fact("load", job.text());
     study.fact("repeats", repeats.to_string());
     // Both devices have the same disk below. That what one writes surprises the other hurts
     // nobody here.
-    let devices = [linear_device(disk)?, cache.device.clone()];
+    let devices = [linear_device(disk)?, cached];
     let sockets = ["alone", "cached"].map(|name| setup.places.memory.path(name));
     let with_fio = has_fio_nbd();
     let exports = [Export::new(&devices[0], &sockets[0])?, Export::new(&devices[1], &sockets[1])?];

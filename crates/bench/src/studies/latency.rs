@@ -1,12 +1,14 @@
 //! How long each kind of request takes, from the usual one to the rare slow one: in process and
 //! over NBD.
 
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Result, anyhow};
+use anyhow::{Result, anyhow, ensure};
 use udm::bio::Bio;
 use udm::buffer::Buffer;
+use udm::device::Device;
 use udm::disk::Disk;
 use udm::local::Local;
 use udm::prng::Prng;
@@ -15,9 +17,9 @@ use udm::units::MIB;
 
 use crate::fio::{self, JobResult};
 use crate::job::{Job, Rw};
-use crate::load::{refill, time};
+use crate::load::{fill, refill, time};
 use crate::results::{Plot, Study, Table};
-use crate::rig::{Cache, Export, Setup, has_fio_nbd, settle};
+use crate::rig::{Export, Setup, has_fio_nbd, settle};
 use crate::stats::{Histogram, median};
 use crate::unit::Unit;
 
@@ -76,29 +78,29 @@ pub fn run(setup: &Setup) -> Result<Study> {
          backing device. Looking at the clock is in each time in process.",
     );
     let disk: Arc<dyn Disk> = setup.backing_disk()?;
-    let span = setup.backing_bytes()?.min(256 * MIB) / 2;
+    let span = span(setup)?;
     // Reads that miss are not cached, or the second one would hit. In the order `ordered` all the
     // flushes would have to be repeated on the backing device before the study could go on.
-    let cache = setup.cache("latency", disk, "0 read_fill never writeback_order fast")?;
-    setup.describe(&mut study, cache.pmem.as_ref())?;
+    let words = "0 read_fill never writeback_order fast";
+    let device = setup.target(&mut study, disk, words)?;
     study.fact("repeats", repeats.to_string());
     let mut inside = vec![Kind::default(); KINDS.len()];
     {
-        let _background = Queue::background("udm-background", &cache.device)?;
+        let _background = Queue::background("udm-background", &device)?;
         for repeat in 0..repeats {
-            in_process(&cache, span, runtime, repeat as u64, &mut inside)?;
+            in_process(setup, &device, runtime, repeat as u64, &mut inside)?;
         }
     }
     show(&mut study, "in process", &KINDS, &inside);
     if has_fio_nbd() {
         let socket = setup.places.memory.path("latency.sock");
-        let export = Export::new(&cache.device, &socket)?;
+        let export = Export::new(&device, &socket)?;
         let kinds = ["write", "flush", "read hit", "read miss"];
         let mut outside = vec![Kind::default(); kinds.len()];
         for repeat in 0..repeats {
             let job = Job { runtime, size: span, randseed: repeat as u64 + 1, ..Job::default() };
             let job = Job { io_size: COUNT_MAX * BLOCK, ..job };
-            let results = over_nbd(&cache, &socket, &job)?;
+            let results = over_nbd(setup, &device, &socket, &job)?;
             for (kind, percentiles) in outside.iter_mut().zip(results) {
                 kind.add_fio(&percentiles);
             }
@@ -112,15 +114,26 @@ pub fn run(setup: &Setup) -> Result<Study> {
     Ok(study)
 }
 
+/// Bytes that are written; as many behind them are only read.
+fn span(setup: &Setup) -> Result<u64> {
+    Ok(setup.backing_bytes()?.min(256 * MIB) / 2)
+}
+
+/// Has `span` bytes in the cache, dirty only if the target would let go of them otherwise.
+fn make_hits(setup: &Setup, device: &Arc<Device>, span: u64) -> Result<()> {
+    if setup.keeps_clean_data() { refill(device, span) } else { fill(device, span) }
+}
+
 /// One repeat of all kinds. Written is below `span`, missed is above.
 fn in_process(
-    cache: &Cache,
-    span: u64,
+    setup: &Setup,
+    device: &Arc<Device>,
     runtime: Duration,
     seed: u64,
     kinds: &mut [Kind],
 ) -> Result<()> {
-    let mut local = Local::new(&cache.device)?;
+    let span = span(setup)?;
+    let mut local = Local::new(device)?;
     let mut prng = Prng::new(seed);
     let mut spare = Some(Buffer::zeroed(BLOCK as usize));
     let mut carry_out = |local: &mut Local, make: &dyn Fn(Buffer) -> Bio| -> Result<()> {
@@ -134,7 +147,7 @@ fn in_process(
     let mut below = move |span: u64| prng.below(span / BLOCK) * BLOCK;
     for (nth, kind) in kinds.iter_mut().enumerate() {
         if nth == 3 {
-            refill(&cache.device, span)?;
+            make_hits(setup, device, span)?;
         }
         let times = time(runtime, COUNT_MAX, |_| {
             let at = below(span);
@@ -149,24 +162,30 @@ fn in_process(
             }
         })?;
         kind.add(&times);
-        settle(&cache.device)?;
+        settle(device)?;
     }
     Ok(())
 }
 
 /// Percentiles of writes, flushes, hits and misses with fio.
-fn over_nbd(cache: &Cache, socket: &std::path::Path, job: &Job) -> Result<Vec<Vec<f64>>> {
+fn over_nbd(
+    setup: &Setup,
+    device: &Arc<Device>,
+    socket: &Path,
+    job: &Job,
+) -> Result<Vec<Vec<f64>>> {
     let run = |job: Job| -> Result<JobResult> {
         let result = fio::nbd(socket, &job, &PERCENTS)?;
-        settle(&cache.device)?;
+        settle(device)?;
         Ok(result)
     };
     let write = run(job.clone())?;
     let flush = run(Job { fsync: 1, ..job.clone() })?;
-    refill(&cache.device, job.size)?;
+    make_hits(setup, device, job.size)?;
     let hit = run(Job { rw: Rw::Randread, ..job.clone() })?;
     let miss = run(Job { rw: Rw::Randread, offset: job.size, ..job.clone() })?;
     let flushes = flush.sync_percentiles;
+    ensure!(flushes.len() == PERCENTS.len(), "fio had no time for a flush: raise --runtime");
     Ok(vec![write.percentiles, flushes, hit.percentiles, miss.percentiles])
 }
 

@@ -15,7 +15,7 @@ mod writecache;
 
 use anyhow::{Result, bail};
 
-use crate::args::StudyName;
+use crate::args::{StudyName, TargetName};
 use crate::results::Study;
 use crate::rig::Setup;
 
@@ -36,6 +36,9 @@ pub const STUDIES_OF_ALL: [&str; 11] = [
 
 /// Runs one study.
 pub fn run(name: StudyName, setup: &Setup) -> Result<Study> {
+    if setup.target != TargetName::Pcache && !name.takes_target() {
+        bail!("it takes no --target; randwrite, job and latency do");
+    }
     match name {
         StudyName::Copy => copy::run(setup),
         StudyName::Randwrite => compare::randwrite(setup),

@@ -2,14 +2,13 @@
 //! by the instructions that store it (the table of the published dm-writecache measurement, but
 //! through the whole target), and in mode `s` beside fio on the same file.
 
-use std::path::Path;
 use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use udm::bio::Bio;
 use udm::buffer::Buffer;
-use udm::device::{Device, LoadedTable};
+use udm::device::Device;
 use udm::disk::{Disk, FileDisk, FileOptions, Ring};
 use udm::local::Local;
 use udm::pmem::copy::{COPY_CLASSES, CopyPlan, Primitive};
@@ -17,9 +16,7 @@ use udm::pmem::dax::DaxPmem;
 use udm::pmem::{Persistence, Pmem};
 use udm::prng::Prng;
 use udm::queue::Queue;
-use udm::shm::SharedWords;
 use udm::units::{GIB, MIB};
-use udm::writecache::{OpenOptions, TableArgs, Writecache, shared_words};
 
 use crate::fio;
 use crate::job::{Job, Rw};
@@ -27,6 +24,7 @@ use crate::load;
 use crate::results::{Axis, Claim, Plot, Promise, Study, Table};
 use crate::rig::{Keeper, Setup, need_tools, open_pmem, ram_disk, write_out};
 use crate::stats::{median, ratios};
+use crate::target::{Ground, forget, writecache};
 use crate::unit::Unit;
 
 const CACHE_BYTES: u64 = 512 * MIB;
@@ -129,16 +127,9 @@ impl Stage {
         if pmem.medium().persistence == Persistence::Cpu {
             pmem.set_plan(plan);
         }
-        let words = format!("p origin cache {block_bytes} 4 high_watermark 100 low_watermark 100");
-        let cache = Writecache::open_pmem(
-            parse(&words)?,
-            ORIGIN_BYTES,
-            ram_disk(ORIGIN_BYTES),
-            Arc::new(pmem),
-            SharedWords::private(shared_words(OpenOptions::new(1).stripes)),
-            &OpenOptions { force_format: true, ..OpenOptions::new(1) },
-        )?;
-        let stage = Stage { device: device(cache)? };
+        let words = format!("{block_bytes} 4 high_watermark 100 low_watermark 100");
+        let ground = Ground::Memory(Arc::new(pmem));
+        let stage = Stage { device: writecache(&words, ram_disk(ORIGIN_BYTES), ground)? };
         // Every block gets its place, so that all memory was touched.
         stage.fill()?;
         Ok(stage)
@@ -224,16 +215,6 @@ fn carry_out(local: &mut Local, bio: Bio) -> Result<Buffer> {
     let done = local.poll().context("a request in memory is done at once")?;
     ensure!(done.status.is_ok(), "a request failed: {:?}", done.status);
     Ok(done.buffer)
-}
-
-fn parse(words: &str) -> Result<TableArgs> {
-    let words: Vec<&str> = words.split_whitespace().collect();
-    Ok(TableArgs::parse(&words).map_err(|error| error.error)?)
-}
-
-fn device(cache: Writecache) -> Result<Arc<Device>> {
-    let table = LoadedTable::single(Arc::new(cache), ORIGIN_BYTES);
-    Ok(Device::with_table("writecache", table)?)
 }
 
 fn nanos(since: Instant) -> f64 {
@@ -330,29 +311,14 @@ impl Ssd {
     fn through(&self, job: &Job) -> Result<f64> {
         forget(&self.path)?;
         let cache: Arc<dyn Disk> = Arc::new(FileDisk::open(&self.path, &FileOptions::default())?);
-        let cache = Writecache::open_disk(
-            parse("s origin cache 4096 4 high_watermark 100 low_watermark 100")?,
-            ORIGIN_BYTES,
-            ram_disk(ORIGIN_BYTES),
-            cache,
-            SharedWords::private(shared_words(OpenOptions::new(1).stripes)),
-            &OpenOptions { force_format: true, ..OpenOptions::new(1) },
-        )?;
-        let device = device(cache)?;
+        let words = "4096 4 high_watermark 100 low_watermark 100";
+        let device = writecache(words, ram_disk(ORIGIN_BYTES), Ground::Disk(cache))?;
         let background = Queue::background("udm-background", &device)?;
         let iops = load::run(&device, job)?.iops();
         drop(background);
         Keeper::new(&device, Ring::new(64)?)?.drain();
         Ok(iops)
     }
-}
-
-/// What fio or an earlier round left must not be taken for a cache.
-fn forget(path: &Path) -> Result<()> {
-    use std::os::unix::fs::FileExt;
-    let file = std::fs::File::options().write(true).open(path)?;
-    file.write_all_at(&[0; 4096], 0)?;
-    Ok(file.sync_data()?)
 }
 
 fn show(study: &mut Study, plans: &[(&'static str, CopyPlan)], times: &[Vec<Vec<f64>>]) {

@@ -143,12 +143,13 @@ pub fn signal(pid: u64, name: &str) {
     let _ = Command::new("kill").args([&format!("-{name}"), &pid.to_string()]).status();
 }
 
-/// Whether a process is gone, or a zombie that nobody waits for.
+/// Whether a process is gone, or a zombie that nobody waits for. Its files are open until its last
+/// thread has ended, which need not be the first one.
 pub fn is_gone(pid: u64) -> bool {
-    match std::fs::read_to_string(format!("/proc/{pid}/stat")) {
-        Err(_) => true,
-        Ok(stat) => stat.rsplit(')').next().unwrap_or("").trim_start().starts_with('Z'),
-    }
+    let Ok(stat) = std::fs::read_to_string(format!("/proc/{pid}/stat")) else { return true };
+    let threads = std::fs::read_dir(format!("/proc/{pid}/task")).map_or(0, Iterator::count);
+    let is_zombie = stat.rsplit(')').next().unwrap_or("").trim_start().starts_with('Z');
+    is_zombie && threads <= 1
 }
 
 pub fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {

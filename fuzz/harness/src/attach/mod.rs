@@ -16,6 +16,7 @@ mod world;
 use udm::pcache::inspect::inspect;
 use udm::units::SECTOR;
 
+use crate::check_error;
 use crate::input::Input;
 use damage::damage;
 use world::{BACKING_BYTES, DAMAGE_MAX, OPERATIONS_MAX, World};
@@ -29,9 +30,9 @@ pub fn attach(bytes: &[u8]) {
             operate(&mut world, &mut input);
         }
         if input.u8().is_multiple_of(4) {
-            world.remove();
+            world.client.remove();
         } else {
-            world.kill();
+            world.client.kill();
         }
     }
     for _ in 0..input.u8() % DAMAGE_MAX {
@@ -39,7 +40,7 @@ pub fn attach(bytes: &[u8]) {
     }
     world.change_table(&mut input);
     // Nothing of before counts any more.
-    world.model.clear();
+    world.client.model.clear();
 
     let stores = world.pmem.counts().stores;
     if let Err(error) = inspect(world.pmem.clone(), world.geometry) {
@@ -52,12 +53,6 @@ pub fn attach(bytes: &[u8]) {
     use_opened(&mut world, &mut input);
 }
 
-/// An error is one line with words in it.
-fn check_error(error: &udm::error::Error) {
-    let message = error.to_string();
-    assert!(!message.is_empty() && !message.contains('\n'), "{message:?}");
-}
-
 fn use_opened(world: &mut World, input: &mut Input<'_>) {
     for _ in 0..OPERATIONS_MAX {
         if input.is_empty() {
@@ -65,14 +60,14 @@ fn use_opened(world: &mut World, input: &mut Input<'_>) {
         }
         operate(world, input);
     }
-    world.check_model();
+    world.client.check_model(world.is_poisoned, world.has_poisoned_records);
     match input.u8() % 4 {
-        0 => world.kill(),
+        0 => world.client.kill(),
         1 => {
             world.drain();
-            world.remove();
+            world.client.remove();
         }
-        _ => world.remove(),
+        _ => world.client.remove(),
     }
     if let Err(error) = inspect(world.pmem.clone(), world.geometry) {
         assert!(world.is_poisoned, "opened before, but not to be looked at: {error}");
@@ -82,8 +77,8 @@ fn use_opened(world: &mut World, input: &mut Input<'_>) {
         Ok(()) => {}
         Err(error) => assert!(world.is_poisoned, "opened before, but not again: {error}"),
     }
-    if world.is_open() {
-        world.check_model();
+    if world.client.is_open() {
+        world.client.check_model(world.is_poisoned, world.has_poisoned_records);
         world.drain();
     }
 }
@@ -99,12 +94,13 @@ fn operate(world: &mut World, input: &mut Input<'_>) {
     };
     let (offset, len) = (sector * SECTOR, sectors.min(room) * SECTOR);
     match kind % 16 {
-        0..=5 => world.write(offset, len, kind & 0x80 != 0),
-        6..=8 => drop(world.read(offset, len)),
-        9 => world.zero(offset, len, kind & 0x80 != 0),
-        10 | 11 => world.flush(),
+        0..=5 => world.client.write(offset, len, kind & 0x80 != 0),
+        6..=8 => drop(world.client.read(offset, len)),
+        9 => world.client.zero(offset, len, kind & 0x80 != 0),
+        10 | 11 => world.client.flush(),
         12 => world.message(input.u8()),
-        13 => world.set_draining(kind & 0x80 != 0),
-        _ => world.tick(u64::from(kind >> 4) * 100_000_000),
+        13 => world.client.set_draining(kind & 0x80 != 0),
+        _ => world.client.tick(u64::from(kind >> 4) * 100_000_000),
     }
+    world.check_background();
 }

@@ -7,9 +7,11 @@
 mod damage;
 mod world;
 
+use udm::error::Result;
 use udm::units::SECTOR;
 use udm::writecache::inspect::inspect;
 
+use crate::check_error;
 use crate::input::Input;
 use damage::damage;
 use world::{ORIGIN_BYTES, World};
@@ -26,9 +28,9 @@ pub fn writecache(bytes: &[u8]) {
             operate(&mut world, &mut input);
         }
         if input.u8().is_multiple_of(4) {
-            world.remove();
+            world.client.remove();
         } else {
-            world.kill();
+            world.client.kill();
         }
     }
     for _ in 0..input.u8() % DAMAGE_MAX {
@@ -36,9 +38,11 @@ pub fn writecache(bytes: &[u8]) {
     }
     world.change_table(&mut input);
     // Nothing of before counts any more.
-    world.model.clear();
+    world.client.model.clear();
 
-    look(&world);
+    if let Err(error) = look(&world) {
+        check_error(&error);
+    }
     if let Err(error) = world.open() {
         return check_error(&error);
     }
@@ -46,18 +50,11 @@ pub fn writecache(bytes: &[u8]) {
 }
 
 /// `inspect` says what there is, or what is wrong, and writes nothing.
-fn look(world: &World) {
+fn look(world: &World) -> Result<()> {
     let writes = world.writes_to_cache();
-    if let Err(error) = inspect(&world.medium, world.start(), None) {
-        check_error(&error);
-    }
+    let looked = inspect(&world.medium, world.start(), None);
     assert_eq!(world.writes_to_cache(), writes, "inspect has written");
-}
-
-/// An error is one line with words in it.
-fn check_error(error: &udm::error::Error) {
-    let message = error.to_string();
-    assert!(!message.is_empty() && !message.contains('\n'), "{message:?}");
+    looked.map(drop)
 }
 
 fn use_opened(world: &mut World, input: &mut Input<'_>) {
@@ -67,24 +64,26 @@ fn use_opened(world: &mut World, input: &mut Input<'_>) {
         }
         operate(world, input);
     }
-    world.check_model();
+    world.client.check_model(world.is_poisoned, world.is_poisoned);
     match input.u8() % 4 {
-        0 => world.kill(),
+        0 => world.client.kill(),
         1 => {
-            world.drain();
-            world.remove();
+            world.client.drain(world.is_poisoned);
+            world.client.remove();
         }
-        _ => world.remove(),
+        _ => world.client.remove(),
     }
-    look(world);
+    if let Err(error) = look(world) {
+        assert!(world.is_poisoned, "opened before, but not to be looked at: {error}");
+    }
     world.is_formatting = false;
     match world.open() {
         Ok(()) => {}
         Err(error) => assert!(world.is_poisoned, "opened before, but not again: {error}"),
     }
-    if world.is_open() {
-        world.check_model();
-        world.drain();
+    if world.client.is_open() {
+        world.client.check_model(world.is_poisoned, world.is_poisoned);
+        world.client.drain(world.is_poisoned);
     }
 }
 
@@ -101,12 +100,12 @@ fn operate(world: &mut World, input: &mut Input<'_>) {
     let (offset, len) = (first * block, blocks.min(room) * block);
     debug_assert!(len.is_multiple_of(SECTOR));
     match kind % 16 {
-        0..=6 => world.write(offset, len, kind & 0x80 != 0),
-        7 | 8 => drop(world.read(offset, len)),
-        9 => world.zero(offset, len, kind & 0x80 != 0),
-        10 | 11 => world.flush(),
+        0..=6 => world.client.write(offset, len, kind & 0x80 != 0),
+        7 | 8 => drop(world.client.read(offset, len)),
+        9 => world.client.zero(offset, len, kind & 0x80 != 0),
+        10 | 11 => world.client.flush(),
         12 => world.message(input.u8()),
-        13 => world.set_draining(kind & 0x80 != 0),
-        _ => world.tick(u64::from(kind >> 4) * 100_000_000),
+        13 => world.client.set_draining(kind & 0x80 != 0),
+        _ => world.client.tick(u64::from(kind >> 4) * 100_000_000),
     }
 }

@@ -1,0 +1,39 @@
+//! What a server stands on: the system's devices and addresses. The fuzz target `control` puts
+//! simulated ones in the place of this file, so no other file of a server opens any.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use udm::device::{Device, LoadedTable};
+use udm::error::{Kind, Result};
+use udm::sync::Arc;
+use udm::table::Table;
+use udm::world::{self, BuildOptions, SystemOpener};
+use udm_export::nbd::{Server, Uri};
+
+use crate::control::AFTERLIFE_MAX;
+use crate::runtime::RuntimeDir;
+
+/// Time between two tries at an address in use.
+const BUSY_EVERY: Duration = Duration::from_millis(20);
+
+/// Opens the devices of a table and makes its targets.
+pub fn build(table: &Table, runtime: &RuntimeDir, options: &BuildOptions) -> Result<LoadedTable> {
+    let runtime_dir = Some(runtime.path().to_owned());
+    let opener = SystemOpener { runtime_dir, tune: Some(udm_bench::calibrate::tune) };
+    world::build(table, &opener, options)
+}
+
+/// Opens a way in. A server that was killed holds its sockets until all its I/O has ended, so an
+/// address in use may be free in a moment.
+pub fn start_door(device: &Arc<Device>, uri: &Uri) -> Result<Server> {
+    let deadline = Instant::now() + AFTERLIFE_MAX;
+    loop {
+        match Server::start(device, uri) {
+            Err(error) if error.kind() == Kind::Busy && Instant::now() < deadline => {
+                thread::sleep(BUSY_EVERY);
+            }
+            result => return result,
+        }
+    }
+}

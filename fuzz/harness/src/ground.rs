@@ -1,0 +1,95 @@
+//! In the place of the system's devices: small ones in memory, of this thread, and no sockets
+//! outside of the runtime directory.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::rc::Rc;
+
+use udm::device::{Device, LoadedTable};
+use udm::disk::{Disk, RamDisk};
+use udm::error::{Error, Kind, Result};
+use udm::pcache::layout::{Geometry, SEGMENTS_AT};
+use udm::pmem::sim::SimPmem;
+use udm::pmem::{Persistence, Pmem};
+use udm::shm::SharedWords;
+use udm::sync::Arc;
+use udm::table::{DeviceWord, Table};
+use udm::units::KIB;
+use udm::world::{self, BuildOptions, Opener};
+use udm_export::nbd::{Server, Uri};
+
+use crate::runtime::RuntimeDir;
+
+/// Bytes of each slow device.
+pub const DISK_BYTES: u64 = 256 * KIB;
+const SEGMENT_BYTES: u64 = 32 * KIB;
+
+thread_local! {
+    static DEVICES: RefCell<Rc<Devices>> = RefCell::new(Rc::new(Devices::new()));
+}
+
+/// Everything that a table can name.
+struct Devices {
+    disks: [(&'static str, Arc<RamDisk>); 3],
+    pmems: [(&'static str, Arc<SimPmem>); 2],
+    shared: RefCell<HashMap<String, SharedWords>>,
+}
+
+impl Devices {
+    fn new() -> Devices {
+        let disk = |name| (name, Arc::new(RamDisk::new(DISK_BYTES, 512).named(name)));
+        let pmem = |name, bytes| (name, Arc::new(SimPmem::new(bytes, Persistence::Cpu)));
+        Devices {
+            disks: ["disk", "other", "ssd"].map(disk),
+            pmems: [pmem("log", SEGMENTS_AT + 12 * SEGMENT_BYTES), pmem("fast", DISK_BYTES)],
+            shared: RefCell::default(),
+        }
+    }
+}
+
+/// The one called `word`, for one table alone, as with the system's.
+fn take<T>(devices: &[(&'static str, Arc<T>)], word: &DeviceWord) -> Result<Arc<T>> {
+    match devices.iter().find(|(name, _)| *name == word.path) {
+        Some((_, device)) if Arc::strong_count(device) == 1 => Ok(device.clone()),
+        // Not `Busy`, with which a server waits some seconds for others to let go.
+        Some(_) => Err(Error::new(Kind::Refused, format!("{}: it is in use", word.path))),
+        None => Err(Error::new(Kind::NotFound, format!("{}: no such device", word.path))),
+    }
+}
+
+impl Opener for Devices {
+    fn disk(&self, word: &DeviceWord) -> Result<Arc<dyn Disk>> {
+        Ok(take(&self.disks, word)?)
+    }
+
+    fn pmem(&self, word: &DeviceWord) -> Result<Arc<dyn Pmem>> {
+        Ok(take(&self.pmems, word)?)
+    }
+
+    fn shared_words(&self, name: &str, words: usize) -> Result<SharedWords> {
+        let mut shared = self.shared.borrow_mut();
+        Ok(shared.entry(name.into()).or_insert_with(|| SharedWords::private(words)).clone())
+    }
+}
+
+/// New devices, all zeroes.
+pub fn renew() {
+    DEVICES.set(Rc::new(Devices::new()));
+}
+
+/// Opens the devices of a table and makes its targets.
+pub fn build(table: &Table, _: &RuntimeDir, options: &BuildOptions) -> Result<LoadedTable> {
+    let geometry = Geometry { segment_bytes: SEGMENT_BYTES, device_bytes_min: 0 };
+    let options = BuildOptions { geometry: Some(geometry), ..options.clone() };
+    world::build(table, &*DEVICES.with_borrow(Rc::clone), &options)
+}
+
+/// Opens a way in, if that is a socket in a folder of ours.
+pub fn start_door(device: &Arc<Device>, uri: &Uri) -> Result<Server> {
+    match uri {
+        Uri::Unix(path) if path.parent() == Some(&*crate::calls::folder()) => {
+            Server::start(device, uri)
+        }
+        _ => Err(Error::new(Kind::Refused, format!("{uri}: not here"))),
+    }
+}
