@@ -354,8 +354,8 @@ fn requests_take_few_instructions() {
         (PCACHE, "write", 2_300),
         (PCACHE, "fua", 3_700),
         (PCACHE, "read", 1_500),
-        (WRITECACHE, "write", 2_300),
-        (WRITECACHE, "flush", 3_700),
+        (WRITECACHE, "write", 3_700),
+        (WRITECACHE, "flush", 5_500),
         (WRITECACHE, "read", 1_500),
     ];
     for (table, only, bound) in bounds {
