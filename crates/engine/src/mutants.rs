@@ -134,6 +134,8 @@ mutants! {
     FailureForgotten,
     /// An attach begins with a lower commit counter.
     CounterBackwards,
+    /// An attach commits on top of a counter that may not be durable.
+    FoundUnsettled,
     /// A free mark of an attach changes both halves of its entry.
     MarkTorn,
     /// Zeroes do not wait for blocks that are on their way.

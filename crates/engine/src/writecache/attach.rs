@@ -354,7 +354,9 @@ fn is_to_be_committed(
     }
 }
 
-/// A commit as any other: entries and marks, then the counter.
+/// A commit as any other: entries and marks, then the counter. But first all that was found: who
+/// died while the counter was on its way may have left one that is read and not durable yet, and
+/// an older version must not be marked free before the one that the counter commits is safe.
 fn commit_left(
     medium: &Medium,
     geometry: &Geometry,
@@ -364,6 +366,9 @@ fn commit_left(
 ) -> Result<()> {
     let entries: BTreeMap<u32, u64> = missing.iter().map(|(block, slot)| (*slot, *block)).collect();
     let freed = std::mem::take(&mut found.stale);
+    if !mutants::is(Mutant::FoundUnsettled) {
+        medium.settle()?;
+    }
     for &slot in freed.iter().filter(|slot| !entries.contains_key(*slot)) {
         // Its other half stays: a torn mark would be a live entry for a block that is none.
         let at = geometry.entry_at(u64::from(slot)) + ENTRY_SEQ_AT;

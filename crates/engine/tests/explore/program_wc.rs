@@ -111,6 +111,25 @@ pub const STORIES: &[&[Step]] = &[
     // What passed by is owed a flush, also by the next server.
     &[Message("cleaner"), w(0, 2), Kill, fua(2, 2), Flush, w(0, 2), Kill, Flush],
     &[w(0, 4), Message("flush_on_suspend"), Remove, Check, w(0, 2), Message("flush"), Check],
+    // The process dies while a counter is on its way that commits slots in the first sector of
+    // entries and supersedes them in the second one.
+    &[
+        w(0, 12),
+        w(12, 8),
+        Flush,
+        w(0, 9),
+        Flush,
+        w(4, 3),
+        HoldCache,
+        PostFlush,
+        post(0, 1),
+        OneCache,
+        OneCache,
+        OneCache,
+        OneCache,
+        Kill,
+        Check,
+    ],
 ];
 
 /// A random program of `len` steps.

@@ -83,7 +83,9 @@ fn of_writecache(seed: u64) -> Story {
     let nth = seed.wrapping_sub(WRITECACHE.start) as usize;
     if nth < 4 * stories.len() {
         let (variant, nth) = (nth / stories.len(), nth % stories.len());
-        let kind = WritecacheKind::new(GROUNDS[variant % 2], 512 << (variant / 2), 13, "0");
+        // The last one needs entries in two sectors.
+        let blocks = if nth + 1 == stories.len() { 33 } else { 13 };
+        let kind = WritecacheKind::new(GROUNDS[variant % 2], 512 << (variant / 2), blocks, "0");
         return (Arc::new(kind), stories[nth].to_vec());
     }
     let mut prng = Prng::new(seed);
