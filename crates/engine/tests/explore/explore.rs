@@ -209,7 +209,8 @@ impl Explorer {
             Event::OriginDone(id, is_good) => walk.model.origin_done(id, is_good),
             Event::OriginFlush(id) => walk.model.origin_flush(id),
             Event::Elsewhere(image, writes) => {
-                walk.settle();
+                // Durable as it is, also where a write had failed before.
+                walk.in_flight = InFlight::found(self.kind.ground(), &Sectors::default());
                 walk.image_hash = hash_of(&image, walk.twin.line());
                 walk.twin.poke(0, &image);
                 walk.model.elsewhere_wrote(&writes);

@@ -15,7 +15,9 @@ use udm::mutants::{self, Mutant};
 use crate::explore::{Counts, Effort, Explorer, Found, quietly};
 use crate::machine::Scene;
 use crate::program::Step;
-use crate::stories::{HISTORIES, LONG_FROM, REGRESSIONS, WRITECACHE, story};
+use crate::stories::{
+    HISTORIES, LONG_FROM, REGRESSIONS, WRITECACHE, WRITECACHE_REGRESSIONS, story,
+};
 use crate::subject::Kind;
 
 fn effort(seed: u64) -> Effort {
@@ -159,7 +161,8 @@ fn every_crash_state_of_pcache_keeps_the_promises() {
 
 #[test]
 fn every_crash_state_of_writecache_keeps_the_promises() {
-    explore_these("writecache", WRITECACHE.collect(), 500_000);
+    let seeds = WRITECACHE_REGRESSIONS.into_iter().chain(WRITECACHE);
+    explore_these("writecache", seeds.collect(), 500_000);
 }
 
 /// The long run: `make soak SECONDS=n SEED=s`.

@@ -52,6 +52,11 @@ fn of_pcache(seed: u64) -> Story {
 
 /// Seeds of writecache's histories in the normal run.
 pub const WRITECACHE: Range<u64> = 500_000..501_000;
+/// As `REGRESSIONS`, of writecache.
+pub const WRITECACHE_REGRESSIONS: [u64; 1] = [
+    // A kernel wrote where a write had failed before: a defect of the explorer.
+    20_261_122_000_668,
+];
 const GROUNDS: [Ground; 3] =
     [Ground::Disk, Ground::Memory(Persistence::Cpu), Ground::Memory(Persistence::Msync)];
 const OPTIONS: [&str; 8] = [
