@@ -78,11 +78,15 @@ pub(super) struct Marks {
     dropped: Vec<u32>,
     /// As those, and a round has begun since.
     ready: Vec<u32>,
+    /// Some of the superseded ones were never committed: their numbers are those of the next
+    /// batch, or later, so the first round must mark them before its counter brings them to life.
+    are_uncommitted: bool,
 }
 
 impl Marks {
+    /// What an attach found, entries that were never committed among them.
     pub(super) fn of(superseded: Vec<u32>) -> Marks {
-        Marks { superseded, ..Marks::default() }
+        Marks { superseded, are_uncommitted: true, ..Marks::default() }
     }
 
     /// Slots in no chain, and slots in chains.
@@ -374,9 +378,10 @@ impl Writecache {
         let mut marks = lock(&self.marks);
         let marks = &mut *marks;
         let has_dropped = !marks.dropped.is_empty() || !marks.ready.is_empty();
-        if !has_dropped && !is_due {
+        if !has_dropped && !is_due && !std::mem::take(&mut marks.are_uncommitted) {
             return;
         }
+        marks.are_uncommitted = false;
         commit.marks.append(&mut commit.superseded);
         self.superseded_count.store(0, Ordering::SeqCst);
         commit.marks.append(&mut marks.superseded);

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use udm::disk::{Disk, SimDisk};
 use udm::error::Status;
+use udm::prng::Prng;
 use udm::target::Target;
 use udm::units::SECOND;
 use udm::writecache::Mode;
@@ -75,6 +76,22 @@ fn the_specifications_example_recovers_as_in_the_kernel() {
             let (sector, seq) = world.entry(index);
             assert!(seq == FREE || sector == 0, "entry {index}: {sector} {seq}");
         }
+    });
+}
+
+/// With free slots in plenty nothing else makes a round mark them.
+#[test]
+fn the_first_commit_does_not_bring_back_what_was_never_committed() {
+    in_both_modes(|table, _| {
+        let mut entries = vec![(0, FREE); 201];
+        entries[200] = (24, 9);
+        let mut world = crafted(table, 9, &entries, 1 << 20);
+        world.open();
+        world.write(0, &[7; 4096], true);
+        world.power_cut(&mut Prng::new(1));
+        world.open();
+        assert_eq!(world.read(0, 4096), [7; 4096]);
+        assert_eq!(world.read(3 * 4096, 4096), [0xEE; 4096]);
     });
 }
 
