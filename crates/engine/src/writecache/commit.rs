@@ -16,6 +16,9 @@
 //!    such waits, no round leaves marks out.
 //! 4. A slot that was written back while a newer version was on its way is not dropped: the
 //!    newer one's commit supersedes it.
+//! 5. Entries that a crash kept from being committed have the number of the next batch, or a
+//!    later one. The first round after an attach marks them, before its counter brings them to
+//!    life.
 
 use crate::bio::{Bio, Op};
 use crate::buffer::Buffer;
@@ -78,15 +81,14 @@ pub(super) struct Marks {
     dropped: Vec<u32>,
     /// As those, and a round has begun since.
     ready: Vec<u32>,
-    /// Some of the superseded ones were never committed: their numbers are those of the next
-    /// batch, or later, so the first round must mark them before its counter brings them to life.
-    are_uncommitted: bool,
+    /// Some of the superseded ones may never have been committed: rule 5.
+    has_uncommitted: bool,
 }
 
 impl Marks {
     /// What an attach found, entries that were never committed among them.
     pub(super) fn of(superseded: Vec<u32>) -> Marks {
-        Marks { superseded, are_uncommitted: true, ..Marks::default() }
+        Marks { superseded, has_uncommitted: true, ..Marks::default() }
     }
 
     /// Slots in no chain, and slots in chains.
@@ -378,10 +380,10 @@ impl Writecache {
         let mut marks = lock(&self.marks);
         let marks = &mut *marks;
         let has_dropped = !marks.dropped.is_empty() || !marks.ready.is_empty();
-        if !has_dropped && !is_due && !std::mem::take(&mut marks.are_uncommitted) {
+        if !has_dropped && !is_due && !marks.has_uncommitted {
             return;
         }
-        marks.are_uncommitted = false;
+        marks.has_uncommitted = false;
         commit.marks.append(&mut commit.superseded);
         self.superseded_count.store(0, Ordering::SeqCst);
         commit.marks.append(&mut marks.superseded);
