@@ -26,7 +26,7 @@ pub enum StudyName {
     Nbd,
     /// Dirty data on its way to the backing device, beside what fio writes there
     Writeback,
-    /// How long attaching takes, by the number of keys in the log
+    /// How long attaching takes, by the number of keys in the log, or of entries
     Recovery,
     /// Memory per cached block, and bytes written to the cache device per byte
     Footprint,
@@ -46,7 +46,8 @@ impl StudyName {
 
     /// Whether it measures whichever target `--target` says.
     pub fn takes_target(self) -> bool {
-        matches!(self, StudyName::Randwrite | StudyName::Job | StudyName::Latency)
+        use StudyName::{Footprint, Job, Latency, Randwrite, Recovery, Writeback};
+        matches!(self, Randwrite | Job | Latency | Writeback | Recovery | Footprint)
     }
 
     /// The studies that were asked for, each once.
@@ -109,7 +110,7 @@ pub struct BenchArgs {
     /// The backing device to put a cache before: a file to be made, or a folder to make it in
     #[arg(long, value_name = "PATH")]
     pub path: Option<PathBuf>,
-    /// randwrite, job, latency: the target to measure
+    /// randwrite, job, latency, writeback, recovery, footprint: the target to measure
     #[arg(long, value_enum, default_value = "pcache")]
     pub target: TargetName,
     /// The cache device; without it, a file of 512 MiB in /dev/shm, or beside --path's for mode s

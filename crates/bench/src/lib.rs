@@ -9,7 +9,8 @@
 //! | [`args`], `job` | what was asked for; loads in fio's terms |
 //! | `studies` | one file for each study |
 //! | `trace`, `policies` | requests that somebody recorded; caches on paper |
-//! | `load`, `fio`, `rig` | the load generator, fio as a user runs it, caches to run them on |
+//! | `load`, `fio`, `rig`, `target` | the load generator, fio as a user runs it, caches to run them on |
+//! | `counting`, `heap` | what is written to a cache device, what memory the process has |
 //! | `results`, `unit`, `stats` | what was found |
 //! | `terminal`, `html`, `svg`, `markdown` | how it is shown |
 //! | `machine`, `noise` | on what it was measured, and whether that was quiet |
@@ -17,6 +18,7 @@
 
 pub mod args;
 pub mod calibrate;
+mod counting;
 mod fio;
 mod heap;
 mod html;

@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::{Context, Result};
@@ -29,16 +29,31 @@ pub enum Ground {
 
 /// A fresh writecache in front of `origin`; `words` are those of the table behind the devices.
 pub fn writecache(words: &str, origin: Arc<dyn Disk>, ground: Ground) -> Result<Arc<Device>> {
+    let options = OpenOptions { force_format: true, ..OpenOptions::new(1) };
+    open_writecache(words, origin, ground, writecache_memory(), &options)
+}
+
+/// Memory for what is not committed, which a server shares with its successor.
+pub fn writecache_memory() -> SharedWords {
+    SharedWords::private(shared_words(OpenOptions::new(1).stripes))
+}
+
+/// The writecache that `options` say in front of `origin`.
+pub fn open_writecache(
+    words: &str,
+    origin: Arc<dyn Disk>,
+    ground: Ground,
+    shared: SharedWords,
+    options: &OpenOptions,
+) -> Result<Arc<Device>> {
     let mode = if matches!(ground, Ground::Memory(_)) { 'p' } else { 's' };
     let text = format!("{mode} origin cache {words}");
     let words: Vec<&str> = text.split_whitespace().collect();
     let args = TableArgs::parse(&words).map_err(|error| error.error)?;
     let bytes = origin.limits().size_bytes;
-    let options = OpenOptions { force_format: true, ..OpenOptions::new(1) };
-    let shared = SharedWords::private(shared_words(options.stripes));
     let cache = match ground {
-        Ground::Memory(pmem) => Writecache::open_pmem(args, bytes, origin, pmem, shared, &options),
-        Ground::Disk(disk) => Writecache::open_disk(args, bytes, origin, disk, shared, &options),
+        Ground::Memory(pmem) => Writecache::open_pmem(args, bytes, origin, pmem, shared, options),
+        Ground::Disk(disk) => Writecache::open_disk(args, bytes, origin, disk, shared, options),
     };
     Ok(Device::with_table("writecache", LoadedTable::single(Arc::new(cache?), bytes))?)
 }
@@ -67,39 +82,54 @@ impl Setup {
                 self.describe(study, cache.pmem.as_ref())?;
                 Ok(cache.device)
             }
-            TargetName::WritecacheP => {
-                let path = self.cache_path(&self.places.memory, &name, CACHE_BYTES)?;
-                let pmem = open_pmem(&path)?;
-                pmem.zero(0, 4096);
-                pmem.drain().and_then(|()| pmem.sync()).ok().context("the cache device failed")?;
-                self.describe(study, &pmem)?;
-                writecache("4096 0", backing, Ground::Memory(Arc::new(pmem)))
-            }
-            TargetName::WritecacheS => {
-                let bytes = self.choose(192 * MIB, CACHE_BYTES);
-                let path = self.cache_path(&self.places.disk, &name, bytes)?;
-                if self.named_cache().is_none() {
-                    write_out(&path, bytes)?;
-                }
-                forget(&path)?;
-                let disk = FileDisk::open(&path, &FileOptions::default())?;
-                let how = if disk.is_direct() { "direct I/O" } else { "through the page cache" };
-                let bytes = human_bytes(disk.limits().size_bytes);
-                let (shown, place) = (path.display(), file_system(&path));
-                self.describe_as(study, format!("{shown}, {bytes}, {how}, {place}"))?;
-                writecache("4096 0", backing, Ground::Disk(Arc::new(disk)))
+            TargetName::WritecacheP | TargetName::WritecacheS => {
+                let path = self.writecache_path(&name, self.choose(192 * MIB, CACHE_BYTES))?;
+                let (device, cache) = self.fresh_writecache(&path, backing)?;
+                self.describe_as(study, cache)?;
+                Ok(device)
             }
         }
     }
 
+    /// A cache device for a writecache in the mode that was asked for. On a disk it has `bytes`
+    /// bytes, all written.
+    pub fn writecache_path(&self, name: &str, bytes: u64) -> Result<PathBuf> {
+        if self.target == TargetName::WritecacheP {
+            return self.cache_path(&self.places.memory, name, CACHE_BYTES);
+        }
+        let path = self.cache_path(&self.places.disk, name, bytes)?;
+        if self.named_cache().is_none() {
+            write_out(&path, bytes)?;
+        }
+        Ok(path)
+    }
+
+    /// A fresh writecache there, with the kernel's settings, and what it stands on in words.
+    pub fn fresh_writecache(
+        &self,
+        path: &Path,
+        backing: Arc<dyn Disk>,
+    ) -> Result<(Arc<Device>, String)> {
+        if self.target == TargetName::WritecacheP {
+            let pmem = open_pmem(path)?;
+            pmem.zero(0, 4096);
+            pmem.drain().and_then(|()| pmem.sync()).ok().context("the cache device failed")?;
+            let cache = memory_in_words(&pmem);
+            return Ok((writecache("4096 0", backing, Ground::Memory(Arc::new(pmem)))?, cache));
+        }
+        forget(path)?;
+        let disk = FileDisk::open(path, &FileOptions::default())?;
+        let cache = disk_in_words(path, &disk);
+        Ok((writecache("4096 0", backing, Ground::Disk(Arc::new(disk)))?, cache))
+    }
+
     /// Says in `study` which devices were measured.
     pub fn describe(&self, study: &mut Study, cache: &dyn Pmem) -> Result<()> {
-        let (medium, bytes) = (cache.medium(), human_bytes(cache.len_bytes()));
-        self.describe_as(study, format!("{}, {bytes}, {}", medium.name, medium.description))
+        self.describe_as(study, memory_in_words(cache))
     }
 
     /// The same for a cache device that is told of as `cache`.
-    fn describe_as(&self, study: &mut Study, cache: String) -> Result<()> {
+    pub fn describe_as(&self, study: &mut Study, cache: String) -> Result<()> {
         let (path, bytes) = (self.backing_path()?, human_bytes(self.backing_bytes()?));
         let is_direct = FileDisk::open(path, &FileOptions::default()).map(|disk| disk.is_direct());
         let how = match is_direct {
@@ -117,4 +147,17 @@ impl Setup {
     pub fn keeps_clean_data(&self) -> bool {
         self.target == TargetName::Pcache
     }
+}
+
+/// A cache device in memory, for a study's facts.
+pub fn memory_in_words(pmem: &dyn Pmem) -> String {
+    let medium = pmem.medium();
+    format!("{}, {}, {}", medium.name, human_bytes(pmem.len_bytes()), medium.description)
+}
+
+/// The same on a disk.
+pub fn disk_in_words(path: &Path, disk: &FileDisk) -> String {
+    let how = if disk.is_direct() { "direct I/O" } else { "through the page cache" };
+    let (bytes, place) = (human_bytes(disk.limits().size_bytes), file_system(path));
+    format!("{}, {bytes}, {how}, {place}", path.display())
 }

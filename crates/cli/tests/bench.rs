@@ -180,12 +180,14 @@ fn a_study_measures_the_target_it_is_told() {
     let udm = Udm::new();
     for (target, cache) in [("writecache-p", "/dev/shm/"), ("writecache-s", "scratch/")] {
         fs::create_dir_all(udm.path("scratch")).unwrap();
-        let words = ["bench", "randwrite", "latency", "--path", "scratch", "--json"];
+        let studies = ["randwrite", "latency", "writeback", "recovery", "footprint"];
+        let words = ["--path", "scratch", "--json"];
         // Time enough for fio to flush a disk that others use too.
         let load = ["--small", "--repeats", "1", "--size", "64m", "--io-size", "1m"];
-        let out = udm.ok(&[&words[..], &["--target", target, "--runtime", "1"], &load].concat());
+        let target_words = ["--target", target, "--runtime", "1"];
+        let out = udm.ok(&[&["bench"][..], &studies, &words, &target_words, &load].concat());
         let pages: Vec<Value> = serde_json::from_str(&out).unwrap();
-        assert_eq!(pages.len(), 2);
+        assert_eq!(pages.len(), studies.len());
         for page in &pages {
             check_study(page);
             let facts = page["study"]["facts"].as_array().unwrap();
@@ -194,13 +196,27 @@ fn a_study_measures_the_target_it_is_told() {
                 found[1].as_str().unwrap().to_owned()
             };
             assert_eq!(fact("target"), target);
-            assert!(fact("cache").contains(cache), "{facts:?}");
+            if page["study"]["name"] != "footprint" {
+                assert!(fact("cache").contains(cache), "{facts:?}");
+            }
         }
+        let claim = |study: usize, what: &str| {
+            let claims = pages[study]["study"]["claims"].as_array().unwrap();
+            let found = claims.iter().find(|claim| claim["what"].as_str().unwrap() == what);
+            found.unwrap_or_else(|| panic!("{what}: {claims:?}"))["median"].as_f64().unwrap()
+        };
+        assert!(claim(2, "write-back / fio") > 0.0);
+        assert!(claim(3, "million entries per second, largest cache, full") > 0.0);
+        // These do not depend on who else uses the machine.
+        let memory = claim(4, "bytes of memory for each block more");
+        assert!((20.0..=24.0).contains(&memory), "{memory} bytes for a block");
+        let stored = claim(4, "bytes stored per byte, 4 KiB writes");
+        assert!((1.0..1.03).contains(&stored), "{stored} bytes stored for a byte");
         assert_eq!(fs::read_dir(udm.path("scratch")).unwrap().count(), 0, "something was left");
     }
-    let outcome = udm.run(&["bench", "recovery", "--target", "writecache-p"]);
+    let outcome = udm.run(&["bench", "scaling", "--target", "writecache-p"]);
     assert_eq!(outcome.code, 1, "{outcome:?}");
-    assert!(outcome.err.contains("recovery: it takes no --target"), "{outcome:?}");
+    assert!(outcome.err.contains("scaling: it takes no --target, as randwrite,"), "{outcome:?}");
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! The studies, one file each. A study takes a [`Setup`] and returns a [`Study`]; to add one, add
 //! its file, its name in `args`, and its line here.
 
+mod attach;
 mod compare;
 mod copy;
 mod footprint;
@@ -14,6 +15,7 @@ mod writeback;
 mod writecache;
 
 use anyhow::{Result, bail};
+use clap::ValueEnum;
 
 use crate::args::{StudyName, TargetName};
 use crate::results::Study;
@@ -37,7 +39,13 @@ pub const STUDIES_OF_ALL: [&str; 11] = [
 /// Runs one study.
 pub fn run(name: StudyName, setup: &Setup) -> Result<Study> {
     if setup.target != TargetName::Pcache && !name.takes_target() {
-        bail!("it takes no --target; randwrite, job and latency do");
+        let takes_target = |name: &&StudyName| name.takes_target();
+        let names: Vec<String> = StudyName::value_variants()
+            .iter()
+            .filter(takes_target)
+            .map(|name| name.name())
+            .collect();
+        bail!("it takes no --target, as {} do", names.join(", "));
     }
     match name {
         StudyName::Copy => copy::run(setup),
@@ -48,7 +56,8 @@ pub fn run(name: StudyName, setup: &Setup) -> Result<Study> {
         StudyName::Write => write::run(setup),
         StudyName::Nbd => nbd::run(setup),
         StudyName::Writeback => writeback::run(setup),
-        StudyName::Recovery => recovery::run(setup),
+        StudyName::Recovery if setup.target == TargetName::Pcache => recovery::run(setup),
+        StudyName::Recovery => attach::run(setup),
         StudyName::Footprint => footprint::run(setup),
         StudyName::Writecache => writecache::run(setup),
         StudyName::Hitratio => hitratio::run(setup),
