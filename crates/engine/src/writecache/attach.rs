@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use zerocopy::{FromZeros, IntoBytes};
+use zerocopy::IntoBytes;
 
 use crate::bio::Op;
 use crate::buffer::Buffer;
@@ -25,11 +25,11 @@ use super::format::prepare;
 use super::index::{Index, State};
 use super::inspect::load_geometry;
 use super::layout::{
-    ENTRY_SEQ_AT, Entry, EntryState, FREE, Geometry, LABEL_AT, Label, SEQ_COUNT_AT, Superblock,
+    ENTRY_SEQ_AT, Entry, FREE, Geometry, LABEL_AT, Label, SEQ_COUNT_AT, Superblock,
 };
 use super::media::Medium;
 use super::openlist::{Held, OpenLists};
-use super::pool::Pool;
+use super::pool::{Pool, SLOTS_MAX};
 use super::walk::{Census, Finder, walk};
 use super::{Counters, Jobs, ORIGIN_BYTES_MAX, OpenOptions, Stats, Writecache};
 
@@ -42,12 +42,22 @@ struct Attach {
     aside: HashMap<u32, Entry>,
     /// Slots whose entries must be marked free.
     stale: Vec<u32>,
+    /// Those of them, in rising order, whose entries were never committed.
+    uncommitted: Vec<u32>,
     notes: Vec<String>,
     /// The origin may have writes of an earlier server that are not durable.
     owes_flush: bool,
 }
 
 impl Finder for Attach {
+    fn soon(&self, block: u64, index: u64) {
+        self.index.touch(block, index as u32);
+    }
+
+    fn sooner(&self, block: u64) {
+        self.index.touch_older(block);
+    }
+
     fn known(&self, block: u64) -> Option<u64> {
         self.index.lock_of(block).newest(block).map(|found| u64::from(found.slot))
     }
@@ -72,6 +82,7 @@ impl Finder for Attach {
     fn uncommitted(&mut self, index: u64) {
         self.index.set_marking(index as u32);
         self.stale.push(index as u32);
+        self.uncommitted.push(index as u32);
     }
 
     fn damaged(&mut self, index: u64, entry: &Entry) {
@@ -143,6 +154,7 @@ fn open(
         index: Index::new(geometry.blocks as u32, geometry.block_bytes, options.stripes),
         aside: HashMap::new(),
         stale: Vec::new(),
+        uncommitted: Vec::new(),
         notes: Vec::new(),
         owes_flush: OpenLists::left_behind(&shared).is_some()
             && !mutants::is(Mutant::OwedFlushForgotten)
@@ -294,7 +306,7 @@ fn take_up(
     }
     let mut missing: Vec<Held> = Vec::new();
     for (block, slot) in wanted {
-        if is_to_be_committed(medium, geometry, *seq, found, origin, (block, slot))? {
+        if is_to_be_committed(medium, geometry, found, origin, (block, slot))? {
             missing.push((block, slot));
         }
     }
@@ -321,7 +333,6 @@ fn rewrite(medium: &Medium, geometry: &Geometry) -> Result<()> {
 fn is_to_be_committed(
     medium: &Medium,
     geometry: &Geometry,
-    seq: u64,
     found: &Attach,
     origin: &DiskLimits,
     (block, slot): Held,
@@ -341,15 +352,11 @@ fn is_to_be_committed(
         State::Free => Ok(true),
         // The commit was done, but its end not noted.
         State::Live if word.block() == block => Ok(false),
-        State::Marking => {
-            // Its own entry, of the commit that was under way; or it was superseded.
-            let mut entry = Entry::new_zeroed();
-            medium.load(geometry.entry_at(u64::from(slot)), entry.as_mut_bytes())?;
-            match geometry.state_of(&entry, seq, Some(origin.size_bytes)) {
-                EntryState::Uncommitted => Ok(true),
-                _ => Err(nonsense("that is an older version")),
-            }
-        }
+        // Its own entry, of the commit that was under way; or it was superseded.
+        State::Marking => match found.uncommitted.binary_search(&slot) {
+            Ok(_) => Ok(true),
+            Err(_) => Err(nonsense("that is an older version")),
+        },
         _ => Err(nonsense("the medium says otherwise")),
     }
 }
@@ -364,23 +371,25 @@ fn commit_left(
     found: &mut Attach,
     missing: &[Held],
 ) -> Result<()> {
-    let entries: BTreeMap<u32, u64> = missing.iter().map(|(block, slot)| (*slot, *block)).collect();
+    let entry = |block: u64| Entry::new(block * geometry.block_sectors(), *seq);
+    let entries: BTreeMap<u32, Entry> =
+        missing.iter().map(|(block, slot)| (*slot, entry(*block))).collect();
     let freed = std::mem::take(&mut found.stale);
     if !mutants::is(Mutant::FoundUnsettled) {
         medium.settle()?;
     }
-    for &slot in freed.iter().filter(|slot| !entries.contains_key(*slot)) {
-        // Its other half stays: a torn mark would be a live entry for a block that is none.
-        let at = geometry.entry_at(u64::from(slot)) + ENTRY_SEQ_AT;
-        match mutants::is(Mutant::MarkTorn) {
-            true => medium.store(at - ENTRY_SEQ_AT, Entry::FRESH.as_bytes())?,
-            false => medium.store(at, &FREE.to_le_bytes())?,
-        }
-    }
-    for (&slot, &block) in &entries {
-        let entry = Entry::new(block * geometry.block_sectors(), *seq);
-        medium.store(geometry.entry_at(u64::from(slot)), entry.as_bytes())?;
-    }
+    let at = |slot: u32| geometry.entry_at(u64::from(slot));
+    let (mark, fresh) = (FREE.to_le_bytes(), Entry::FRESH);
+    // Its other half stays: a torn mark would be a live entry for a block that is none.
+    let mark_of = |slot: u32| match mutants::is(Mutant::MarkTorn) {
+        true => (at(slot), fresh.as_bytes()),
+        false => (at(slot) + ENTRY_SEQ_AT, &mark[..]),
+    };
+    let marked = freed.iter().filter(|slot| !entries.contains_key(*slot));
+    let mut changes: Vec<(u64, &[u8])> = marked.map(|slot| mark_of(*slot)).collect();
+    changes.extend(entries.iter().map(|(slot, entry)| (at(*slot), entry.as_bytes())));
+    changes.sort_unstable_by_key(|change| change.0);
+    medium.store_each(&changes)?;
     medium.settle()?;
     *seq += 1;
     medium.store(geometry.start + SEQ_COUNT_AT, &seq.to_le_bytes())?;
@@ -408,7 +417,13 @@ fn assemble(
     let index = found.index;
     let pool = Pool::new(index.slots());
     let is_free = |slot: &u32| index.word(*slot).state() == State::Free;
-    (0..index.slots()).filter(is_free).for_each(|slot| pool.put(slot));
+    let mut free = Vec::with_capacity(SLOTS_MAX);
+    for first in (0..index.slots()).step_by(SLOTS_MAX) {
+        let end = first.saturating_add(SLOTS_MAX as u32).min(index.slots());
+        free.clear();
+        free.extend((first..end).filter(is_free));
+        pool.put_all(&free);
+    }
     let stripes = index.stripes();
     let (high, low) = args.watermarks();
     let mark = |percent: u32| (geometry.blocks * u64::from(100 - percent) + 50) / 100;

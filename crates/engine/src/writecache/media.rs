@@ -9,7 +9,7 @@ use crate::disk::{Disk, DiskIo};
 use crate::error::{Error, Kind, Result, Status};
 use crate::pmem::Pmem;
 use crate::sync::Arc;
-use crate::units::{MIB, SECTOR};
+use crate::units::{KIB, MIB, SECTOR};
 
 use super::layout::Superblock;
 
@@ -17,6 +17,12 @@ use super::layout::Superblock;
 const PIECE_BYTES: u64 = MIB;
 /// So many pieces are under way together.
 const PIECES_MAX: u64 = 16;
+/// Of memory, what stays in a processor's own caches.
+const CHUNK_BYTES: u64 = 256 * KIB;
+/// Places so close together are read with what is between them: that is faster than a read more.
+const GAP_BYTES: u64 = 32 * KIB;
+/// So many reads or writes of single places are under way together.
+const SPANS_MAX: usize = 64;
 
 /// A cache device.
 #[derive(Clone, Debug)]
@@ -85,6 +91,71 @@ impl Medium {
             }
             Medium::Disk(disk) => load_disk(disk, at, into).map_err(failed),
         }
+    }
+
+    /// How much whoever reads all of it should read at a time.
+    pub fn chunk_bytes(&self) -> u64 {
+        match self {
+            Medium::Pmem(_) => CHUNK_BYTES,
+            Medium::Disk(_) => PIECE_BYTES * PIECES_MAX,
+        }
+    }
+
+    /// Reads `len` bytes at each of `places`, which rise and are multiples of `len`; `found` gets
+    /// them with the number of the place.
+    pub fn load_each(
+        &self,
+        places: &[u64],
+        len: usize,
+        mut found: impl FnMut(usize, &[u8]),
+    ) -> Result<()> {
+        let Medium::Disk(disk) = self else {
+            let mut bytes = vec![0; len];
+            return places.iter().enumerate().try_for_each(|(nth, &at)| {
+                self.load(at, &mut bytes)?;
+                found(nth, &bytes);
+                Ok(())
+            });
+        };
+        let mut nth = 0;
+        for spans in spans(disk, places, GAP_BYTES).chunks(SPANS_MAX) {
+            for (at, buffer) in load_spans(self, disk, spans)? {
+                let bytes = buffer.as_slice();
+                while nth < places.len() && places[nth] < at + bytes.len() as u64 {
+                    let from = (places[nth] - at) as usize;
+                    found(nth, &bytes[from..from + len]);
+                    nth += 1;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Stores `changes`, whose places rise, and none of which crosses a sector; in any order.
+    pub fn store_each(&self, changes: &[(u64, &[u8])]) -> Result<()> {
+        let Medium::Disk(disk) = self else {
+            return changes.iter().try_for_each(|(at, bytes)| self.store(*at, bytes));
+        };
+        let places: Vec<u64> = changes.iter().map(|change| change.0).collect();
+        let mut rest = changes;
+        for spans in spans(disk, &places, 0).chunks(SPANS_MAX) {
+            let mut ios = Vec::with_capacity(spans.len());
+            for (at, mut buffer) in load_spans(self, disk, spans)? {
+                let end = at + buffer.len() as u64;
+                while let Some((&(place, bytes), behind)) = rest.split_first()
+                    && place < end
+                {
+                    let from = (place - at) as usize;
+                    buffer.as_mut_slice()[from..from + bytes.len()].copy_from_slice(bytes);
+                    rest = behind;
+                }
+                ios.push(io(disk, Op::Write, at, buffer));
+            }
+            carry_out(disk, ios).map_err(|status| {
+                self.error(Kind::Io, format_args!("cannot write entries: {status}"))
+            })?;
+        }
+        Ok(())
     }
 
     /// The superblock at `start`.
@@ -159,6 +230,35 @@ fn load_disk(disk: &Arc<dyn Disk>, at: u64, into: &mut [u8]) -> std::result::Res
     if end <= disk.limits().size_bytes { Ok(()) } else { Err(Status::Invalid) }
 }
 
+/// Whole units around `places`, which rise: first byte and length of each span. Units that are no
+/// more than `gap` bytes apart are one span, unless it gets too long.
+fn spans(disk: &Arc<dyn Disk>, places: &[u64], gap: u64) -> Vec<(u64, u64)> {
+    let unit = u64::from(disk.limits().block_bytes).max(SECTOR);
+    let mut spans: Vec<(u64, u64)> = Vec::new();
+    for place in places {
+        let first = place / unit * unit;
+        match spans.last_mut() {
+            Some((at, len)) if first <= *at + *len + gap && first + unit - *at <= PIECE_BYTES => {
+                *len = (*len).max(first + unit - *at);
+            }
+            _ => spans.push((first, unit)),
+        }
+    }
+    spans
+}
+
+/// The content of `spans`, each with its first byte.
+fn load_spans(
+    medium: &Medium,
+    disk: &Arc<dyn Disk>,
+    spans: &[(u64, u64)],
+) -> Result<impl Iterator<Item = (u64, Buffer)>> {
+    let read = |(at, len): &(u64, u64)| io(disk, Op::Read, *at, Buffer::zeroed(*len as usize));
+    let done = carry_out(disk, spans.iter().map(read).collect())
+        .map_err(|status| medium.error(Kind::Io, format_args!("cannot read entries: {status}")))?;
+    Ok(done.into_iter().map(|io| (io.offset, io.buffer)))
+}
+
 fn store_disk(medium: &Medium, disk: &Arc<dyn Disk>, at: u64, bytes: &[u8]) -> Result<()> {
     let end = at + bytes.len() as u64;
     let (first, last) = (at / SECTOR * SECTOR, end.next_multiple_of(SECTOR));
@@ -212,6 +312,42 @@ mod tests {
             };
             assert!((0..3000).all(|at| found[at] == wanted(at)));
             assert!(medium.load((1 << 20) - 8, &mut found).is_err());
+        }
+    }
+
+    #[test]
+    fn single_places_are_loaded_and_stored_together() {
+        let places: Vec<u64> = [0, 1, 2, 40, 41, 2000, 30_000, 65_000, 65_535]
+            .into_iter()
+            .chain((70_000..200_000).step_by(37))
+            .map(|nth| nth * 16)
+            .collect();
+        let content: Vec<u8> = (0..4 << 20).map(|at: u32| (at / 5) as u8).collect();
+        for unit in [0, 512, 4096] {
+            let medium = match unit {
+                0 => Medium::Pmem(Arc::new(SimPmem::new(4 << 20, Persistence::Cpu))),
+                _ => Medium::Disk(Arc::new(RamDisk::new(4 << 20, unit))),
+            };
+            medium.store(0, &content).unwrap();
+            let mut count = 0;
+            medium
+                .load_each(&places, 16, |nth, bytes| {
+                    let at = places[nth] as usize;
+                    assert_eq!((nth, bytes), (count, &content[at..at + 16]));
+                    count += 1;
+                })
+                .unwrap();
+            assert_eq!(count, places.len());
+            let changes: Vec<(u64, &[u8])> =
+                places.iter().map(|at| (at + 8, &[0xEE; 8][..])).collect();
+            medium.store_each(&changes).unwrap();
+            let mut wanted = content.clone();
+            for (at, bytes) in changes {
+                wanted[at as usize..at as usize + 8].copy_from_slice(bytes);
+            }
+            let mut found = vec![0; wanted.len()];
+            medium.load(0, &mut found).unwrap();
+            assert!(found == wanted);
         }
     }
 

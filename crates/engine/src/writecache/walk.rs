@@ -5,20 +5,25 @@
 //! others are superseded. Two with the same number (a kernel's defect leaves such) are told apart
 //! by nothing: where their data is the same, the later one counts, as in the kernel; where it is
 //! not, neither is believed, and the block is damaged until somebody writes it anew.
+//!
+//! The entries are read once, in order. What names a block for the second time waits for the end,
+//! when the entries that came first are read again, all together: a disk is not to be asked for
+//! them one by one.
 
+use std::cmp::Ordering;
 use std::collections::HashMap;
 
-use zerocopy::{FromBytes, FromZeros, IntoBytes};
+use zerocopy::FromBytes;
 
 use crate::error::Result;
 use crate::mutants::{self, Mutant};
-use crate::units::MIB;
 
 use super::layout::{ENTRY_BYTES, Entry, EntryState, Geometry};
 use super::media::Medium;
 
-/// Entries read at a time.
-const CHUNK_ENTRIES: u64 = 16 * MIB / ENTRY_BYTES;
+/// Memory for what an entry names is asked for so many entries ahead, in two steps: what the
+/// first has brought near says where the second goes.
+const AHEAD: [usize; 2] = [24, 12];
 /// So many places of damage are named; all are counted.
 pub const PLACES_MAX: usize = 16;
 
@@ -87,6 +92,11 @@ impl Census {
 
 /// Who keeps what the walk finds.
 pub trait Finder {
+    /// Entry `index` is live for `block` and soon comes up: the first of two steps towards what
+    /// is known of it.
+    fn soon(&self, _block: u64, _index: u64) {}
+    /// The second.
+    fn sooner(&self, _block: u64) {}
     /// The entry that was reported live for `block`, or the last of its twins.
     fn known(&self, block: u64) -> Option<u64>;
     /// Entry `index` is live for `block`; all that were known for it are superseded.
@@ -110,20 +120,24 @@ pub fn walk(
     origin_bytes: Option<u64>,
     finder: &mut impl Finder,
 ) -> Result<Census> {
+    let census = Census::default();
     let mut walk =
-        Walk { medium, geometry, seq_count, origin_bytes, finder, census: Census::default() };
+        Walk { medium, geometry, seq_count, origin_bytes, finder, census, repeated: Vec::new() };
+    let chunk_entries = medium.chunk_bytes() / ENTRY_BYTES;
     let mut chunk = Vec::new();
     let mut first = 0;
     while first < geometry.blocks {
-        let count = (geometry.blocks - first).min(CHUNK_ENTRIES);
+        let count = (geometry.blocks - first).min(chunk_entries);
         chunk.resize((count * ENTRY_BYTES) as usize, 0);
         medium.load(geometry.entry_at(first), &mut chunk)?;
-        for (nth, bytes) in chunk.chunks_exact(ENTRY_BYTES as usize).enumerate() {
-            let entry = Entry::read_from_bytes(bytes).expect("a chunk is as long as an entry");
-            walk.entry(first + nth as u64, &entry)?;
+        let entries = <[Entry]>::ref_from_bytes(&chunk).expect("a chunk has whole entries");
+        for (nth, entry) in entries.iter().enumerate() {
+            walk.look_ahead(entries, nth, first);
+            walk.entry(first + nth as u64, entry);
         }
         first += count;
     }
+    walk.resolve()?;
     Ok(walk.census)
 }
 
@@ -134,11 +148,29 @@ struct Walk<'a, F> {
     origin_bytes: Option<u64>,
     finder: &'a mut F,
     census: Census,
+    /// Live entries, each with its block, for which another was known.
+    repeated: Vec<(u64, u64, Entry)>,
 }
 
 impl<F: Finder> Walk<'_, F> {
-    fn entry(&mut self, index: u64, entry: &Entry) -> Result<()> {
-        match self.geometry.state_of(entry, self.seq_count, self.origin_bytes) {
+    fn state_of(&self, entry: &Entry) -> EntryState {
+        self.geometry.state_of(entry, self.seq_count, self.origin_bytes)
+    }
+
+    /// Entry `nth` of `entries`, the first of which is `first`, is about to be looked at.
+    fn look_ahead(&self, entries: &[Entry], nth: usize, first: u64) {
+        for (step, ahead) in AHEAD.into_iter().enumerate() {
+            let Some(entry) = entries.get(nth + ahead) else { continue };
+            let EntryState::Live { block } = self.state_of(entry) else { continue };
+            match step {
+                0 => self.finder.soon(block, first + (nth + ahead) as u64),
+                _ => self.finder.sooner(block),
+            }
+        }
+    }
+
+    fn entry(&mut self, index: u64, entry: &Entry) {
+        match self.state_of(entry) {
             EntryState::Free => self.census.free += 1,
             EntryState::Uncommitted => {
                 self.census.uncommitted += 1;
@@ -146,9 +178,14 @@ impl<F: Finder> Walk<'_, F> {
             }
             EntryState::Misaligned => self.set_aside(index, entry, Damage::Misaligned),
             EntryState::BeyondOrigin => self.set_aside(index, entry, Damage::BeyondOrigin),
-            EntryState::Live { block } => self.live(block, index, entry)?,
+            EntryState::Live { block } if self.finder.known(block).is_some() => {
+                self.repeated.push((block, index, *entry));
+            }
+            EntryState::Live { block } => {
+                self.census.live += 1;
+                self.finder.live(block, index);
+            }
         }
-        Ok(())
     }
 
     fn set_aside(&mut self, index: u64, entry: &Entry, damage: Damage) {
@@ -156,22 +193,39 @@ impl<F: Finder> Walk<'_, F> {
         self.finder.damaged(index, entry);
     }
 
-    fn live(&mut self, block: u64, index: u64, entry: &Entry) -> Result<()> {
-        let Some(known) = self.finder.known(block) else {
-            self.census.live += 1;
-            self.finder.live(block, index);
-            return Ok(());
-        };
-        let mut other = Entry::new_zeroed();
-        self.medium.load(self.geometry.entry_at(known), other.as_mut_bytes())?;
-        let order = entry.seq_count.get().cmp(&other.seq_count.get());
+    /// Which of the entries for a block counts.
+    fn resolve(&mut self) -> Result<()> {
+        let repeated = std::mem::take(&mut self.repeated);
+        let mut firsts: Vec<u64> =
+            repeated.iter().filter_map(|(block, ..)| self.finder.known(*block)).collect();
+        firsts.sort_unstable();
+        firsts.dedup();
+        let places: Vec<u64> = firsts.iter().map(|index| self.geometry.entry_at(*index)).collect();
+        let mut seqs: HashMap<u64, u64> =
+            repeated.iter().map(|(_, index, entry)| (*index, entry.seq_count.get())).collect();
+        self.medium.load_each(&places, ENTRY_BYTES as usize, |nth, bytes| {
+            let entry = Entry::read_from_bytes(bytes).expect("it is as long as an entry");
+            seqs.insert(firsts[nth], entry.seq_count.get());
+        })?;
+        for (block, index, entry) in repeated {
+            let known = self.finder.known(block).expect("it was known before");
+            let seq = seqs[&known];
+            self.repeat(block, index, &entry, (known, seq))?;
+        }
+        Ok(())
+    }
+
+    /// `known`, with its sequence number, is live for `block`; so may entry `index` be.
+    fn repeat(&mut self, block: u64, index: u64, entry: &Entry, known: (u64, u64)) -> Result<()> {
+        let (known, seq) = known;
+        let order = entry.seq_count.get().cmp(&seq);
         let order = if mutants::is(Mutant::OlderVersionWins) { order.reverse() } else { order };
         match order {
-            std::cmp::Ordering::Less => {
+            Ordering::Less => {
                 self.census.superseded += 1;
                 self.finder.superseded(block, index);
             }
-            std::cmp::Ordering::Equal if !self.has_same_data(known, index)? => {
+            Ordering::Equal if !self.has_same_data(known, index)? => {
                 self.census.damage(index, entry, Damage::Twin);
                 self.finder.twin(block, index, entry);
             }
