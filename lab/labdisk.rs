@@ -1,11 +1,12 @@
 //! labdisk: a disk with a volatile write cache, as an NBD server for QEMU.
 //!
-//!     labdisk FILE SOCKET SEED
+//!     labdisk FILE SOCKET SEED|nothing
 //!
 //! What was flushed, or written with FUA, is in FILE. Everything else is in this process's memory
 //! only. The disk loses power when its client goes away, however it goes: then each sector that
 //! was not flushed keeps its flushed content or gets what was written last, at random, by SEED;
-//! the last line printed says how many did what. It serves one client and ends.
+//! the last line printed says how many did what. With `nothing` as SEED, nothing of it survives. It
+//! serves one client and ends.
 //!
 //! Without dependencies, so that `rustc` alone builds it.
 
@@ -97,8 +98,9 @@ impl Disk {
 
     /// The power is gone. How many of the sectors survive differs from cut to cut, and whether
     /// they do so alone or by blocks of 4 KiB.
-    fn lose_power(self, mut random: Random) -> io::Result<()> {
-        let chance = [0, 1, 4, 7, 8][random.below(5) as usize];
+    fn lose_power(self, fate: Fate) -> io::Result<()> {
+        let Fate { mut random, keeps } = fate;
+        let chance = if keeps { [0, 1, 4, 7, 8][random.below(5) as usize] } else { 0 };
         let together = [1, 8][random.below(2) as usize];
         let (mut kept, mut lost) = (0_u64, 0_u64);
         let (mut group, mut survives) = (u64::MAX, false);
@@ -117,6 +119,13 @@ impl Disk {
         println!("labdisk: {} flushes; unflushed sectors: {kept} kept, {lost} lost", self.flushes);
         Ok(())
     }
+}
+
+/// What becomes of sectors that were not flushed.
+struct Fate {
+    random: Random,
+    /// Whether some may survive.
+    keeps: bool,
 }
 
 fn number<const N: usize>(client: &mut UnixStream) -> io::Result<[u8; N]> {
@@ -208,7 +217,10 @@ fn serve(client: &mut UnixStream, disk: &mut Disk) -> io::Result<()> {
 }
 
 fn run(path: &str, socket: &str, seed: &str) -> io::Result<()> {
-    let random = Random(seed.parse().map_err(io::Error::other)?);
+    let fate = match seed {
+        "nothing" => Fate { random: Random(1), keeps: false },
+        _ => Fate { random: Random(seed.parse().map_err(io::Error::other)?), keeps: true },
+    };
     let mut disk = Disk::open(path)?;
     let (mut client, _) = UnixListener::bind(socket)?.accept()?;
     shake_hands(&mut client, disk.size)?;
@@ -222,7 +234,7 @@ fn run(path: &str, socket: &str, seed: &str) -> io::Result<()> {
             _ => return Err(error),
         },
     }
-    disk.lose_power(random)
+    disk.lose_power(fate)
 }
 
 fn main() -> ExitCode {
@@ -230,7 +242,7 @@ fn main() -> ExitCode {
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
     let outcome = match words[..] {
         [path, socket, seed] => run(path, socket, seed),
-        _ => Err(io::Error::other("usage: labdisk FILE SOCKET SEED")),
+        _ => Err(io::Error::other("usage: labdisk FILE SOCKET SEED|nothing")),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,

@@ -26,11 +26,12 @@ cache_bytes() {
   esac
 }
 
-# disk NAME FILE: serves FILE at $work/NAME.sock until the machine goes away.
+# disk NAME FILE [nothing]: serves FILE at $work/NAME.sock until the machine goes away, and keeps
+# of what was not flushed some, or nothing.
 disk() {
   rm -f "$work/$1.sock"
   cuts=$((cuts + 1))
-  "$scratch/labdisk" "$2" "$work/$1.sock" $((seed * 1000 + cuts)) >> "$work/lost" &
+  "$scratch/labdisk" "$2" "$work/$1.sock" "${3:-$((seed * 1000 + cuts))}" >> "$work/lost" &
   disks+=($!)
   until [ -S "$work/$1.sock" ]; do
     kill -0 $! || die "labdisk $1"

@@ -1,13 +1,19 @@
 //! The kernel's own defects, as the specification lists them in section 17: none is here.
 
 use std::collections::HashMap;
+use std::fs::File;
+use std::sync::Arc;
 
 use udm::bio::{Bio, Op};
 use udm::buffer::Buffer;
 use udm::disk::DiskIo;
+use udm::pmem::Persistence;
+use udm::pmem::dax::{DaxOptions, DaxPmem};
 use udm::prng::Prng;
+use udm::shm::SharedWords;
 use udm::target::Target;
 use udm::units::SECOND;
+use udm::writecache::{OpenOptions, STRIPES, Writecache, shared_words};
 
 use crate::basics::in_both_modes;
 use crate::world::World;
@@ -164,6 +170,32 @@ fn f_suspend_and_resume_with_an_error_show_no_stale_data() {
         assert_eq!(world.read(0, 4096), [1; 4096]);
         assert_eq!(world.status(3), world.status(2) - 1);
     });
+}
+
+#[test]
+fn g_mode_p_needs_no_dax() {
+    // A file of any file system: what is stored there goes through the page cache.
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("cache");
+    File::create(&path).unwrap().set_len(MIB).unwrap();
+    let mut world = World::new("p O C 4096 0", MIB, 4 * MIB);
+    let options = DaxOptions { persistence: Some(Persistence::Msync) };
+    for version in 1..3 {
+        let pmem = Arc::new(DaxPmem::open(&path, options).unwrap());
+        let shared = SharedWords::private(shared_words(STRIPES));
+        let (args, origin) = (world.args(), world.origin.clone());
+        let how = OpenOptions::new(version);
+        let opened = Writecache::open_pmem(args, 4 * MIB, origin, pmem, shared, &how);
+        world.target = Some(opened.unwrap());
+        if version > 1 {
+            assert_eq!(world.read(4096, 8192), [version as u8 - 1; 8192]);
+        }
+        world.write(4096, &[version as u8; 8192], false);
+        world.flush();
+        world.target = None;
+    }
+    // What cannot be mapped at all is refused.
+    assert!(DaxPmem::open(folder.path(), options).is_err());
 }
 
 #[test]
