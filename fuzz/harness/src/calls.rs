@@ -133,10 +133,10 @@ fn serve(runtime: &Arc<RuntimeDir>, table: &str, text: &[u8]) -> Vec<u8> {
         metrics: None,
     };
     let (stop, stops) = channel();
+    // A server goes to the root.
+    let before = std::env::current_dir().unwrap();
     let server = Arc::new(Server::build(&spec, runtime.clone(), lock, stop).unwrap());
     let mut frames = frames(text, 4096, false);
-    // A server changes to the root.
-    let before = std::env::current_dir().unwrap();
     let main = std::thread::spawn({
         let server = server.clone();
         move || run(server, &stops)
