@@ -162,6 +162,37 @@ pub fn zeroes(mut prng: Prng) {
     world.judge();
 }
 
+/// A few discards share zeroes, and somebody takes those away at just that time.
+pub fn shared(mut prng: Prng) {
+    let world = World::new(Plan { segments: 7, table: "C B 0", areas: &[(0, 16)] });
+    let mut parts = vec![part(&world, &mut prng, |client, prng| {
+        (0..3).for_each(|_| client.discard(prng.below(15), 1));
+    })];
+    let cache = world.cache.clone();
+    parts.push(Box::new(move || {
+        for _ in 0..3 {
+            cache.drop_zero_extent();
+            if cache.segments.has_released() {
+                cache.recycle().unwrap();
+            }
+        }
+    }));
+    together(parts);
+    world.judge();
+}
+
+/// One writer fills the cache, and only the background can help.
+pub fn alone(mut prng: Prng) {
+    let world = World::new(Plan { segments: 6, table: "C B 0", areas: &[(0, 32)] });
+    let keeper = world.keep(Frozen);
+    together(vec![part(&world, &mut prng, |client, prng| {
+        let first = prng.below(4);
+        (first..first + 8).for_each(|nth| client.write(nth % 4 * 8, 8, false));
+    })]);
+    keeper.stop();
+    world.judge();
+}
+
 /// Writes with pauses, in which the background may fall asleep. It must do its work all the same.
 pub fn sleep(mut prng: Prng) {
     let world = World::new(Plan { segments: 9, table: "C B 0", areas: TWO_BLOCKS });
