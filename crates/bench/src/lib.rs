@@ -9,7 +9,8 @@
 //! | [`args`], `job` | what was asked for; loads in fio's terms |
 //! | `studies` | one file for each study |
 //! | `trace`, `policies` | requests that somebody recorded; caches on paper |
-//! | `load`, `fio`, `rig`, `target` | the load generator, fio as a user runs it, caches to run them on |
+//! | `load`, `fio` | the load generator, fio as a user runs it |
+//! | `rig`, `target` | caches to run them on |
 //! | `counting`, `heap` | what is written to a cache device, what memory the process has |
 //! | `results`, `unit`, `stats` | what was found |
 //! | `terminal`, `html`, `svg`, `markdown` | how it is shown |
