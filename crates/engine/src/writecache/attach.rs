@@ -403,6 +403,19 @@ fn commit_left(
     Ok(())
 }
 
+fn free_slots(index: &Index) -> Pool {
+    let pool = Pool::new(index.slots());
+    let is_free = |slot: &u32| index.word(*slot).state() == State::Free;
+    let mut free = Vec::with_capacity(SLOTS_MAX);
+    for first in (0..index.slots()).step_by(SLOTS_MAX) {
+        let end = first.saturating_add(SLOTS_MAX as u32).min(index.slots());
+        free.clear();
+        free.extend((first..end).filter(is_free));
+        pool.put_all(&free);
+    }
+    pool
+}
+
 #[expect(clippy::too_many_arguments, reason = "the parts of a cache, put together once")]
 fn assemble(
     args: TableArgs,
@@ -416,15 +429,7 @@ fn assemble(
     open: OpenLists,
 ) -> Writecache {
     let index = found.index;
-    let pool = Pool::new(index.slots());
-    let is_free = |slot: &u32| index.word(*slot).state() == State::Free;
-    let mut free = Vec::with_capacity(SLOTS_MAX);
-    for first in (0..index.slots()).step_by(SLOTS_MAX) {
-        let end = first.saturating_add(SLOTS_MAX as u32).min(index.slots());
-        free.clear();
-        free.extend((first..end).filter(is_free));
-        pool.put_all(&free);
-    }
+    let pool = free_slots(&index);
     let stripes = index.stripes();
     let (high, low) = args.watermarks();
     let mark = |percent: u32| (geometry.blocks * u64::from(100 - percent) + 50) / 100;
