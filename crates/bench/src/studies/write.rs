@@ -43,6 +43,8 @@ struct Times {
     single: Vec<f64>,
     /// Each round's median of operations timed on their own.
     round_single: Vec<f64>,
+    /// How many of that the slowest in a thousand take.
+    round_tail: Vec<f64>,
     /// Each round's median of batches, for one operation.
     round_batch: Vec<f64>,
 }
@@ -59,7 +61,9 @@ impl Times {
             fence(Ordering::SeqCst);
             singles.push((nanos(start) - clock).max(0.0));
         }
-        self.round_single.push(median(&singles));
+        let median_single = median(&singles);
+        self.round_single.push(median_single);
+        self.round_tail.push(percentile(&sorted(&singles), 99.9) / median_single);
         self.single.extend(singles);
         let mut batches = Vec::with_capacity(OPS / BATCH);
         for first in (0..OPS).step_by(BATCH) {
@@ -418,6 +422,12 @@ fn claims(results: &Results) -> Vec<Claim> {
         Claim::new("write / bare copy, p50, one by one", &single(local, copy), at_most(2.5)),
         Claim::new("  of it the engine", &over(engine, copy), None),
         Claim::new("write / bare copy, beside write-back", &over(local_beside, copy_beside), None),
+        Claim::new(
+            "write, p99.9 / p50, beside write-back and collection",
+            &local_beside.round_tail,
+            at_most(10.0),
+        ),
+        Claim::new("  bare copy, p99.9 / p50, beside them", &copy_beside.round_tail, None),
         Claim::new("FUA write, p50, microseconds", &micros, at_most(0.9)),
         Claim::new("read hit / bare load, p50", &over(hit, load), at_most(1.5)),
         Claim::new(

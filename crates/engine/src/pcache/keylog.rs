@@ -25,7 +25,7 @@ use super::media::Media;
 use super::segment::Segments;
 
 /// How far ahead of the head the log is zeroed, in bytes.
-const ZERO_AHEAD: u32 = 64 << 10;
+const ZERO_AHEAD: u32 = 16 << 10;
 /// So many zero bytes stand behind the log's end at least, or all to the end of its segment. An
 /// attach that finds a torn append tells by them that what follows further on is history.
 pub const ZERO_BEHIND: u32 = 8 << 10;
