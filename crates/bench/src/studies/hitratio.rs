@@ -23,7 +23,8 @@ use crate::unit::Unit;
 const SIZES: [f64; 8] = [0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 40.0, 60.0];
 /// Segments of the cache that is scaled down: as many as one of 16 GiB has.
 const SEGMENTS: u64 = 1023;
-/// But none is smaller than this.
+/// But none is smaller than this: then there are fewer, so the reserves weigh more than in a real
+/// cache, and of a request that is longer than a few segments not all is cached.
 const SEGMENT_BLOCKS_MIN: u64 = 4;
 /// Bytes of a segment that are not data.
 const SEGMENT_META_BYTES: u64 = 12 << 10;

@@ -44,6 +44,12 @@ impl Segments {
         (0..self.count()).filter(|&segment| self.class(segment) == Class::Main).count() as u64
     }
 
+    /// Segments of a class that hold data.
+    pub fn count_of(&self, class: Class) -> u32 {
+        let is_one = |&segment: &u32| self.class(segment) == class && self.references(segment) > 0;
+        (0..self.count()).filter(is_one).count() as u32
+    }
+
     /// Condemns the oldest segments of the main part, until it has at most `max`. Says how many
     /// there were.
     pub fn condemn(&self, max: u32) -> u32 {

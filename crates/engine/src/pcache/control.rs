@@ -144,6 +144,7 @@ pub(super) fn assemble(
     let stale_until = (replayed.stale_keys > 0).then_some(replayed.dirty_tail);
     let gc = Gc::new(stale_until, replayed.hidden_until);
     let writeback = Writeback::new(marks_from, replayed.torn_until);
+    let retention = args.retention.policy(segments.blocks());
     Ok(Pcache {
         crcs: replayed.crcs,
         stripes: (0..options.stripes).map(|_| Stripe::default()).collect(),
@@ -173,7 +174,8 @@ pub(super) fn assemble(
         counters: Counters::default(),
         notes: replayed.notes,
         index: replayed.index,
-        retention: args.retention.policy(segments.blocks()),
+        write_reserve: gc::write_reserve(&*retention, segments.count()),
+        retention,
         has_retained: AtomicBool::new(false),
         segments,
         args,

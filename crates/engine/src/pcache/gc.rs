@@ -14,15 +14,17 @@ use crate::target::Port;
 use super::keylog::{LogReader, after};
 use super::layout::{GC_PERCENT_DEFAULT, Key, Position, Record, gc_percent_of};
 use super::retain::Keeper;
-use super::retention::USES_MAX;
+use super::retention::{Retention, USES_MAX};
 use super::segment::LOG_RESERVE;
 use super::{Background, Pcache};
 
 /// Key sets passed before key_tail is stored.
 const SLICE_SETS: usize = 64;
-/// Keys passed before key_tail is stored, when what is hot is kept: no more is dropped than is
+/// Most keys passed before key_tail is stored, when what is hot is kept: no more is dropped than is
 /// needed, and what is logged again soon frees the place where it stood.
-const SLICE_KEYS: usize = 32;
+const SLICE_KEYS_MAX: usize = 32;
+/// But a slice is a small part (1 / n) of a small cache.
+const SLICE_SHARE: u64 = 256;
 /// So often a tick passes the log; a use is lost each time, so then what is condemned goes.
 const ROUNDS_MAX: u32 = USES_MAX as u32 + 1;
 
@@ -36,6 +38,8 @@ pub(super) struct Gc {
     /// passes all of it at once.
     together_until: Option<Position>,
     is_stuck: bool,
+    /// Passing everything once was not enough.
+    is_pressed: bool,
     keeper: Keeper,
 }
 
@@ -50,6 +54,14 @@ impl Gc {
     /// Damage in the log stops collection.
     pub(super) fn is_stuck(&self) -> bool {
         self.is_stuck
+    }
+}
+
+/// Free segments that writes leave to what collection moves, beside the log's own, of `count`.
+pub(super) fn write_reserve(retention: &dyn Retention, count: u32) -> u32 {
+    match retention.fills_cache() {
+        true => (count / 128).min(3),
+        false => 0,
     }
 }
 
@@ -68,7 +80,10 @@ impl Pcache {
     pub(super) fn free_wanted(&self) -> u32 {
         let count = self.segments.count();
         match self.retention.fills_cache() {
-            true => LOG_RESERVE + (count / 256).clamp(if count < 8 { 1 } else { 2 }, 16),
+            true => {
+                let ahead = (count / 256).clamp(if count < 8 { 1 } else { 2 }, 16);
+                LOG_RESERVE + self.write_reserve + ahead
+            }
             false => LOG_RESERVE + (count / 16).max(1),
         }
     }
@@ -76,7 +91,7 @@ impl Pcache {
     /// Free segments that fills leave to writes, beside the log's own.
     pub(super) fn fill_reserve(&self) -> u32 {
         match self.retention.fills_cache() {
-            true => 1,
+            true => self.write_reserve + 1,
             false => (self.segments.count() / 16).max(1),
         }
     }
@@ -109,8 +124,10 @@ impl Pcache {
             self.writeback_if_due(background, true, port);
             let missing = self.free_wanted().saturating_sub(self.segments.free()).max(1);
             self.condemn_more(missing);
+            background.gc.is_pressed = true;
             self.collect(background);
         }
+        background.gc.is_pressed = false;
     }
 
     /// Collects what is needed and possible; wakes those who wait when there is room.
@@ -119,7 +136,8 @@ impl Pcache {
             self.drop_zero_extent();
         }
         self.condemn();
-        background.gc.keeper.begin();
+        let keeps_window = !background.gc.is_pressed && self.is_window_small();
+        background.gc.keeper.begin(keeps_window);
         while !background.gc.is_stuck && self.wants_collection(&mut background.gc) {
             match self.collect_slice(&mut background.gc) {
                 Ok(true) => {}
@@ -134,6 +152,14 @@ impl Pcache {
         // The next segment taken is news again.
         self.used_told.store(0, Ordering::Relaxed);
         self.tell_room();
+    }
+
+    /// Keys of a slice, unless its first key set has more.
+    fn slice_keys_max(&self) -> usize {
+        match self.retention.fills_cache() {
+            true => (self.segments.blocks() / SLICE_SHARE).clamp(1, SLICE_KEYS_MAX as u64) as usize,
+            false => usize::MAX,
+        }
     }
 
     /// Passes a slice of the log. `false`: key_tail has caught up with dirty_tail.
@@ -157,7 +183,7 @@ impl Pcache {
         let Gc { reader, keeper, stale_until, .. } = gc;
         keeper.begin_slice(self.is_space_short() || stale_until.is_some());
         reader.begin();
-        let keys_max = if self.retention.fills_cache() { SLICE_KEYS } else { usize::MAX };
+        let keys_max = self.slice_keys_max();
         let mut keys_passed = 0;
         for passed in 0.. {
             let is_enough = match together {
@@ -254,7 +280,7 @@ impl Pcache {
 
     /// Whether a waiting write would find room.
     pub(super) fn has_room(&self) -> bool {
-        self.segments.free() > LOG_RESERVE && self.log.has_room()
+        self.segments.free() > LOG_RESERVE + self.write_reserve && self.log.has_room()
     }
 
     /// Wakes waiting bios if there is room for them.

@@ -205,6 +205,8 @@ pub struct Pcache {
     backing: Arc<dyn Disk>,
     segments: Arc<Segments>,
     retention: Box<dyn Retention>,
+    /// See [`gc::write_reserve`].
+    write_reserve: u32,
     /// Whether anything was kept, moved or dropped yet. Before, all there is to know of a block is
     /// that it comes in.
     has_retained: AtomicBool,

@@ -6,6 +6,9 @@
 //! join the stripe's open set, under the stripe's lock, after a look that the index still names
 //! the place: a newer write of the range can only come behind them in the log, and an older one
 //! cannot be left. Nothing is lost with these keys: the backing device has the same data.
+//!
+//! Data that is to move and finds no room stays where it is for another lap, at the cost of a use;
+//! so what is hot is not dropped because collection began a moment too late.
 
 use crate::crc::pcache_crc;
 use crate::mutants::{self, Mutant};
@@ -27,6 +30,7 @@ const MOVE_BYTES: u64 = 64 << 10;
 #[derive(Debug, Default)]
 pub(super) struct Keeper {
     is_keeping: bool,
+    keeps_window: bool,
     has_kept: bool,
     scratch: Vec<u8>,
     lap: Option<Lap>,
@@ -42,9 +46,10 @@ struct Lap {
 }
 
 impl Keeper {
-    /// Collection begins.
-    pub(super) fn begin(&mut self) {
+    /// Collection begins. With `keeps_window`, nothing of the window goes.
+    pub(super) fn begin(&mut self, keeps_window: bool) {
         self.has_kept = false;
+        self.keeps_window = keeps_window;
     }
 
     /// A slice begins. Without `is_keeping`, everything goes.
@@ -73,6 +78,16 @@ impl Pcache {
             let usable = self.segments.count().saturating_sub(self.free_wanted());
             self.segments.condemn(self.retention.main_max(usable));
         }
+    }
+
+    /// Whether the window has become small because of segments that collection has yet to empty.
+    pub(super) fn is_window_small(&self) -> bool {
+        let count = |class| self.segments.count_of(class);
+        let usable = self.segments.count().saturating_sub(self.free_wanted());
+        self.retention.fills_cache()
+            && self.is_space_short()
+            && count(Class::Window) <= self.retention.window_min(usable)
+            && count(Class::Condemned) + count(Class::Sparse) > 0
     }
 
     /// Collection has come to `at`. At the end of a lap, what is sparse is found.
@@ -107,7 +122,10 @@ impl Pcache {
         }
         self.has_retained.store(true, Ordering::Relaxed);
         let place = Place::new(key.segment.get(), key.segment_off.get(), key.generation.get());
-        let class = self.segments.class(place.segment);
+        let class = match self.segments.class(place.segment) {
+            Class::Window if keeper.keeps_window => Class::Main,
+            class => class,
+        };
         let end = offset + len;
         let mut at = offset;
         while at < end {
@@ -124,7 +142,9 @@ impl Pcache {
                     }
                     self.keep(run, key);
                 }
-                Some(Verdict::Move(uses)) => self.move_run(run, uses, &mut keeper.scratch),
+                Some(Verdict::Move(uses)) => {
+                    self.move_run(run, uses, key, &mut keeper.scratch);
+                }
                 Some(Verdict::Forget) => self.forget(run, false),
                 Some(Verdict::Remember) => self.forget(run, true),
             }
@@ -197,30 +217,36 @@ impl Pcache {
         self.make_set_room(stripe).is_ok() && self.open.len(stripe) < KEYS_MAX
     }
 
-    /// Copies data into the main part. What finds no room there, or is damaged, goes.
-    fn move_run(&self, run: Run, uses: u8, scratch: &mut Vec<u8>) {
-        if !self.try_move(run, uses, scratch) {
-            self.forget(run, true);
-        }
-    }
-
-    fn try_move(&self, run: Run, uses: u8, scratch: &mut Vec<u8>) -> bool {
+    /// Copies data into the main part. What finds no room there may stay; what is damaged goes.
+    fn move_run(&self, run: Run, uses: u8, key: &Key, scratch: &mut Vec<u8>) {
         let mut done = 0;
         while done < run.len {
-            if self.segments.free() == 0 || !self.log.has_room() {
-                return false;
-            }
             let (offset, place) = (run.offset + done, run.place.plus(done));
-            let len = self.piece_len(offset, (run.len - done).min(MOVE_BYTES));
-            let Some(space) = self.segments.take_main(0, len as u32) else { return false };
+            let rest = Run { offset, len: run.len - done, place };
+            let len = self.piece_len(offset, rest.len.min(MOVE_BYTES));
+            let is_roomy = self.segments.free() > 0 && self.log.has_room();
+            let space = is_roomy.then(|| self.segments.take_main(0, len as u32)).flatten();
+            let Some(space) = space else {
+                return self.keep_or_forget(rest, key);
+            };
             let len = u64::from(space.len);
-            if !self.move_piece(Run { offset, len, place }, space, uses, scratch) {
+            if !self.move_piece(Run { len, ..rest }, space, uses, scratch) {
                 self.segments.release(space.segment);
-                return false;
+                return self.forget(rest, true);
             }
             done += len;
         }
-        true
+    }
+
+    /// What should have moved stays where it is. It costs a use, so that in the end it goes.
+    fn keep_or_forget(&self, run: Run, key: &Key) {
+        let uses = self.index.uses(run.offset);
+        if uses == 0 {
+            return self.forget(run, true);
+        }
+        self.keep(run, key);
+        let _state = lock(&self.stripes[self.stripe_of(run.offset)].state);
+        self.index.set_uses(run.offset, run.len, uses - 1);
     }
 
     /// `false`: nothing has changed.

@@ -88,6 +88,9 @@ pub trait Retention: Debug + Send + Sync {
 
     /// Most segments of the main part, of `usable` for data.
     fn main_max(&self, usable: u32) -> u32;
+
+    /// While the window has no more segments, what is condemned or sparse goes first.
+    fn window_min(&self, usable: u32) -> u32;
 }
 
 /// The kernel's policy: nothing is known, everything goes in the order in which it came.
@@ -118,6 +121,10 @@ impl Retention for Fifo {
     fn main_max(&self, _: u32) -> u32 {
         0
     }
+
+    fn window_min(&self, _: u32) -> u32 {
+        0
+    }
 }
 
 /// S3-FIFO on segments of a log: a block stays if it was used twice while it passed the window, or
@@ -128,14 +135,17 @@ pub struct Hot {
     memory_blocks: u64,
 }
 
-/// The share of the window, in percent of what is usable.
-const WINDOW_PERCENT: u32 = 15;
+/// The share of the window, in percent of what is usable: a part of it is taken by segments of
+/// the main part that are being emptied.
+const WINDOW_PERCENT: u32 = 18;
+/// Nothing of the window goes while it is smaller and other segments are being emptied.
+const WINDOW_MIN_PERCENT: u32 = 10;
 /// Uses in the window that earn a block its place in the main part.
 const USES_TO_STAY: u8 = 2;
 /// For how many drops a block is remembered, in percent of the cache's blocks.
 const MEMORY_PERCENT: u64 = 130;
 /// What is current of a segment of the main part stays in its place when it is so many percent.
-const DENSE_PERCENT: u32 = 80;
+const DENSE_PERCENT: u32 = 90;
 
 impl Hot {
     /// For a cache of so many blocks.
@@ -180,6 +190,10 @@ impl Retention for Hot {
     fn main_max(&self, usable: u32) -> u32 {
         usable - usable * WINDOW_PERCENT / 100
     }
+
+    fn window_min(&self, usable: u32) -> u32 {
+        usable * WINDOW_MIN_PERCENT / 100
+    }
 }
 
 #[cfg(test)]
@@ -219,12 +233,22 @@ mod tests {
     }
 
     #[test]
+    fn the_window_keeps_a_part_of_its_share() {
+        let hot = Hot::new(1000);
+        for usable in [1, 4, 100, 1015] {
+            let window = usable - hot.main_max(usable);
+            assert!(hot.window_min(usable) <= window && window <= usable, "{usable}");
+        }
+        assert_eq!((hot.main_max(1000), hot.window_min(1000)), (820, 100));
+    }
+
+    #[test]
     fn the_kernels_policy_keeps_nothing() {
         let fifo = RetentionKind::Fifo.policy(1000);
         for class in [Class::Window, Class::Main, Class::Condemned, Class::Sparse] {
             assert_eq!(fifo.judge(class, USES_MAX), Verdict::Forget);
             assert_eq!(fifo.admit(Seen::Cached(class)), Class::Window);
         }
-        assert!(!fifo.fills_cache() && fifo.main_max(100) == 0);
+        assert!(!fifo.fills_cache() && fifo.main_max(100) == 0 && fifo.window_min(100) == 0);
     }
 }

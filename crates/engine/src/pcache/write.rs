@@ -151,7 +151,7 @@ impl Pcache {
         }
         let at = bio.offset + bio.progress;
         let len = self.piece_len(at, bio.len - bio.progress);
-        self.segments.take(port.id, len as u32, 0, self.admitted_to(at))
+        self.segments.take(port.id, len as u32, self.write_reserve, self.admitted_to(at))
     }
 
     /// How much of `len` bytes at `at` one key may cover.
@@ -350,7 +350,9 @@ impl Pcache {
             }
             let limit = ZERO_EXTENT_BYTES.min(u64::from(self.media.geometry.data_bytes()) / 16);
             let limit = limit.next_multiple_of(4096);
-            let Some(space) = self.segments.take(port.id, limit as u32, 0, Class::Window) else {
+            let reserve = self.write_reserve;
+            let taken = self.segments.take(port.id, limit as u32, reserve, Class::Window);
+            let Some(space) = taken else {
                 return Ok(None);
             };
             let place = self.segments.data_at(space.segment, space.offset);
