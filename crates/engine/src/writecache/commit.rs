@@ -31,7 +31,7 @@ use crate::target::Port;
 
 use super::args::Mode;
 use super::index::{Locked, State};
-use super::round::Phase;
+use super::round::{Phase, Run};
 use super::{TOKEN_FLUSH, Writecache, add};
 
 /// A bio that waits for a round: its progress says which, and how far the bio is.
@@ -65,8 +65,8 @@ pub(super) struct Commit {
     pub(super) marks: Vec<u32>,
     /// Slots in chains that it marks free.
     pub(super) drops: Vec<u32>,
-    /// Room for its entries: slot and block.
-    pub(super) batch: Vec<(u32, u64)>,
+    /// Room for its entries.
+    pub(super) batch: Vec<Run>,
     /// Slots that commits have superseded, and that wait for their marks.
     pub(super) superseded: Vec<u32>,
 }
@@ -410,10 +410,9 @@ impl Writecache {
     pub(super) fn closing(&self, stripe: usize) -> impl Iterator<Item = (u64, u32)> + '_ {
         let closing = 1 - self.filling[stripe].load(Ordering::Relaxed) as usize;
         let state = State::open_in(closing);
-        (0..self.open.len(stripe, closing)).filter_map(move |nth| {
-            let (block, slot) = self.open.held(stripe, closing, nth);
+        self.open.all(stripe, closing).filter(move |&(block, slot)| {
             let word = self.index.word(slot);
-            (word.block() == block && word.state() == state).then_some((block, slot))
+            word.block() == block && word.state() == state
         })
     }
 
@@ -447,6 +446,9 @@ impl Writecache {
             commit.marks.clear();
         }
         for slots in [&mut commit.drops, &mut commit.marks] {
+            if slots.is_empty() {
+                continue;
+            }
             slots.iter().for_each(|slot| self.index.retire(*slot));
             self.pool.put_all(slots);
             slots.clear();
@@ -462,20 +464,17 @@ impl Writecache {
     /// The stripe's closed list is durable.
     fn commit_stripe(&self, stripe: usize, superseded: &mut Vec<u32>) {
         let closing = 1 - self.filling[stripe].load(Ordering::Relaxed) as usize;
-        let count = self.open.len(stripe, closing);
         let state = State::open_in(closing);
-        let mut nth = 0;
-        while nth < count {
+        let mut held = self.open.all(stripe, closing);
+        while held.len() > 0 {
             let mut locked = self.index.lock(stripe);
-            for nth in nth..count.min(nth + 64) {
-                let (block, slot) = self.open.held(stripe, closing, nth);
+            for (block, slot) in held.by_ref().take(64) {
                 let word = self.index.word(slot);
                 if word.block() == block && word.state() == state {
                     locked.set_state(slot, State::Live);
                     self.supersede(&mut locked, block, slot, superseded);
                 }
             }
-            nth += 64;
         }
         self.open.clear(stripe, closing);
     }

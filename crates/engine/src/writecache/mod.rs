@@ -12,7 +12,7 @@
 //! | `args`, `facts` | the table line's words; what is told beyond the status |
 //! | `layout`, `media`, `walk` | every on-media byte; access to them while nobody is served |
 //! | `format`, `inspect`, `attach` | making a cache, looking at one, opening one |
-//! | `index`, `pool` | which slot has which block; free slots |
+//! | `index`, `word`, `pool` | which slot has which block; free slots |
 //! | `openlist` | what is not committed yet, also after the death of the server |
 //! | `write`, `read`, `zero` | the life of a request |
 //! | `commit`, `round` | batches become durable, entries are marked free |
@@ -41,6 +41,7 @@ mod round;
 #[cfg(feature = "shuttle")]
 pub(crate) mod schedules;
 pub mod walk;
+mod word;
 mod write;
 mod writeback;
 mod zero;

@@ -98,7 +98,7 @@ impl Writecache {
             }
             match &self.medium {
                 Medium::Pmem(pmem) => {
-                    self.index.touch(first, slots[0]);
+                    self.index.touch(first, &slots);
                     if let Err(status) = self.store(&**pmem, &bio, &slots) {
                         self.pool.put_all(&slots);
                         self.fail();
@@ -183,7 +183,8 @@ impl Writecache {
             let data = &bio.buffer.as_slice()[from..from + count * block_bytes];
             pmem.store(self.geometry.block_at(u64::from(slots[nth])), data);
         }
-        self.index.touch_older((bio.offset + bio.progress) / self.block_bytes());
+        let first = (bio.offset + bio.progress) / self.block_bytes();
+        self.index.touch_older(first, slots.len());
         pmem.drain()
     }
 
@@ -319,27 +320,24 @@ impl Writecache {
             // Ahead of the entries: a round that begins now waits for the lock, and takes them.
             self.filled.fetch_or(1 << stripe, Ordering::SeqCst);
         }
-        for (nth, &slot) in slots.iter().enumerate() {
-            let block = first + nth as u64;
-            // Before the slot of an older version can go to somebody else.
-            self.open.push(stripe, filling, (block, slot), batch);
-            if let Some(older) = locked.newest(block) {
-                match older.word.state() {
-                    found if found == state => {
-                        // Nothing on media knows of it.
-                        locked.unlink(older.slot);
-                        self.index.retire(older.slot);
-                        self.pool.put(older.slot);
-                        uncommitted += 1;
-                    }
-                    found if found.is_uncommitted() => uncommitted += 1,
-                    State::Dropped | State::Marking => {}
-                    _ => committed += 1,
-                }
+        // Before the slot of an older version can go to somebody else.
+        self.open.push(stripe, filling, first, slots, batch);
+        locked.link_run(first, slots, (state, epoch), |locked, older| match older.word.state() {
+            found if found == state => {
+                // Nothing on media knows of it.
+                locked.unlink(older.slot);
+                self.index.retire(older.slot);
+                self.pool.put(older.slot);
+                uncommitted += 1;
             }
-            locked.link(slot, block, state, epoch);
-            locked.push_newest(slot);
-        }
+            found if found.is_uncommitted() => uncommitted += 1,
+            State::Dropped | State::Marking => {}
+            _ => {
+                // A commit will let it go.
+                locked.bring_age_near(older.slot);
+                committed += 1;
+            }
+        });
         if !self.is_pmem() {
             let promised = &self.promised[stripe];
             let rest = promised.load(Ordering::Relaxed) - slots.len() as u32;
