@@ -410,10 +410,8 @@ impl Writecache {
     pub(super) fn closing(&self, stripe: usize) -> impl Iterator<Item = (u64, u32)> + '_ {
         let closing = 1 - self.filling[stripe].load(Ordering::Relaxed) as usize;
         let state = State::open_in(closing);
-        self.open.all(stripe, closing).filter(move |&(block, slot)| {
-            let word = self.index.word(slot);
-            word.block() == block && word.state() == state
-        })
+        let held = self.open.all(stripe, closing);
+        held.filter(move |&(block, slot)| self.index.word(slot).is_of(block, state))
     }
 
     /// The marks of this round are about to be stored.
@@ -469,9 +467,7 @@ impl Writecache {
         while held.len() > 0 {
             let mut locked = self.index.lock(stripe);
             for (block, slot) in held.by_ref().take(64) {
-                let word = self.index.word(slot);
-                if word.block() == block && word.state() == state {
-                    locked.set_state(slot, State::Live);
+                if locked.make_live(slot, block, state) {
                     self.supersede(&mut locked, block, slot, superseded);
                 }
             }
@@ -486,8 +482,7 @@ impl Writecache {
             at = before;
             match found.word.state() {
                 State::Live | State::Cleaned | State::Damaged => {
-                    locked.unlink_behind(before, found.slot);
-                    self.index.set_marking(found.slot);
+                    locked.supersede_behind(before, found);
                     if mutants::is(Mutant::FreeMarkLate) {
                         self.index.retire(found.slot);
                         self.pool.put(found.slot);

@@ -245,6 +245,12 @@ impl Writecache {
         u64::from(self.geometry.block_bytes)
     }
 
+    /// The block of the origin at a byte. Blocks have powers of two as sizes, and a shift is much
+    /// shorter than a division.
+    fn block_at(&self, byte: u64) -> u64 {
+        byte >> self.geometry.block_bytes.trailing_zeros()
+    }
+
     fn is_suspended(&self) -> bool {
         self.is_suspended.load(Ordering::SeqCst)
     }
@@ -282,7 +288,7 @@ impl Writecache {
     }
 
     fn is_aligned(&self, bio: &Bio) -> bool {
-        (bio.offset | bio.len).is_multiple_of(self.block_bytes())
+        (bio.offset | bio.len) & (self.block_bytes() - 1) == 0
     }
 
     /// Something waits for the background: make sure that it will look.

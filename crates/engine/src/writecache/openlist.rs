@@ -199,10 +199,7 @@ impl OpenLists {
 }
 
 /// The first `count` entries of a list.
-fn entries(
-    list: &[SharedWord],
-    count: usize,
-) -> impl ExactSizeIterator<Item = Held> + '_ {
+fn entries(list: &[SharedWord], count: usize) -> impl ExactSizeIterator<Item = Held> + '_ {
     let places = list[LIST_HEADER_WORDS..][..count * 2].as_chunks::<2>().0;
     let word = |word: &SharedWord| word.load(Ordering::Relaxed);
     places.iter().map(move |[block, slot]| (word(block), word(slot) as u32))

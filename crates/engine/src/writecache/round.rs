@@ -134,6 +134,9 @@ impl Writecache {
 
     /// Stores entries with the same number: neighbours together, whole lines where possible.
     fn store_runs(&self, pmem: &dyn Pmem, runs: &[Run], seq: u64) {
+        if runs.is_empty() {
+            return;
+        }
         let mut entries = [Entry::FRESH; RUN_MAX];
         for run in runs.chunk_by(|one, next| one.slot + one.count == next.slot) {
             let (mut at, mut count) = (self.geometry.entry_at(u64::from(run[0].slot)), 0);

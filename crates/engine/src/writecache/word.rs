@@ -38,19 +38,29 @@ pub enum State {
 }
 
 impl State {
-    const ALL: [State; 11] = [
-        State::Free,
-        State::OpenA,
-        State::OpenB,
-        State::Live,
-        State::Cleaning,
-        State::Cleaned,
-        State::Outdated,
-        State::Dropped,
-        State::Marking,
-        State::Damaged,
-        State::Aside,
-    ];
+    /// By their bits in a word; those that nothing has count as free.
+    const BY_BITS: [State; 1 << STATE_BITS] = {
+        let mut all = [State::Free; 1 << STATE_BITS];
+        let known = [
+            State::Free,
+            State::OpenA,
+            State::OpenB,
+            State::Live,
+            State::Cleaning,
+            State::Cleaned,
+            State::Outdated,
+            State::Dropped,
+            State::Marking,
+            State::Damaged,
+            State::Aside,
+        ];
+        let mut nth = 0;
+        while nth < known.len() {
+            all[known[nth] as usize] = known[nth];
+            nth += 1;
+        }
+        all
+    };
 
     /// Whether reads may use the slot.
     pub fn is_readable(self) -> bool {
@@ -95,7 +105,7 @@ impl Word {
 
     /// Where in its life the slot is.
     pub fn state(self) -> State {
-        State::ALL[(self.0 >> STATE_SHIFT) as usize & ((1 << STATE_BITS) - 1)]
+        State::BY_BITS[(self.0 >> STATE_SHIFT) as usize & ((1 << STATE_BITS) - 1)]
     }
 
     /// When it was linked, modulo [`EPOCHS`].
@@ -106,6 +116,12 @@ impl Word {
     pub(super) fn with_state(self, state: State) -> Word {
         let others = self.0 & !(((1 << STATE_BITS) - 1) << STATE_SHIFT);
         Word(others | (state as u64) << STATE_SHIFT)
+    }
+
+    /// Whether the slot holds this block and is there in its life.
+    pub(super) fn is_of(self, block: u64, state: State) -> bool {
+        let told = ((1 << BLOCK_BITS) - 1) | ((1 << STATE_BITS) - 1) << STATE_SHIFT;
+        self.0 & told == block | (state as u64) << STATE_SHIFT
     }
 
     /// Whether both are of the same content, wherever in its life.
@@ -125,8 +141,11 @@ mod tests {
         assert_eq!((word.state(), word.epoch()), (State::Aside, 63));
         assert!(word.is_same_content(word.with_state(State::Live)));
         assert!(!word.is_same_content(Word::new((1 << 37) + 5, 0, State::Aside, 63)));
-        for (nth, state) in State::ALL.into_iter().enumerate() {
-            assert_eq!(state as usize, nth);
+        for (bits, state) in State::BY_BITS.into_iter().enumerate() {
+            let expected = if bits <= State::Aside as usize { bits } else { 0 };
+            assert_eq!(state as usize, expected);
         }
+        assert!(word.is_of((1 << 37) + 5, State::Aside));
+        assert!(!word.is_of((1 << 37) + 5, State::Live) && !word.is_of(5, State::Aside));
     }
 }

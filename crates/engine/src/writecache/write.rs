@@ -65,8 +65,8 @@ impl Writecache {
     pub(super) fn write(&self, mut bio: Bio, port: &mut Port) {
         let block_bytes = self.block_bytes();
         while bio.progress < bio.len {
-            let first = (bio.offset + bio.progress) / block_bytes;
-            let end = (bio.end() / block_bytes).min(self.index.region_end(first));
+            let first = self.block_at(bio.offset + bio.progress);
+            let end = self.block_at(bio.end()).min(self.index.region_end(first));
             let count = ((end - first) as usize).min(STAGE_BLOCKS_MAX).min(self.open.list_max());
             let (is_cached, count) = self.destination(&bio, first, count);
             if !is_cached {
@@ -183,7 +183,7 @@ impl Writecache {
             let data = &bio.buffer.as_slice()[from..from + count * block_bytes];
             pmem.store(self.geometry.block_at(u64::from(slots[nth])), data);
         }
-        let first = (bio.offset + bio.progress) / self.block_bytes();
+        let first = self.block_at(bio.offset + bio.progress);
         self.index.touch_older(first, slots.len());
         pmem.drain()
     }
@@ -220,7 +220,7 @@ impl Writecache {
         let outstanding = pieces.len() as u32;
         let mut slots = slots;
         let is_early = mutants::is(Mutant::EntryBeforeData);
-        if is_early && self.publish((bio.offset + bio.progress) / self.block_bytes(), &slots) {
+        if is_early && self.publish(self.block_at(bio.offset + bio.progress), &slots) {
             slots = Slots::default();
         }
         let stage = Stage { bio, len: len as u64, outstanding, status: Ok(()), slots };
@@ -272,7 +272,7 @@ impl Writecache {
 
     fn end_stage(&self, stage: Stage, port: &mut Port) {
         let Stage { mut bio, len, status, slots, .. } = stage;
-        let first = (bio.offset + bio.progress) / self.block_bytes();
+        let first = self.block_at(bio.offset + bio.progress);
         if let Err(status) = status {
             if !mutants::is(Mutant::FailedWriteMapped) || !self.publish(first, &slots) {
                 self.give_back(first, &slots);

@@ -95,8 +95,7 @@ impl Writecache {
         if is_dropped != (state == State::Dropped) {
             return Err(format!("slot {slot} is {state:?}, to be marked: {is_dropped}"));
         }
-        let is_held =
-            |list: usize| self.open.all(stripe, list).any(|held| held == (block, slot));
+        let is_held = |list: usize| self.open.all(stripe, list).any(|held| held == (block, slot));
         for list in 0..2 {
             if state == State::open_in(list) && !is_held(list) {
                 return Err(format!("slot {slot} is {state:?}, but not in the list"));
