@@ -28,7 +28,7 @@ use super::layout::{
     ENTRY_SEQ_AT, Entry, EntryState, FREE, Geometry, LABEL_AT, Label, SEQ_COUNT_AT, Superblock,
 };
 use super::media::Medium;
-use super::openlist::{Held, OpenLists};
+use super::openlist::{Filled, Held, OpenLists};
 use super::pool::Pool;
 use super::walk::{Census, Finder, walk};
 use super::{Counters, Jobs, ORIGIN_BYTES_MAX, OpenOptions, Stats, Writecache};
@@ -421,7 +421,7 @@ fn assemble(
         promised: (0..stripes).map(|_| AtomicU32::new(0)).collect(),
         batch: AtomicU64::new(seq),
         commit: Mutex::new(Commit { seq, ..Commit::default() }),
-        filled: AtomicU32::new(0),
+        filled: Filled::default(),
         marks_count: AtomicUsize::new(found.stale.len()),
         superseded_count: AtomicUsize::new(0),
         marks: Mutex::new(Marks::of(found.stale)),
@@ -430,7 +430,6 @@ fn assemble(
         marked_by: AtomicU64::new(0),
         damage: damage_in_words(census),
         aside: found.aside,
-        uncommitted: AtomicU64::new(0),
         bypassed: AtomicU64::new(u64::from(found.owes_flush)),
         bypasses_flushed: AtomicU64::new(0),
         is_flushing_origin: AtomicBool::new(false),

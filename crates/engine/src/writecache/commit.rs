@@ -166,7 +166,7 @@ impl Writecache {
     fn round_needed(&self) -> u64 {
         loop {
             let begun = self.begun.load(Ordering::SeqCst);
-            let is_any_filled = self.filled.load(Ordering::SeqCst) != 0;
+            let is_any_filled = self.filled.stripes() != 0;
             if self.begun.load(Ordering::SeqCst) == begun || mutants::is(Mutant::RoundReadOnce) {
                 return (begun + u64::from(is_any_filled))
                     .max(self.marked_by.load(Ordering::SeqCst));
@@ -350,11 +350,10 @@ impl Writecache {
     /// round marks free. Says whether there is anything to do.
     pub(super) fn close(&self, commit: &mut Commit) -> bool {
         self.begun.fetch_add(1, Ordering::SeqCst);
-        self.uncommitted.store(0, Ordering::Relaxed);
         (commit.has_batch, commit.closed) = (false, 0);
         // Behind the count of rounds: who finds nothing filled any more looks again. A stripe's bit
         // comes back when something is put into its other list.
-        for stripe in stripes_of(self.filled.swap(0, Ordering::SeqCst)) {
+        for stripe in stripes_of(self.filled.take()) {
             let locked = self.index.lock(stripe);
             let filling = self.filling[stripe].load(Ordering::Relaxed) as usize;
             if !commit.has_batch {

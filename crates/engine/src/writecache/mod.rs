@@ -65,7 +65,7 @@ pub use facts::limits;
 use index::Index;
 use layout::{Entry, Geometry, Label};
 use media::Medium;
-use openlist::OpenLists;
+use openlist::{Filled, OpenLists};
 use pool::Pool;
 use writeback::Writeback;
 
@@ -180,8 +180,8 @@ pub struct Writecache {
     open: OpenLists,
     /// Which of its two lists each stripe fills. Changes under the stripe's lock.
     filling: Box<[AtomicU32]>,
-    /// Stripes whose list that is being filled has anything, as bits. Changes under their locks.
-    filled: AtomicU32,
+    /// What the lists that are being filled have together.
+    filled: Filled,
     /// Room promised in the list that is being filled; under the stripe's lock.
     promised: Box<[AtomicU32]>,
     /// Number of the batch that is open.
@@ -198,8 +198,6 @@ pub struct Writecache {
     /// Entries that must stay as they are.
     aside: HashMap<u32, Entry>,
     damage: Vec<String>,
-    /// New blocks since the last commit began.
-    uncommitted: AtomicU64,
     /// Writes to the origin that passed by: done, and known to be durable.
     bypassed: AtomicU64,
     bypasses_flushed: AtomicU64,

@@ -316,10 +316,9 @@ impl Writecache {
             (self.batch.load(Ordering::Relaxed), self.epoch.load(Ordering::Relaxed));
         let stats = &self.stats[stripe];
         let (mut uncommitted, mut committed) = (0, 0);
-        if self.open.len(stripe, filling) == 0 && !slots.is_empty() {
-            // Ahead of the entries: a round that begins now waits for the lock, and takes them.
-            self.filled.fetch_or(1 << stripe, Ordering::SeqCst);
-        }
+        // Ahead of the entries: a round that begins now waits for the lock, and takes them.
+        let is_first = self.open.len(stripe, filling) == 0;
+        self.filled.add(stripe, is_first && !slots.is_empty(), slots.len() as u64);
         // Before the slot of an older version can go to somebody else.
         self.open.push(stripe, filling, first, slots, batch);
         locked.link_run(first, slots, (state, epoch), |locked, older| match older.word.state() {
@@ -350,7 +349,6 @@ impl Writecache {
         let hits = if self.is_pmem() { uncommitted } else { uncommitted + committed };
         add(&stats.allocated, count - hits);
         drop(locked);
-        self.uncommitted.fetch_add(count, Ordering::SeqCst);
         // A slot that it replaced is free, or there is more to be committed and written back.
         if self.wants_room.load(Ordering::SeqCst) && !mutants::is(Mutant::PublishUnheard) {
             self.events.work();
@@ -365,7 +363,7 @@ impl Writecache {
         if bio.fua && !mutants::is(Mutant::FuaUncommitted) {
             return self.make_durable(bio, port);
         }
-        let uncommitted = self.uncommitted.load(Ordering::Relaxed);
+        let uncommitted = self.filled.blocks();
         if uncommitted > 0 && uncommitted >= self.autocommit_blocks() {
             self.ask_for_commit(port);
         }

@@ -51,7 +51,7 @@ impl Writecache {
         for stripe in 0..self.index.stripes() {
             let (slots, aged) = self.index.lock(stripe).audit();
             let filling = self.filling[stripe].load(Ordering::SeqCst) as usize;
-            let is_filled = self.filled.load(Ordering::SeqCst) >> stripe & 1 == 1;
+            let is_filled = self.filled.stripes() >> stripe & 1 == 1;
             if is_filled != (self.open.len(stripe, filling) > 0) {
                 return Err(format!("stripe {stripe} counts as filled: {is_filled}"));
             }
