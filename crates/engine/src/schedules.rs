@@ -21,6 +21,7 @@ use crate::sync::Arc;
 use crate::{pcache, queue, writecache};
 
 pub mod history;
+pub mod scene;
 pub mod stage;
 
 /// Schedules of each story in the normal run.

@@ -133,13 +133,14 @@ fn serve(runtime: &Arc<RuntimeDir>, table: &str, text: &[u8]) -> Vec<u8> {
         metrics: None,
     };
     let (stop, stops) = channel();
+    // A server goes to the root.
+    let before = std::env::current_dir().unwrap();
     let server = Arc::new(Server::build(&spec, runtime.clone(), lock, stop).unwrap());
     let mut frames = frames(text, 4096, false);
     let main = std::thread::spawn({
         let server = server.clone();
         move || run(server, &stops)
     });
-    let before = std::env::current_dir().unwrap();
     // An error means that what came was no call, and the connection is closed.
     let _ = answer_all(&server, &mut frames);
     let _ = server.stop.send(Stop::Signal(15));

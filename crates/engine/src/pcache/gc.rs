@@ -242,7 +242,7 @@ impl Pcache {
         Ok(at == wanted)
     }
 
-    fn recycle(&self) -> Result<(), Status> {
+    pub(super) fn recycle(&self) -> Result<(), Status> {
         let freed = self.segments.recycle(|segment| {
             if let Some(crcs) = &self.crcs {
                 crcs.forget(segment);

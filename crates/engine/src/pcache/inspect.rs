@@ -51,7 +51,7 @@ pub struct LabelReport {
 
 /// Reads everything that an attach would read; never writes.
 pub fn inspect(cache: Arc<dyn Pmem>, geometry: Geometry) -> Result<Report> {
-    let media = Media { pmem: cache, geometry };
+    let media = Media { pmem: cache, geometry, shared: None };
     let found = load_structures(&media)?;
     let backing_bytes = match &found.label {
         Some((label, _)) => label.backing_bytes.min(super::BACKING_BYTES_MAX),

@@ -199,7 +199,7 @@ impl KeyLog {
         }
         // Data before keys. On memory where leaving the CPU is enough, the writers have seen to
         // that already and this costs nothing.
-        self.media.pmem.sync()?;
+        self.media.sync()?;
         // All or nothing: a key that is logged twice would be collected twice.
         if !self.fits(head, keys.len(), mark) {
             return Err(AppendError::NoRoom);

@@ -4,10 +4,13 @@
 use crate::error::{Error, Kind, Result, Status};
 use crate::mutants::{self, Mutant};
 use crate::pmem::Pmem;
+use crate::shm::SharedWords;
 use crate::slots::{SlotState, choose};
 use crate::sync::Arc;
+use crate::units::MIB;
 
 use super::layout::{Geometry, Sealed, Slotted};
+use super::openset::note_failure;
 
 /// A cache device and the size of its segments.
 #[derive(Clone, Debug)]
@@ -16,6 +19,8 @@ pub struct Media {
     pub pmem: Arc<dyn Pmem>,
     /// The kernel's, except in tests.
     pub geometry: Geometry,
+    /// Memory that outlives the process: a failure of the medium is noted there.
+    pub shared: Option<SharedWords>,
 }
 
 /// A two-slot record as found on media.
@@ -80,7 +85,31 @@ impl Media {
     /// Everything stored so far is durable before anything stored from now on.
     pub fn settle(&self) -> std::result::Result<(), Status> {
         self.pmem.drain()?;
-        self.pmem.sync()
+        self.sync()
+    }
+
+    /// All drained stores are durable. A failure is noted for whoever attaches next, because no
+    /// later sync tries again what this one could not.
+    pub fn sync(&self) -> std::result::Result<(), Status> {
+        self.pmem.sync().inspect_err(|_| {
+            if let Some(shared) = &self.shared {
+                note_failure(shared);
+            }
+        })
+    }
+
+    /// Stores all that is there once more, durably. After a failed sync what is read may never
+    /// become durable otherwise: pages that could not be written count as clean.
+    pub fn rewrite(&self) -> Result<()> {
+        let mut bytes = vec![0; MIB as usize];
+        for at in (0..self.pmem.len_bytes()).step_by(bytes.len()) {
+            let len = (self.pmem.len_bytes() - at).min(MIB) as usize;
+            // What cannot be read cannot be kept; its readers will find out.
+            if self.pmem.load(at, &mut bytes[..len]).is_ok() {
+                self.store(at, &bytes[..len]);
+            }
+        }
+        self.settle_or_err()
     }
 
     /// [`Media::settle`] with an error that names the medium.

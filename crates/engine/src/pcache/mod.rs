@@ -76,7 +76,7 @@ use keylog::KeyLog;
 use label::Label;
 use layout::{CacheInfo, Geometry, KEYS_MAX, Key, REGION_BYTES};
 use media::{Found, Media};
-use openset::OpenSets;
+use openset::{OpenSets, has_failed};
 use quarantine::Quarantine;
 use read::{Fill, Misses};
 use retention::Retention;
@@ -253,7 +253,8 @@ impl Pcache {
         options: &OpenOptions,
     ) -> Result<Pcache> {
         assert!((1..=STRIPES_MAX).contains(&options.stripes));
-        let media = Media { pmem: cache, geometry: options.geometry };
+        let geometry = options.geometry;
+        let media = Media { pmem: cache, geometry, shared: Some(shared.clone()) };
         let limits = backing.limits().clone();
         if limits.size_bytes > BACKING_BYTES_MAX {
             return Err(Error::new(
@@ -275,11 +276,21 @@ impl Pcache {
                 ),
             ));
         }
+        let is_rewritten = has_failed(&shared);
+        if is_rewritten {
+            media.rewrite()?;
+        }
         control::prepare_media(&media, &args, options)?;
         let found = attach::load_structures(&media)?;
         control::check_binding(&media, &found, &args, &limits)?;
         let index = Index::new(limits.size_bytes);
-        let replayed = attach::replay(&media, &found, limits.size_bytes, index, args.log_damage)?;
+        let size = limits.size_bytes;
+        let mut replayed = attach::replay(&media, &found, size, index, args.log_damage)?;
+        if is_rewritten {
+            let note =
+                "the cache device failed under the last server: all it holds is stored again";
+            replayed.notes.push(note.to_string());
+        }
         control::assemble(args, media, backing, shared, options, found, replayed)
     }
 

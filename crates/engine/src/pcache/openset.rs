@@ -10,6 +10,7 @@
 //! 0       magic, stored last       1       version, number of stripes
 //! 2       attach id, as in the label       9       the run of the machine
 //! 3 .. 5  cache_info of the medium         6 .. 8  cache_info that is being stored
+//! 10      magic, changed by the run of the machine in which the medium failed
 //! 16 + stripe * 648:               0       number of keys
 //!                                  8 ..    keys of 5 words
 //! ```
@@ -41,6 +42,7 @@ const WORD_ATTACH_ID: usize = 2;
 const WORD_INFO: usize = 3;
 const WORD_INFO_NEXT: usize = 6;
 const WORD_BOOT: usize = 9;
+const WORD_FAILED: usize = 10;
 
 /// The open key sets of a cache, one per stripe. Each is used under its stripe's lock.
 #[derive(Debug)]
@@ -80,6 +82,20 @@ pub fn words_needed(stripes: usize) -> usize {
     HEADER_WORDS + stripes * STRIPE_WORDS
 }
 
+/// The medium has failed: what was stored since the last sync is not to be trusted.
+pub fn note_failure(shared: &SharedWords) {
+    shared.words()[WORD_FAILED].store(failure(shared), Ordering::SeqCst);
+}
+
+/// Whether a server saw the medium fail in this run of the machine, and none has mended it since.
+pub fn has_failed(shared: &SharedWords) -> bool {
+    shared.words()[WORD_FAILED].load(Ordering::SeqCst) == failure(shared)
+}
+
+fn failure(shared: &SharedWords) -> u64 {
+    MAGIC ^ shared.boot()
+}
+
 impl OpenSets {
     /// Empty sets in `shared`, whatever it held, bound to this attach of this medium.
     pub fn fresh(
@@ -99,6 +115,7 @@ impl OpenSets {
         words[WORD_BOOT].store(shared.boot(), Ordering::Relaxed);
         store_info(words, WORD_INFO, info);
         store_info(words, WORD_INFO_NEXT, info);
+        words[WORD_FAILED].store(0, Ordering::Relaxed);
         words[WORD_MAGIC].store(MAGIC, Ordering::SeqCst);
         OpenSets { shared, stripes }
     }

@@ -90,7 +90,7 @@ struct Cache {
 
 impl Cache {
     fn new() -> Arc<Cache> {
-        let media = Media { pmem: Arc::new(Words::new()), geometry: GEOMETRY };
+        let media = Media { pmem: Arc::new(Words::new()), geometry: GEOMETRY, shared: None };
         let slot = SlotState::unwritten(0);
         let found: Vec<SegmentOnMedia> =
             (0..COUNT).map(|physical| SegmentOnMedia { physical, generation: 7, slot }).collect();

@@ -515,7 +515,7 @@ mod tests {
         let slot = SlotState::unwritten(0);
         let found: Vec<SegmentOnMedia> =
             (0..count).map(|physical| SegmentOnMedia { physical, generation: 7, slot }).collect();
-        Segments::new(Media { pmem, geometry }, &found)
+        Segments::new(Media { pmem, geometry, shared: None }, &found)
     }
 
     #[test]

@@ -18,7 +18,7 @@ use super::keylog::KeyLog;
 use super::label::Label;
 use super::layout::{CACHE_INFO_AT, KEY_CLEAN, Key, PAGE_STRIDE};
 use super::media::Media;
-use super::openset::{LeftBehind, OpenSets};
+use super::openset::{LeftBehind, OpenSets, has_failed};
 
 /// The keys to take up. Refuses, or adds a note, when there are some that cannot be.
 pub(super) fn keys_left(
@@ -35,10 +35,16 @@ pub(super) fn keys_left(
     let attach_id = found.label.as_ref().map(|(label, _)| label.attach_id);
     let is_of_attach = attach_id == Some(left.attach_id);
     let is_ours = is_of_attach && left.knows(&found.info.record);
-    if is_ours || mutants::is(Mutant::SharedOfAnybody) && attach_id.is_some() {
+    let has_failed = has_failed(shared);
+    if is_ours && !has_failed || mutants::is(Mutant::SharedOfAnybody) && attach_id.is_some() {
         return Ok(left.keys);
     }
     let Some(lost) = loss(&left, replayed) else { return Ok(Vec::new()) };
+    if is_ours && has_failed {
+        // Their data may be what it was before: it was on its way when the medium failed.
+        replayed.notes.push(format!("{lost}, and they are LOST: the cache device failed then"));
+        return Ok(Vec::new());
+    }
     let damaged = if !left.is_of_this_boot {
         None
     } else if is_of_attach && left.is_ahead_of(&found.info.record) {

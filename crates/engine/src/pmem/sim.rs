@@ -295,7 +295,10 @@ impl Pmem for SimPmem {
         let mut state = self.state();
         state.counts.syncs += 1;
         state.fence();
-        count_down(&mut state.syncs_left)?;
+        if let Err(status) = count_down(&mut state.syncs_left) {
+            state.give_up();
+            return Err(status);
+        }
         if self.medium.persistence == Persistence::Msync {
             state.settle();
         }

@@ -28,7 +28,7 @@ use super::layout::{
     ENTRY_SEQ_AT, Entry, EntryState, FREE, Geometry, LABEL_AT, Label, SEQ_COUNT_AT, Superblock,
 };
 use super::media::Medium;
-use super::openlist::{Filled, Held, OpenLists};
+use super::openlist::{Filled, Held, OpenLists, note_failure};
 use super::pool::Pool;
 use super::walk::{Census, Finder, walk};
 use super::{Counters, Jobs, ORIGIN_BYTES_MAX, OpenOptions, Stats, Writecache};
@@ -301,7 +301,8 @@ fn take_up(
     if missing.is_empty() {
         return Ok(());
     }
-    commit_left(medium, geometry, seq, found, &missing)
+    // Then a later flush does not make durable what this one could not.
+    commit_left(medium, geometry, seq, found, &missing).inspect_err(|_| note_failure(shared))
 }
 
 /// The last server saw the cache device fail. What can be read of the entries now may never become

@@ -108,6 +108,13 @@ fn list_words(words: usize, stripes: usize) -> usize {
     words.saturating_sub(HEADER_WORDS) / (stripes.max(1) * 2)
 }
 
+/// The cache device has failed: what was written since the last commit is not to be trusted.
+pub fn note_failure(shared: &SharedWords) {
+    if !mutants::is(Mutant::FailureForgotten) {
+        shared.words()[WORD_FAILED].store(1, Ordering::SeqCst);
+    }
+}
+
 impl OpenLists {
     /// Empty lists in `shared`, whatever it held, bound to this attach.
     pub fn fresh(shared: SharedWords, stripes: usize, attach_id: u64, seq: u64) -> OpenLists {
@@ -214,11 +221,9 @@ impl OpenLists {
         self.shared.words()[WORD_SEQ_NEXT].store(seq, Ordering::Release);
     }
 
-    /// The cache device has failed: what was written since the last commit is not to be trusted.
+    /// As [`note_failure`].
     pub fn note_failure(&self) {
-        if !mutants::is(Mutant::FailureForgotten) {
-            self.shared.words()[WORD_FAILED].store(1, Ordering::SeqCst);
-        }
+        note_failure(&self.shared);
     }
 
     /// The commit counter is `seq`.

@@ -267,6 +267,62 @@ fn a_failing_cache_device_fails_requests_and_never_serves_outdated_data() {
     }
 }
 
+/// What a failed sync left can be read, and no later sync makes it durable: the next server must
+/// not build on it. The failure meets a flush, or the attach after a death.
+#[test]
+fn after_a_failed_sync_nothing_is_built_on_what_may_be_lost() {
+    for (seed, is_attach) in (0..64).flat_map(|seed| [(seed, false), (seed, true)]) {
+        let prng = &mut udm::prng::Prng::new(seed);
+        let setup = Setup { persistence: Persistence::Msync, ..Setup::small() };
+        let mut world = World::new(setup);
+        world.disk.load_image(&vec![0xEE; 12 << 20]);
+        world.open();
+        world.write(0, &[1; 4096], true);
+        world.write(4096, &[2; 4096], false);
+        if is_attach {
+            world.kill();
+            world.pmem.fail_syncs_from(1 + seed % 8);
+            let _ = world.try_open(false).map(|()| world.kill());
+        } else {
+            world.pmem.fail_syncs_from(1 + seed % 4);
+            let _ = world.run(udm::bio::Bio::flush(0));
+            world.kill();
+        }
+        world.pmem.fail_syncs_from(u64::MAX);
+        world.open();
+        let seen = world.read(4096, 4096);
+        let is_said = crate::left::notes(&world).iter().any(|note| note.contains("LOST"));
+        let is_lost = seen == [0xEE; 4096];
+        assert!(is_lost && is_said || seen == [2; 4096], "seed {seed}: {is_said} {}", seen[0]);
+        world.write(8192, &[3; 4096], false);
+        world.flush();
+        world.power_cut(prng);
+        world.open();
+        for (offset, wanted) in [(0, vec![1; 4096]), (4096, seen), (8192, vec![3; 4096])] {
+            let found = world.read(offset, 4096)[0];
+            assert_eq!(found, wanted[0], "seed {seed}, {is_attach}: {offset}");
+        }
+    }
+}
+
+#[test]
+fn a_format_that_could_not_be_synced_is_not_built_on() {
+    for seed in 0..64 {
+        let prng = &mut udm::prng::Prng::new(seed);
+        let mut world = World::new(Setup { persistence: Persistence::Msync, ..Setup::small() });
+        world.pmem.fail_syncs_from(1 + seed % 16);
+        let _ = world.try_open(false);
+        world.kill();
+        world.pmem.fail_syncs_from(u64::MAX);
+        world.open();
+        world.write(8192, &[3; 4096], false);
+        world.flush();
+        world.power_cut(prng);
+        world.open();
+        assert_eq!(world.read(8192, 4096), [3; 4096], "seed {seed}");
+    }
+}
+
 /// What may come to stand in the log behind the back of a running cache.
 fn hostile_records() -> Vec<(&'static str, Vec<u8>)> {
     let good = crate::builder::Key { len: 512, segment: 1, ..Default::default() };

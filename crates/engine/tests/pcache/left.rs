@@ -30,7 +30,7 @@ fn killed() -> World {
     world
 }
 
-fn notes(world: &World) -> Vec<String> {
+pub fn notes(world: &World) -> Vec<String> {
     let facts = world.target().facts();
     let notes = facts.into_iter().filter(|fact| fact.name == "attach_note");
     notes.map(|note| if let FactValue::Text(text) = note.value { text } else { panic!() }).collect()

@@ -24,6 +24,8 @@ pub(crate) const STORIES: &[Story] = &[
     Story { name: "fills", play: whole::fills, times: 1 },
     Story { name: "full", play: whole::full, times: 4 },
     Story { name: "zeroes", play: whole::zeroes, times: 1 },
+    Story { name: "shared", play: whole::shared, times: 2 },
+    Story { name: "alone", play: whole::alone, times: 2 },
     Story { name: "sleep", play: whole::sleep, times: 2 },
     Story { name: "suspend", play: whole::suspend, times: 1 },
     Story { name: "rest", play: whole::rest, times: 2 },

@@ -30,7 +30,7 @@ fn segments(count: u32) -> Arc<Segments> {
     let slot = SlotState::unwritten(0);
     let found: Vec<SegmentOnMedia> =
         (0..count).map(|physical| SegmentOnMedia { physical, generation: 7, slot }).collect();
-    Arc::new(Segments::new(Media { pmem, geometry: GEOMETRY }, &found))
+    Arc::new(Segments::new(Media { pmem, geometry: GEOMETRY, shared: None }, &found))
 }
 
 /// Space is taken, given back and reused by several threads, and the log takes its share.

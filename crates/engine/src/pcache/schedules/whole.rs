@@ -54,7 +54,7 @@ const TWO_BLOCKS: &[(u64, u64)] = &[(0, 16), (OTHER, 16)];
 pub fn overlap(mut prng: Prng) {
     let table = any_table(&mut prng);
     let world = World::new(Plan { segments: 9, table, areas: TWO_BLOCKS });
-    let keeper = world.keeper(ManualClock::default());
+    let keeper = world.keep(ManualClock::default());
     let mut parts = Vec::new();
     for _ in 0..3 {
         parts.push(part(&world, &mut prng, |client, prng| {
@@ -70,7 +70,7 @@ pub fn overlap(mut prng: Prng) {
 pub fn reuse(mut prng: Prng) {
     let table = any_table(&mut prng);
     let world = World::new(Plan { segments: 7, table, areas: &[(0, 24)] });
-    let keeper = world.keeper(ManualClock::default());
+    let keeper = world.keep(ManualClock::default());
     let mut parts = Vec::new();
     for _ in 0..2 {
         parts.push(part(&world, &mut prng, |client, prng| {
@@ -93,7 +93,7 @@ pub fn reuse(mut prng: Prng) {
 /// Reads of what the cache does not have, with writes that overtake them.
 pub fn fills(mut prng: Prng) {
     let world = World::new(Plan { segments: 8, table: "C B 0", areas: &[(0, 16)] });
-    let keeper = world.keeper(ManualClock::default());
+    let keeper = world.keep(ManualClock::default());
     let mut parts = Vec::new();
     for nth in 0..3 {
         parts.push(part(&world, &mut prng, move |client, prng| {
@@ -120,7 +120,7 @@ pub fn full(mut prng: Prng) {
     let mut first = world.client_alone();
     (0..prng.below(50)).for_each(|_| first.write(0, 1, true));
     drop(first);
-    let keeper = world.keeper(Frozen);
+    let keeper = world.keep(Frozen);
     let mut parts = Vec::new();
     for nth in 0..3 {
         parts.push(part(&world, &mut prng, move |client, prng| {
@@ -141,7 +141,7 @@ pub fn full(mut prng: Prng) {
 /// Discards, which share zeroes, while the background takes the zeroes away again.
 pub fn zeroes(mut prng: Prng) {
     let world = World::new(Plan { segments: 7, table: "C B 0", areas: &[(0, 32)] });
-    let keeper = world.keeper(ManualClock::default());
+    let keeper = world.keep(ManualClock::default());
     let mut parts = Vec::new();
     for nth in 0..3 {
         parts.push(part(&world, &mut prng, move |client, prng| match nth {
@@ -162,10 +162,41 @@ pub fn zeroes(mut prng: Prng) {
     world.judge();
 }
 
+/// A few discards share zeroes, and somebody takes those away at just that time.
+pub fn shared(mut prng: Prng) {
+    let world = World::new(Plan { segments: 7, table: "C B 0", areas: &[(0, 16)] });
+    let mut parts = vec![part(&world, &mut prng, |client, prng| {
+        (0..3).for_each(|_| client.discard(prng.below(15), 1));
+    })];
+    let cache = world.cache.clone();
+    parts.push(Box::new(move || {
+        for _ in 0..3 {
+            cache.drop_zero_extent();
+            if cache.segments.has_released() {
+                cache.recycle().unwrap();
+            }
+        }
+    }));
+    together(parts);
+    world.judge();
+}
+
+/// One writer fills the cache, and only the background can help.
+pub fn alone(mut prng: Prng) {
+    let world = World::new(Plan { segments: 6, table: "C B 0", areas: &[(0, 32)] });
+    let keeper = world.keep(Frozen);
+    together(vec![part(&world, &mut prng, |client, prng| {
+        let first = prng.below(4);
+        (first..first + 8).for_each(|nth| client.write(nth % 4 * 8, 8, false));
+    })]);
+    keeper.stop();
+    world.judge();
+}
+
 /// Writes with pauses, in which the background may fall asleep. It must do its work all the same.
 pub fn sleep(mut prng: Prng) {
     let world = World::new(Plan { segments: 9, table: "C B 0", areas: TWO_BLOCKS });
-    let keeper = world.keeper(ManualClock::default());
+    let keeper = world.keep(ManualClock::default());
     let mut parts = Vec::new();
     for nth in 0..1 + prng.below(2) {
         parts.push(part(&world, &mut prng, move |client, prng| {
@@ -192,7 +223,7 @@ pub fn suspend(mut prng: Prng) {
     let world = World::new(Plan { segments: 8, table: "C B 0", areas: TWO_BLOCKS });
     // As with a drain before a suspend: write-back does not wait for anything.
     world.device.set_draining(prng.one_in(2));
-    let keeper = world.keeper(ManualClock::default());
+    let keeper = world.keep(ManualClock::default());
     let mut parts = Vec::new();
     for _ in 0..1 + prng.below(2) {
         parts.push(part(&world, &mut prng, |client, prng| {
@@ -273,7 +304,7 @@ pub fn damage(mut prng: Prng) {
     drop(first);
     world.device.set_draining(true);
     world.cache.message(&["gc_percent".to_string(), "0".to_string()]).unwrap();
-    let keeper = world.keeper(ManualClock::default());
+    let keeper = world.keep(ManualClock::default());
     let mut parts = Vec::new();
     for _ in 0..3 {
         parts.push(part(&world, &mut prng, |client, prng| {
@@ -299,7 +330,7 @@ pub fn damage(mut prng: Prng) {
 /// The power is cut at some moment of `overlap`.
 pub fn cut(mut prng: Prng) {
     let world = World::new(Plan { segments: 9, table: "C B 0", areas: TWO_BLOCKS });
-    let keeper = world.keeper(ManualClock::default());
+    let keeper = world.keep(ManualClock::default());
     let mut parts = Vec::new();
     for _ in 0..3 {
         parts.push(part(&world, &mut prng, |client, prng| {
@@ -316,5 +347,5 @@ pub fn cut(mut prng: Prng) {
     keeper.stop();
     let plan = world.plan;
     drop(world);
-    rest.judge(plan);
+    World::judge_rest(plan, rest);
 }

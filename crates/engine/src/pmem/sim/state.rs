@@ -28,6 +28,8 @@ pub(super) struct State {
     /// Calls left until drains (or syncs) fail; 0 means they fail now and for ever.
     pub(super) drains_left: Option<u64>,
     pub(super) syncs_left: Option<u64>,
+    /// A sync has failed at some time.
+    pub(super) has_given_up: bool,
     /// Fences left until the state is put aside.
     pub(super) cut_in: Option<u64>,
     pub(super) cut: Option<Box<State>>,
@@ -49,6 +51,8 @@ pub(super) enum Stage {
     Stored,
     /// Drained by its thread, on a medium that must be synced as well.
     Drained,
+    /// A sync of it has failed: no later one tries again, unless its page is stored to.
+    GivenUp,
     /// Survives; still listed only because it must be applied after older words of its line.
     Durable,
 }
@@ -69,6 +73,12 @@ impl State {
         self.durable.entry(number).or_insert(before);
         write(&mut self.visible, at, bytes);
         let thread = current_thread().id();
+        if self.has_given_up {
+            let is_tried_again =
+                |store: &&mut Store| store.stage == Stage::GivenUp && store.at / PAGE == number;
+            let again = self.pending.iter_mut().filter(is_tried_again);
+            again.for_each(|store| store.stage = Stage::Drained);
+        }
         self.pending.push(Store { at, bytes: bytes.into(), thread, stage: Stage::Stored });
     }
 
@@ -89,6 +99,13 @@ impl State {
         }
     }
 
+    /// A sync has failed. As Linux has it, pages that could not be written count as clean.
+    pub(super) fn give_up(&mut self) {
+        let drained = |store: &&mut Store| store.stage == Stage::Drained;
+        self.pending.iter_mut().filter(drained).for_each(|store| store.stage = Stage::GivenUp);
+        self.has_given_up = true;
+    }
+
     /// Makes drained stores durable. One that follows an undrained store of another thread to the
     /// same line stays listed, or a crash would apply the older one over it.
     pub(super) fn settle(&mut self) {
@@ -96,7 +113,7 @@ impl State {
         let durable = &mut self.durable;
         self.pending.retain_mut(|store| {
             let mut lines = store.at / LINE..(store.at + store.bytes.len() as u64).div_ceil(LINE);
-            if store.stage == Stage::Stored {
+            if matches!(store.stage, Stage::Stored | Stage::GivenUp) {
                 blocked.extend(lines);
                 return true;
             }

@@ -40,6 +40,23 @@ fn an_undrained_store_does_not_become_durable_by_sync() {
 }
 
 #[test]
+fn what_a_sync_could_not_make_durable_no_other_does_unless_it_is_stored_again() {
+    let sim = SimPmem::new(8192, MSYNC);
+    sim.store(0, &[1; 8]);
+    sim.store(4096, &[2; 8]);
+    sim.drain().unwrap();
+    sim.fail_syncs_from(1);
+    sim.sync().unwrap_err();
+    sim.fail_syncs_from(u64::MAX);
+    sim.store(4104, &[3; 8]);
+    sim.drain().unwrap();
+    sim.sync().unwrap();
+    assert_eq!((sim.peek(0, 8), sim.snapshot_durable().peek(0, 8)), (vec![1; 8], vec![0; 8]));
+    // A page is written whole.
+    assert_eq!(sim.snapshot_durable().peek(4096, 16), [[2; 8], [3; 8]].concat());
+}
+
+#[test]
 fn lines_keep_prefixes_in_store_order() {
     let sim = SimPmem::new(4096, CPU);
     sim.store(8, &[1; 8]);

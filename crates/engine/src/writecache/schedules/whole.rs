@@ -194,7 +194,7 @@ pub fn group(mut prng: Prng) {
     together(parts);
     let rest = world.cut(&mut prng);
     keeper.stop();
-    rest.judge(world.plan);
+    World::judge_rest(world.plan, rest);
     world.judge();
 }
 
@@ -324,5 +324,5 @@ pub fn loss(mut prng: Prng) {
     keeper.stop();
     let plan = world.plan;
     drop(world);
-    rest.judge(plan);
+    World::judge_rest(plan, rest);
 }

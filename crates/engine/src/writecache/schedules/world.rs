@@ -1,9 +1,10 @@
 //! A small writecache with its devices, clients and background.
 
 use crate::device::{Device, LoadedTable};
-use crate::local::{Clock, Local, ManualClock};
+use crate::local::ManualClock;
 use crate::prng::Prng;
-use crate::schedules::history::{History, Record};
+use crate::schedules::history::History;
+use crate::schedules::scene::{Areas, Rest, Scene};
 use crate::schedules::stage::{
     BACKING_BYTES, Client, Frozen, Keeper, Origin, Part, Platter, Twin, TwinDisk,
 };
@@ -27,27 +28,24 @@ pub struct Plan {
     pub options: &'static str,
     /// Room in a list of uncommitted blocks.
     pub list_max: usize,
-    /// Sectors that the clients use: where they begin, how many.
-    pub areas: &'static [(u64, u64)],
-}
-
-/// What is left of a world after a power cut, and what was known then.
-pub struct Rest {
-    image: Vec<u8>,
-    platter: Platter,
-    record: Record,
+    pub areas: Areas,
 }
 
 /// A cache in use.
 pub struct World {
     pub plan: Plan,
-    pub twin: Arc<Twin>,
-    pub origin: Arc<Origin>,
     pub cache: Arc<Writecache>,
-    pub device: Arc<Device>,
-    pub history: Arc<History>,
+    scene: Scene,
     shared: SharedWords,
     attach_id: u64,
+}
+
+impl std::ops::Deref for World {
+    type Target = Scene;
+
+    fn deref(&self) -> &Scene {
+        &self.scene
+    }
 }
 
 impl World {
@@ -84,12 +82,8 @@ impl World {
         assert_eq!(cache.geometry.blocks, plan.slots);
         let table = LoadedTable::single(cache.clone(), BACKING_BYTES);
         let device = Device::with_table("world", table).unwrap();
-        World { plan, twin, origin, cache, device, history, shared, attach_id }
-    }
-
-    /// Someone who reads and writes.
-    pub fn client(&self) -> Client {
-        Client::new(&self.device, self.history.clone())
+        let scene = Scene { twin, origin, device, history, areas: plan.areas };
+        World { plan, cache, scene, shared, attach_id }
     }
 
     /// What one client does, on a thread of its own.
@@ -109,17 +103,9 @@ impl World {
         if prng.one_in(2) { self.keep(Frozen) } else { self.keep(ManualClock::default()) }
     }
 
-    /// Starts the background.
-    pub fn keep(&self, clock: impl Clock + 'static) -> Keeper {
-        Keeper::start(&self.device, clock)
-    }
-
     /// A power cut at this very moment; the world itself goes on.
     pub fn cut(&self, prng: &mut Prng) -> Rest {
-        // Nobody else goes on in between: nothing here is the scheduler's.
-        let record = self.history.record_now();
-        let atom = if self.plan.mode == Mode::Pmem { 8 } else { SECTOR as usize };
-        Rest { image: self.twin.cut(prng, atom), platter: self.origin.cut(prng), record }
+        self.scene.cut(prng, if self.plan.mode == Mode::Pmem { 8 } else { SECTOR as usize })
     }
 
     /// When all threads are done: reads must be explained, accounts must be right, then also
@@ -128,7 +114,8 @@ impl World {
         self.audit();
         self.read_all();
         self.history.judge();
-        let World { plan, twin, origin, history, shared, attach_id, .. } = self;
+        let World { plan, scene, shared, attach_id, .. } = self;
+        let Scene { twin, origin, history, .. } = scene;
         let platter = origin.platter();
         let next = World::open(plan, twin.image(), platter, history, shared, attach_id + 1);
         next.audit();
@@ -143,63 +130,24 @@ impl World {
         }
     }
 
-    fn read_all(&self) {
-        let mut client = self.client();
-        for &(sector, count) in self.plan.areas {
-            client.read(sector, count).unwrap();
-        }
-    }
-
     /// Writes everything back; then the origin is what the cache was.
     pub fn drain(&self) {
-        let mut client = self.client();
-        let before: Vec<Vec<u64>> =
-            self.plan.areas.iter().map(|&(at, n)| client.read(at, n).unwrap()).collect();
-        self.device.set_draining(true);
-        let mut local =
-            Local::without_kernel(&self.device).unwrap().with_background(ManualClock::default());
-        for _ in 0..200 {
-            if self.device.dirty().bytes == 0 && self.cache.is_settled() {
-                break;
-            }
-            if !local.turn() {
-                local.rest();
-            }
-        }
-        assert_eq!(self.device.dirty().bytes, 0, "the drain makes no progress");
+        self.scene.drain(|| self.cache.is_settled());
         self.audit();
         assert_eq!(self.cache.index.linked(), 0, "slots are in use after a drain");
-        self.compare(&before);
-    }
-
-    /// Panics unless the origin has `wanted`, area by area.
-    pub fn compare(&self, wanted: &[Vec<u64>]) {
-        let platter = self.origin.platter();
-        for (&(sector, count), wanted) in self.plan.areas.iter().zip(wanted) {
-            let found: Vec<u64> = (sector..sector + count).map(|at| platter.tag(at)).collect();
-            assert_eq!(found, *wanted, "the origin is not what the cache was at {sector}");
-        }
     }
 
     /// Sends a message of one word.
     pub fn message(&self, word: &str) {
         self.cache.message(&[word.to_string()]).unwrap();
     }
-}
 
-impl Rest {
-    /// Attaches what the cut left and judges it.
-    pub fn judge(self, plan: Plan) {
+    /// Attaches what a cut left and judges it.
+    pub fn judge_rest(plan: Plan, rest: Rest) {
         let shared = SharedWords::private(shared_words_for(STRIPES, plan.list_max));
         let history = Arc::new(History::default());
-        let world = World::open(plan, self.image, self.platter, history, shared, 2);
-        let mut client = world.client();
-        for &(sector, count) in plan.areas {
-            for (sector, tag) in (sector..).zip(client.read(sector, count).unwrap()) {
-                self.record.judge_after_cut(sector, tag);
-            }
-        }
-        drop(client);
+        let world = World::open(plan, rest.image, rest.platter, history, shared, 2);
+        world.judge_after_cut(&rest.record);
         world.drain();
     }
 }
