@@ -94,6 +94,8 @@ struct Stage {
 const PCACHE: &str = "pcache cache backing";
 /// Blocks of a writecache as large as the requests.
 const WRITECACHE: &str = "writecache p backing cache 4096 0";
+/// Eight blocks for a request.
+const SMALL_BLOCKS: &str = "writecache p backing cache 512 0";
 
 impl Stage {
     /// A cache with room for all that a test writes, so that no write ever waits.
@@ -355,8 +357,9 @@ fn requests_take_few_instructions() {
         (PCACHE, "fua", 3_700),
         (PCACHE, "read", 1_500),
         (WRITECACHE, "write", 3_700),
-        (WRITECACHE, "flush", 5_500),
-        (WRITECACHE, "read", 1_500),
+        (WRITECACHE, "flush", 5_300),
+        (WRITECACHE, "read", 1_450),
+        (SMALL_BLOCKS, "write", 9_000),
     ];
     for (table, only, bound) in bounds {
         let (few, many) = (2_000, 10_000);

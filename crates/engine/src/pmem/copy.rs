@@ -169,6 +169,11 @@ pub fn copy_with(primitive: Primitive, dst: &mut [u8], src: &[u8]) {
 /// `dst` is writable for `src.len()` bytes, belongs to no Rust object that anybody else refers
 /// to, and does not overlap `src`. The primitive is available.
 pub(super) unsafe fn copy_raw(primitive: Primitive, dst: *mut u8, src: &[u8]) {
+    if src.len() < LINE - dst.addr() % LINE {
+        // A word or an entry: most stores are of these, and none of the lines is whole.
+        // SAFETY: the caller's promise; it is all within one line.
+        return unsafe { store_edge(primitive, dst, src) };
+    }
     let head = dst.align_offset(LINE).min(src.len());
     let (head, rest) = src.split_at(head);
     let (lines, tail) = rest.split_at(rest.len() - rest.len() % LINE);

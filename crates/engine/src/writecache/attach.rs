@@ -28,7 +28,7 @@ use super::layout::{
     ENTRY_SEQ_AT, Entry, FREE, Geometry, LABEL_AT, Label, SEQ_COUNT_AT, Superblock,
 };
 use super::media::Medium;
-use super::openlist::{Held, OpenLists, note_failure};
+use super::openlist::{Filled, Held, OpenLists, note_failure};
 use super::pool::{Pool, SLOTS_MAX};
 use super::walk::{Census, Finder, walk};
 use super::{Counters, Jobs, ORIGIN_BYTES_MAX, OpenOptions, Stats, Writecache};
@@ -51,11 +51,11 @@ struct Attach {
 
 impl Finder for Attach {
     fn soon(&self, block: u64, index: u64) {
-        self.index.touch(block, index as u32);
+        self.index.touch(block, &[index as u32]);
     }
 
     fn sooner(&self, block: u64) {
-        self.index.touch_older(block);
+        self.index.touch_older(block, 1);
     }
 
     fn known(&self, block: u64) -> Option<u64> {
@@ -442,7 +442,7 @@ fn assemble(
         promised: (0..stripes).map(|_| AtomicU32::new(0)).collect(),
         batch: AtomicU64::new(seq),
         commit: Mutex::new(Commit { seq, ..Commit::default() }),
-        filled: AtomicU32::new(0),
+        filled: Filled::default(),
         marks_count: AtomicUsize::new(found.stale.len()),
         superseded_count: AtomicUsize::new(0),
         marks: Mutex::new(Marks::of(found.stale)),
@@ -451,7 +451,6 @@ fn assemble(
         marked_by: AtomicU64::new(0),
         damage: damage_in_words(census),
         aside: found.aside,
-        uncommitted: AtomicU64::new(0),
         bypassed: AtomicU64::new(u64::from(found.owes_flush)),
         bypasses_flushed: AtomicU64::new(0),
         is_flushing_origin: AtomicBool::new(false),

@@ -31,7 +31,7 @@ use crate::target::Port;
 
 use super::args::Mode;
 use super::index::{Locked, State};
-use super::round::Phase;
+use super::round::{Phase, Run};
 use super::{TOKEN_FLUSH, Writecache, add};
 
 /// A bio that waits for a round: its progress says which, and how far the bio is.
@@ -65,8 +65,8 @@ pub(super) struct Commit {
     pub(super) marks: Vec<u32>,
     /// Slots in chains that it marks free.
     pub(super) drops: Vec<u32>,
-    /// Room for its entries: slot and block.
-    pub(super) batch: Vec<(u32, u64)>,
+    /// Room for its entries.
+    pub(super) batch: Vec<Run>,
     /// Slots that commits have superseded, and that wait for their marks.
     pub(super) superseded: Vec<u32>,
 }
@@ -166,7 +166,7 @@ impl Writecache {
     fn round_needed(&self) -> u64 {
         loop {
             let begun = self.begun.load(Ordering::SeqCst);
-            let is_any_filled = self.filled.load(Ordering::SeqCst) != 0;
+            let is_any_filled = self.filled.stripes() != 0;
             if self.begun.load(Ordering::SeqCst) == begun || mutants::is(Mutant::RoundReadOnce) {
                 return (begun + u64::from(is_any_filled))
                     .max(self.marked_by.load(Ordering::SeqCst));
@@ -350,11 +350,10 @@ impl Writecache {
     /// round marks free. Says whether there is anything to do.
     pub(super) fn close(&self, commit: &mut Commit) -> bool {
         self.begun.fetch_add(1, Ordering::SeqCst);
-        self.uncommitted.store(0, Ordering::Relaxed);
         (commit.has_batch, commit.closed) = (false, 0);
         // Behind the count of rounds: who finds nothing filled any more looks again. A stripe's bit
         // comes back when something is put into its other list.
-        for stripe in stripes_of(self.filled.swap(0, Ordering::SeqCst)) {
+        for stripe in stripes_of(self.filled.take()) {
             let locked = self.index.lock(stripe);
             let filling = self.filling[stripe].load(Ordering::Relaxed) as usize;
             if !commit.has_batch {
@@ -410,11 +409,8 @@ impl Writecache {
     pub(super) fn closing(&self, stripe: usize) -> impl Iterator<Item = (u64, u32)> + '_ {
         let closing = 1 - self.filling[stripe].load(Ordering::Relaxed) as usize;
         let state = State::open_in(closing);
-        (0..self.open.len(stripe, closing)).filter_map(move |nth| {
-            let (block, slot) = self.open.held(stripe, closing, nth);
-            let word = self.index.word(slot);
-            (word.block() == block && word.state() == state).then_some((block, slot))
-        })
+        let held = self.open.all(stripe, closing);
+        held.filter(move |&(block, slot)| self.index.word(slot).is_of(block, state))
     }
 
     /// The marks of this round are about to be stored.
@@ -447,6 +443,9 @@ impl Writecache {
             commit.marks.clear();
         }
         for slots in [&mut commit.drops, &mut commit.marks] {
+            if slots.is_empty() {
+                continue;
+            }
             slots.iter().for_each(|slot| self.index.retire(*slot));
             self.pool.put_all(slots);
             slots.clear();
@@ -462,20 +461,15 @@ impl Writecache {
     /// The stripe's closed list is durable.
     fn commit_stripe(&self, stripe: usize, superseded: &mut Vec<u32>) {
         let closing = 1 - self.filling[stripe].load(Ordering::Relaxed) as usize;
-        let count = self.open.len(stripe, closing);
         let state = State::open_in(closing);
-        let mut nth = 0;
-        while nth < count {
+        let mut held = self.open.all(stripe, closing);
+        while held.len() > 0 {
             let mut locked = self.index.lock(stripe);
-            for nth in nth..count.min(nth + 64) {
-                let (block, slot) = self.open.held(stripe, closing, nth);
-                let word = self.index.word(slot);
-                if word.block() == block && word.state() == state {
-                    locked.set_state(slot, State::Live);
+            for (block, slot) in held.by_ref().take(64) {
+                if locked.make_live(slot, block, state) {
                     self.supersede(&mut locked, block, slot, superseded);
                 }
             }
-            nth += 64;
         }
         self.open.clear(stripe, closing);
     }
@@ -487,8 +481,7 @@ impl Writecache {
             at = before;
             match found.word.state() {
                 State::Live | State::Cleaned | State::Damaged => {
-                    locked.unlink_behind(before, found.slot);
-                    self.index.set_marking(found.slot);
+                    locked.supersede_behind(before, found);
                     if mutants::is(Mutant::FreeMarkLate) {
                         self.index.retire(found.slot);
                         self.pool.put(found.slot);

@@ -16,127 +16,19 @@ use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use crate::sync::{Mutex, MutexGuard, lock};
 use crate::units::MIB;
 
+pub use super::word::{EPOCHS, State, Word};
+
 /// No slot.
 pub const NONE: u32 = u32::MAX;
 
 /// Chains that share a line of memory.
 const GROUP: u64 = 16;
 
+/// So many neighbouring slots are mostly in the same lines of memory.
+const NEAR_STEP: usize = 4;
+
 /// Bytes of a region of the mapped device: neighbours share a stripe.
 pub const REGION_BYTES: u64 = MIB;
-
-const BLOCK_BITS: u32 = 38;
-const GENERATION_BITS: u32 = 16;
-const STATE_BITS: u32 = 4;
-const GENERATION_SHIFT: u32 = BLOCK_BITS;
-const STATE_SHIFT: u32 = BLOCK_BITS + GENERATION_BITS;
-const EPOCH_SHIFT: u32 = STATE_SHIFT + STATE_BITS;
-/// Epochs count modulo so many.
-pub const EPOCHS: u64 = 1 << (64 - EPOCH_SHIFT);
-
-/// The life of a slot, in order.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u8)]
-pub enum State {
-    /// In the pool, or on its way: in no chain.
-    Free,
-    /// Not committed, in list 0 of its stripe: the open batch's, or the one being committed.
-    OpenA,
-    /// Not committed, in list 1.
-    OpenB,
-    /// Committed, and not on the origin.
-    Live,
-    /// Committed, and being written back.
-    Cleaning,
-    /// Written back, but a newer version is on its way: that one's commit lets this one go.
-    Cleaned,
-    /// A newer version was committed while this one was being written back.
-    Outdated,
-    /// Written back, the newest committed version; its entry on media still says that it is live.
-    Dropped,
-    /// Not needed any more; its entry may be marked free. In a chain only if it was `Dropped`.
-    Marking,
-    /// In a chain, but contradicted by another: nobody knows what the block holds.
-    Damaged,
-    /// Its entry cannot be believed, and stays as it is. In no chain.
-    Aside,
-}
-
-impl State {
-    const ALL: [State; 11] = [
-        State::Free,
-        State::OpenA,
-        State::OpenB,
-        State::Live,
-        State::Cleaning,
-        State::Cleaned,
-        State::Outdated,
-        State::Dropped,
-        State::Marking,
-        State::Damaged,
-        State::Aside,
-    ];
-
-    /// Whether reads may use the slot.
-    pub fn is_readable(self) -> bool {
-        use State::{Cleaned, Cleaning, Live, OpenA, OpenB};
-        matches!(self, OpenA | OpenB | Live | Cleaning | Cleaned)
-    }
-
-    /// Whether no commit has made it durable.
-    pub fn is_uncommitted(self) -> bool {
-        matches!(self, State::OpenA | State::OpenB)
-    }
-
-    /// Not committed, in this list.
-    pub fn open_in(list: usize) -> State {
-        if list == 0 { State::OpenA } else { State::OpenB }
-    }
-}
-
-/// What is known of a slot.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Word(u64);
-
-impl Word {
-    fn new(block: u64, generation: u64, state: State, epoch: u64) -> Word {
-        debug_assert!(block < 1 << BLOCK_BITS);
-        Word(
-            block
-                | (generation & ((1 << GENERATION_BITS) - 1)) << GENERATION_SHIFT
-                | (state as u64) << STATE_SHIFT
-                | (epoch % EPOCHS) << EPOCH_SHIFT,
-        )
-    }
-
-    /// The origin's block.
-    pub fn block(self) -> u64 {
-        self.0 & ((1 << BLOCK_BITS) - 1)
-    }
-
-    fn generation(self) -> u64 {
-        self.0 >> GENERATION_SHIFT & ((1 << GENERATION_BITS) - 1)
-    }
-
-    /// Where in its life the slot is.
-    pub fn state(self) -> State {
-        State::ALL[(self.0 >> STATE_SHIFT) as usize & ((1 << STATE_BITS) - 1)]
-    }
-
-    /// When it was linked, modulo [`EPOCHS`].
-    pub fn epoch(self) -> u64 {
-        self.0 >> EPOCH_SHIFT
-    }
-
-    fn with_state(self, state: State) -> Word {
-        Word::new(self.block(), self.generation(), state, self.epoch())
-    }
-
-    /// Whether both are of the same content, wherever in its life.
-    fn is_same_content(self, other: Word) -> bool {
-        (self.0 ^ other.0) & ((1 << STATE_SHIFT) - 1) == 0
-    }
-}
 
 /// A place in the cache, as a lookup found it.
 #[derive(Clone, Copy, Debug)]
@@ -182,7 +74,8 @@ pub struct Index {
     stripes: Box<[Stripe]>,
     words: Box<[AtomicU64]>,
     links: Box<[Links]>,
-    region_blocks: u64,
+    /// Blocks of a region, as a power of two.
+    region_shift: u32,
 }
 
 fn none() -> AtomicU32 {
@@ -207,7 +100,7 @@ impl Index {
             links: (0..slots)
                 .map(|slot| Links { chain: none(), older: none(), newer: AtomicU32::new(slot) })
                 .collect(),
-            region_blocks: REGION_BYTES / u64::from(block_bytes),
+            region_shift: (REGION_BYTES / u64::from(block_bytes)).ilog2(),
         }
     }
 
@@ -229,12 +122,13 @@ impl Index {
 
     /// The stripe of a block.
     pub fn stripe_of(&self, block: u64) -> usize {
-        (block / self.region_blocks) as usize % self.stripes.len()
+        // Origins of 64 TiB have 2^26 regions: a short division, which takes half the time.
+        ((block >> self.region_shift) as u32 % self.stripes.len() as u32) as usize
     }
 
     /// The first block behind the region of `block`.
     pub fn region_end(&self, block: u64) -> u64 {
-        (block / self.region_blocks + 1) * self.region_blocks
+        ((block >> self.region_shift) + 1) << self.region_shift
     }
 
     /// Takes a stripe's lock. Hold it shortly.
@@ -247,24 +141,36 @@ impl Index {
         self.lock(self.stripe_of(block))
     }
 
-    /// What a write of `block` to `slot` will change comes near while its data is copied: its own,
-    /// and the chain that it will lead.
-    pub fn touch(&self, block: u64, slot: u32) {
-        let buckets = &self.stripes[self.stripe_of(block)].buckets;
-        bring_near(&buckets[bucket(buckets, block)]);
-        bring_near(&self.words[slot as usize]);
-        bring_near(&self.links[slot as usize]);
+    /// What a write of the blocks from `first` on to `slots` will change comes near while its data
+    /// is copied: its own slots, and the chains that they will lead.
+    pub fn touch(&self, first: u64, slots: &[u32]) {
+        let buckets = &self.stripes[self.stripe_of(first)].buckets;
+        for (nth, &slot) in slots.iter().enumerate().step_by(NEAR_STEP) {
+            bring_near(&buckets[bucket(buckets, first + nth as u64)]);
+            self.bring_slot_near(slot);
+        }
     }
 
-    /// The version before comes near while the copy is waited for. The chain should be near: a
-    /// load that has to wait holds up every store behind it.
-    pub fn touch_older(&self, block: u64) {
-        let buckets = &self.stripes[self.stripe_of(block)].buckets;
-        let older = get(&buckets[bucket(buckets, block)]);
-        if older != NONE {
-            bring_near(&self.words[older as usize]);
-            bring_near(&self.links[older as usize]);
+    /// The versions before of `count` blocks come near while the copy is waited for. The chains
+    /// should be near: a load that has to wait holds up every store behind it.
+    pub fn touch_older(&self, first: u64, count: usize) {
+        let buckets = &self.stripes[self.stripe_of(first)].buckets;
+        let mut last = NONE;
+        for block in first..first + count as u64 {
+            let older = get(&buckets[bucket(buckets, block)]);
+            // Neighbours share lines of memory.
+            if older != NONE
+                && (last == NONE || older / NEAR_STEP as u32 != last / NEAR_STEP as u32)
+            {
+                self.bring_slot_near(older);
+                last = older;
+            }
         }
+    }
+
+    fn bring_slot_near(&self, slot: u32) {
+        bring_near(&self.words[slot as usize]);
+        bring_near(&self.links[slot as usize]);
     }
 
     /// What is known of a slot now.
@@ -309,6 +215,18 @@ impl Index {
     /// Slots that hold what the origin does not have, older versions counted too.
     pub fn dirty(&self) -> u32 {
         self.stripes.iter().map(|stripe| stripe.dirty.load(Ordering::Relaxed)).sum()
+    }
+
+    /// The first version of a block in a chain, from `slot` on.
+    fn find(&self, mut slot: u32, block: u64) -> Option<Found> {
+        while slot != NONE {
+            let word = self.word(slot);
+            if word.block() == block {
+                return Some(Found { slot, word });
+            }
+            slot = get(&self.links(slot).chain);
+        }
+        None
     }
 
     fn links(&self, slot: u32) -> &Links {
@@ -364,15 +282,9 @@ impl<'a> Locked<'a> {
         let buckets = self.buckets();
         let mut next = get(&buckets[bucket(buckets, block)]);
         std::iter::from_fn(move || {
-            while next != NONE {
-                let slot = next;
-                next = get(&index.links(slot).chain);
-                let word = index.word(slot);
-                if word.block() == block {
-                    return Some(Found { slot, word });
-                }
-            }
-            None
+            let found = index.find(next, block)?;
+            next = get(&index.links(found.slot).chain);
+            Some(found)
         })
     }
 
@@ -410,42 +322,92 @@ impl<'a> Locked<'a> {
 
     /// Makes a slot of nobody the newest version of `block`.
     pub fn link(&mut self, slot: u32, block: u64, state: State, epoch: u64) {
+        let buckets = self.buckets();
+        self.lead(&buckets[bucket(buckets, block)], slot, block, state, epoch);
+        self.count(1, i32::from(is_dirty(state)));
+    }
+
+    /// Makes `slots`, which are nobody's, the newest versions of the blocks from `first` on, and
+    /// the newest slots of all. `meet` hears of the newest version of each block before.
+    pub fn link_run(
+        &mut self,
+        first: u64,
+        slots: &[u32],
+        (state, epoch): (State, u64),
+        mut meet: impl FnMut(&mut Self, Found),
+    ) {
+        let buckets = self.buckets();
+        for (block, &slot) in (first..).zip(slots) {
+            let head = &buckets[bucket(buckets, block)];
+            if let Some(older) = self.index.find(get(head), block) {
+                meet(self, older);
+            }
+            self.lead(head, slot, block, state, epoch);
+            self.push_newest(slot);
+        }
+        let count = slots.len() as i32;
+        self.count(count, if is_dirty(state) { count } else { 0 });
+    }
+
+    fn lead(&self, head: &AtomicU32, slot: u32, block: u64, state: State, epoch: u64) {
         let index = self.index;
         let generation = index.word(slot).generation();
         index.set_word(slot, Word::new(block, generation, state, epoch));
-        let buckets = self.buckets();
-        let head = &buckets[bucket(buckets, block)];
         set(&index.links(slot).chain, get(head));
         set(head, slot);
-        self.count(1, i32::from(is_dirty(state)));
+    }
+
+    /// What taking a slot out of the age list changes comes near.
+    pub fn bring_age_near(&self, slot: u32) {
+        let links = self.index.links(slot);
+        for neighbour in [get(&links.older), get(&links.newer)] {
+            if neighbour != NONE {
+                bring_near(self.index.links(neighbour));
+            }
+        }
     }
 
     /// Takes a slot out of its chain, and out of the age list.
     pub fn unlink(&mut self, slot: u32) {
         let index = self.index;
         let buckets = self.buckets();
-        let mut link = &buckets[bucket(buckets, index.word(slot).block())];
+        let word = index.word(slot);
+        let mut link = &buckets[bucket(buckets, word.block())];
         while get(link) != slot {
             assert!(get(link) != NONE, "a slot is in the chain of its block");
             link = &index.links(get(link)).chain;
         }
-        self.cut(link, slot);
+        self.cut(link, Found { slot, word });
     }
 
-    /// The same, where the slot in front of it in the chain is known.
-    pub fn unlink_behind(&mut self, before: u32, slot: u32) {
+    /// The same, where the slot in front of it in the chain is known; its entry must be marked
+    /// free then.
+    pub fn supersede_behind(&mut self, before: u32, found: Found) {
         let link = &self.index.links(before).chain;
-        assert!(get(link) == slot, "they are neighbours in a chain");
-        self.cut(link, slot);
+        assert!(get(link) == found.slot, "they are neighbours in a chain");
+        self.cut(link, found);
+        self.index.set_word(found.slot, found.word.with_state(State::Marking));
     }
 
     /// Takes out the slot that `link` leads to.
-    fn cut(&mut self, link: &AtomicU32, slot: u32) {
+    fn cut(&mut self, link: &AtomicU32, Found { slot, word }: Found) {
         self.remove_age(slot);
         let chain = &self.index.links(slot).chain;
         set(link, get(chain));
         set(chain, NONE);
-        self.count(-1, -i32::from(is_dirty(self.index.word(slot).state())));
+        self.count(-1, -i32::from(is_dirty(word.state())));
+    }
+
+    /// A slot that holds `block` and is not committed, in `state`, is now. Whether it is such a
+    /// one.
+    pub fn make_live(&mut self, slot: u32, block: u64, state: State) -> bool {
+        let word = self.index.word(slot);
+        let is_it = word.is_of(block, state);
+        if is_it {
+            // It stays dirty.
+            self.index.set_word(slot, word.with_state(State::Live));
+        }
+        is_it
     }
 
     /// Sets the state of a slot in a chain.
@@ -535,18 +497,6 @@ mod tests {
         for slots in [1 << 16, 100_000, (1 << 17) + 1] {
             let index = Index::new(slots, 4096, 8);
             assert!(index.memory_bytes() + u64::from(slots).div_ceil(8) <= u64::from(slots) * 24);
-        }
-    }
-
-    #[test]
-    fn words_keep_what_they_are_told() {
-        let word = Word::new((1 << 37) + 5, 65_535, State::Aside, 63);
-        assert_eq!((word.block(), word.generation()), ((1 << 37) + 5, 65_535));
-        assert_eq!((word.state(), word.epoch()), (State::Aside, 63));
-        assert!(word.is_same_content(word.with_state(State::Live)));
-        assert!(!word.is_same_content(Word::new((1 << 37) + 5, 0, State::Aside, 63)));
-        for (nth, state) in State::ALL.into_iter().enumerate() {
-            assert_eq!(state as usize, nth);
         }
     }
 

@@ -12,7 +12,7 @@
 //! | `args`, `facts` | the table line's words; what is told beyond the status |
 //! | `layout`, `media`, `walk` | every on-media byte; access to them while nobody is served |
 //! | `format`, `inspect`, `attach` | making a cache, looking at one, opening one |
-//! | `index`, `pool` | which slot has which block; free slots |
+//! | `index`, `word`, `pool` | which slot has which block; free slots |
 //! | `openlist` | what is not committed yet, also after the death of the server |
 //! | `write`, `read`, `zero` | the life of a request |
 //! | `commit`, `round` | batches become durable, entries are marked free |
@@ -41,6 +41,7 @@ mod round;
 #[cfg(feature = "shuttle")]
 pub(crate) mod schedules;
 pub mod walk;
+mod word;
 mod write;
 mod writeback;
 mod zero;
@@ -64,7 +65,7 @@ pub use facts::limits;
 use index::Index;
 use layout::{Entry, Geometry, Label};
 use media::Medium;
-use openlist::OpenLists;
+use openlist::{Filled, OpenLists};
 use pool::Pool;
 use writeback::Writeback;
 
@@ -179,8 +180,8 @@ pub struct Writecache {
     open: OpenLists,
     /// Which of its two lists each stripe fills. Changes under the stripe's lock.
     filling: Box<[AtomicU32]>,
-    /// Stripes whose list that is being filled has anything, as bits. Changes under their locks.
-    filled: AtomicU32,
+    /// What the lists that are being filled have together.
+    filled: Filled,
     /// Room promised in the list that is being filled; under the stripe's lock.
     promised: Box<[AtomicU32]>,
     /// Number of the batch that is open.
@@ -197,8 +198,6 @@ pub struct Writecache {
     /// Entries that must stay as they are.
     aside: HashMap<u32, Entry>,
     damage: Vec<String>,
-    /// New blocks since the last commit began.
-    uncommitted: AtomicU64,
     /// Writes to the origin that passed by: done, and known to be durable.
     bypassed: AtomicU64,
     bypasses_flushed: AtomicU64,
@@ -244,6 +243,12 @@ impl Writecache {
         u64::from(self.geometry.block_bytes)
     }
 
+    /// The block of the origin at a byte. Blocks have powers of two as sizes, and a shift is much
+    /// shorter than a division.
+    fn block_at(&self, byte: u64) -> u64 {
+        byte >> self.geometry.block_bytes.trailing_zeros()
+    }
+
     fn is_suspended(&self) -> bool {
         self.is_suspended.load(Ordering::SeqCst)
     }
@@ -281,7 +286,7 @@ impl Writecache {
     }
 
     fn is_aligned(&self, bio: &Bio) -> bool {
-        (bio.offset | bio.len).is_multiple_of(self.block_bytes())
+        (bio.offset | bio.len) & (self.block_bytes() - 1) == 0
     }
 
     /// Something waits for the background: make sure that it will look.

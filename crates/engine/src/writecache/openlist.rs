@@ -20,7 +20,7 @@
 use crate::mutants::{self, Mutant};
 use crate::shm::SharedWords;
 use crate::sync::SharedWord;
-use crate::sync::atomic::Ordering;
+use crate::sync::atomic::{AtomicU64, Ordering};
 
 const MAGIC: u64 = 0x7564_6D77_636F_7031; // "udmwcop1"
 const VERSION: u64 = 1;
@@ -48,6 +48,35 @@ pub struct OpenLists {
     shared: SharedWords,
     /// Words of a list.
     list_words: usize,
+}
+
+/// What the lists that are being filled have together, in one word: stripes whose list has
+/// anything, as bits, and above them the blocks that have come since the last commit began.
+#[derive(Debug, Default)]
+pub struct Filled(AtomicU64);
+
+const BLOCKS_SHIFT: u32 = 32;
+
+impl Filled {
+    /// `count` blocks come to the list of a stripe, whose lock is held. `is_first`: it is empty.
+    pub fn add(&self, stripe: usize, is_first: bool, count: u64) {
+        self.0.fetch_add(count << BLOCKS_SHIFT | u64::from(is_first) << stripe, Ordering::SeqCst);
+    }
+
+    /// The stripes whose list has anything.
+    pub fn stripes(&self) -> u32 {
+        self.0.load(Ordering::SeqCst) as u32
+    }
+
+    /// The blocks that have come.
+    pub fn blocks(&self) -> u64 {
+        self.0.load(Ordering::Relaxed) >> BLOCKS_SHIFT
+    }
+
+    /// From here on nothing has come. The stripes whose list has anything.
+    pub fn take(&self) -> u32 {
+        self.0.swap(0, Ordering::SeqCst) as u32
+    }
 }
 
 /// What a dead server left.
@@ -132,7 +161,7 @@ impl OpenLists {
             for list in lists {
                 let most = (list_words - LIST_HEADER_WORDS) / 2;
                 let count = (list[1].load(Ordering::Acquire) as usize).min(most);
-                held.extend((0..count).map(|nth| load(list, nth)));
+                held.extend(entries(list, count));
             }
         }
         Some(LeftBehind {
@@ -158,22 +187,27 @@ impl OpenLists {
         self.list(stripe, list)[1].load(Ordering::Acquire) as usize
     }
 
-    /// Appends an entry; the list must have room. `batch`: the batch that is open now.
-    pub fn push(&self, stripe: usize, list: usize, (block, slot): Held, batch: u64) {
+    /// Appends entries: `slots` hold the blocks from `first` on. The list must have room. `batch`:
+    /// the batch that is open now. Whoever finds the list later finds all of them or none.
+    pub fn push(&self, stripe: usize, list: usize, first: u64, slots: &[u32], batch: u64) {
         let words = self.list(stripe, list);
         let count = words[1].load(Ordering::Relaxed) as usize;
         if count == 0 {
             words[0].store(batch, Ordering::Relaxed);
         }
-        let place = &words[LIST_HEADER_WORDS + count * 2..][..2];
-        place[0].store(block, Ordering::Relaxed);
-        place[1].store(u64::from(slot), Ordering::Relaxed);
-        words[1].store(count as u64 + 1, Ordering::Release);
+        let places = words[LIST_HEADER_WORDS + count * 2..][..slots.len() * 2].as_chunks::<2>().0;
+        for ((place, block), slot) in places.iter().zip(first..).zip(slots) {
+            place[0].store(block, Ordering::Relaxed);
+            place[1].store(u64::from(*slot), Ordering::Relaxed);
+        }
+        words[1].store((count + slots.len()) as u64, Ordering::Release);
     }
 
-    /// Entry number `nth` of a list.
-    pub fn held(&self, stripe: usize, list: usize, nth: usize) -> Held {
-        load(self.list(stripe, list), nth)
+    /// The entries of a list, as many as it has now.
+    pub fn all(&self, stripe: usize, list: usize) -> impl ExactSizeIterator<Item = Held> + '_ {
+        let words = self.list(stripe, list);
+        let count = words[1].load(Ordering::Acquire) as usize;
+        entries(words, count)
     }
 
     /// Empties a list, once its batch is durable.
@@ -198,9 +232,11 @@ impl OpenLists {
     }
 }
 
-fn load(list: &[SharedWord], nth: usize) -> Held {
-    let word = |nth: usize| list[LIST_HEADER_WORDS + nth].load(Ordering::Relaxed);
-    (word(nth * 2), word(nth * 2 + 1) as u32)
+/// The first `count` entries of a list.
+fn entries(list: &[SharedWord], count: usize) -> impl ExactSizeIterator<Item = Held> + '_ {
+    let places = list[LIST_HEADER_WORDS..][..count * 2].as_chunks::<2>().0;
+    let word = |word: &SharedWord| word.load(Ordering::Relaxed);
+    places.iter().map(move |[block, slot]| (word(block), word(slot) as u32))
 }
 
 #[cfg(test)]
@@ -212,18 +248,19 @@ mod tests {
         let shared = SharedWords::private(words_needed(3, 4));
         assert!(OpenLists::left_behind(&shared).is_none());
         let lists = OpenLists::fresh(shared.clone(), 3, 77, 5);
-        lists.push(1, 1, (10, 1), 5);
-        lists.push(1, 0, (10, 2), 6);
-        lists.push(0, 0, (3, 3), 5);
+        lists.push(1, 1, 10, &[1], 5);
+        lists.push(1, 0, 10, &[2], 6);
+        lists.push(0, 0, 3, &[3], 5);
+        lists.push(0, 0, 4, &[7, 5], 5);
         lists.announce_seq(6);
         let found = OpenLists::left_behind(&shared).unwrap();
-        assert_eq!(found.held, [(3, 3), (10, 1), (10, 2)]);
+        assert_eq!(found.held, [(3, 3), (4, 7), (5, 5), (10, 1), (10, 2)]);
         assert_eq!((found.attach_id, found.seqs), (77, [5, 6]));
         lists.clear(1, 1);
         lists.confirm_seq(6);
         let found = OpenLists::left_behind(&shared).unwrap();
-        assert_eq!((found.held.len(), found.seqs), (2, [6, 6]));
-        assert_eq!(lists.held(1, 0, 0), (10, 2));
+        assert_eq!((found.held.len(), found.seqs), (4, [6, 6]));
+        assert!(lists.all(1, 0).eq([(10, 2)]));
         assert_eq!(lists.len(1, 0), 1);
     }
 }

@@ -44,7 +44,7 @@ struct Piece {
 impl Writecache {
     /// Serves what memory has at once; asks disks for the rest.
     pub(super) fn read(&self, mut bio: Bio, port: &mut Port) {
-        let count = (bio.len / self.block_bytes()) as u32;
+        let count = self.block_at(bio.len) as u32;
         if count == 1
             && let Medium::Pmem(pmem) = &self.medium
             && self.read_one(&**pmem, &mut bio)
@@ -53,8 +53,7 @@ impl Writecache {
         }
         let mut job_hits = Vec::new();
         let mut pieces = Vec::new();
-        let found =
-            self.find(bio.offset / self.block_bytes(), 0, count, &mut pieces, &mut job_hits);
+        let found = self.find(self.block_at(bio.offset), 0, count, &mut pieces, &mut job_hits);
         if let Err(status) = found {
             return port.finish(bio, Err(status));
         }
@@ -84,7 +83,7 @@ impl Writecache {
         if self.has_failed() {
             return false;
         }
-        let block = bio.offset / self.block_bytes();
+        let block = self.block_at(bio.offset);
         let locked = self.index.lock_of(block);
         let Some(found) = locked.newest(block) else { return false };
         if !found.word.state().is_readable() {
@@ -243,7 +242,7 @@ impl Writecache {
         job.hits.retain(|hit| !is_meant(hit));
         let mut pieces = Vec::new();
         if job.status.is_ok() {
-            let at = job.bio.offset / self.block_bytes();
+            let at = self.block_at(job.bio.offset);
             for nth in gone {
                 if let Err(status) = self.find(at, nth, 1, &mut pieces, &mut job.hits) {
                     job.status = Err(status);

@@ -48,6 +48,32 @@ pub(super) enum Phase {
     CounterFlush,
 }
 
+/// Neighbouring slots that hold neighbouring blocks.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Run {
+    slot: u32,
+    count: u32,
+    block: u64,
+}
+
+impl Run {
+    /// Adds a slot to a list of runs.
+    fn add(runs: &mut Vec<Run>, slot: u32, block: u64) {
+        if let Some(last) = runs.last_mut()
+            && last.slot + last.count == slot
+            && last.block + u64::from(last.count) == block
+        {
+            last.count += 1;
+        } else {
+            runs.push(Run { slot, count: 1, block });
+        }
+    }
+
+    fn blocks(&self) -> std::ops::Range<u64> {
+        self.block..self.block + u64::from(self.count)
+    }
+}
+
 impl Writecache {
     /// A round of mode `p`. Says whether it freed slots.
     pub(super) fn memory_round(&self, commit: &mut Commit) -> bool {
@@ -86,34 +112,43 @@ impl Writecache {
     fn store_entries(&self, pmem: &dyn Pmem, commit: &mut Commit) {
         let mut batch = std::mem::take(&mut commit.batch);
         for stripe in Writecache::closed_stripes(commit) {
-            batch.extend(self.closing(stripe).map(|(block, slot)| (slot, block)));
+            self.closing(stripe).for_each(|(block, slot)| Run::add(&mut batch, slot, block));
         }
-        batch.sort_unstable_by_key(|(slot, _)| *slot);
+        batch.sort_unstable_by_key(|run| run.slot);
         self.store_runs(pmem, &batch, commit.seq);
         self.begin_marks(commit);
         batch.clear();
-        let marks = commit.marks.iter().chain(&commit.drops);
-        batch.extend(marks.map(|slot| (*slot, self.index.word(*slot).block())));
-        if mutants::is(Mutant::MarkRenames) {
-            batch.iter_mut().for_each(|(_, block)| *block = 0);
+        for &slot in commit.marks.iter().chain(&commit.drops) {
+            let block = if mutants::is(Mutant::MarkRenames) {
+                0
+            } else {
+                // As it is: a torn entry, still with its number, must not name another block.
+                self.index.word(slot).block()
+            };
+            Run::add(&mut batch, slot, block);
         }
-        // Their blocks as they are: a torn entry, still with its number, must not name another.
         self.store_runs(pmem, &batch, FREE);
         batch.clear();
         commit.batch = batch;
     }
 
     /// Stores entries with the same number: neighbours together, whole lines where possible.
-    fn store_runs(&self, pmem: &dyn Pmem, slots: &[(u32, u64)], seq: u64) {
+    fn store_runs(&self, pmem: &dyn Pmem, runs: &[Run], seq: u64) {
+        if runs.is_empty() {
+            return;
+        }
         let mut entries = [Entry::FRESH; RUN_MAX];
-        for run in slots.chunk_by(|one, next| one.0 + 1 == next.0) {
-            for part in run.chunks(RUN_MAX) {
-                for (entry, (_, block)) in entries.iter_mut().zip(part) {
-                    *entry = Entry::new(block * self.geometry.block_sectors(), seq);
+        for run in runs.chunk_by(|one, next| one.slot + one.count == next.slot) {
+            let (mut at, mut count) = (self.geometry.entry_at(u64::from(run[0].slot)), 0);
+            for block in run.iter().flat_map(Run::blocks) {
+                if count == RUN_MAX {
+                    pmem.store(at, entries.as_bytes());
+                    (at, count) = (at + ENTRY_BYTES * RUN_MAX as u64, 0);
                 }
-                let at = self.geometry.entry_at(u64::from(part[0].0));
-                pmem.store(at, entries[..part.len()].as_bytes());
+                entries[count] = Entry::new(block * self.geometry.block_sectors(), seq);
+                count += 1;
             }
+            pmem.store(at, entries[..count].as_bytes());
         }
     }
 

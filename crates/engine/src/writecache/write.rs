@@ -65,8 +65,8 @@ impl Writecache {
     pub(super) fn write(&self, mut bio: Bio, port: &mut Port) {
         let block_bytes = self.block_bytes();
         while bio.progress < bio.len {
-            let first = (bio.offset + bio.progress) / block_bytes;
-            let end = (bio.end() / block_bytes).min(self.index.region_end(first));
+            let first = self.block_at(bio.offset + bio.progress);
+            let end = self.block_at(bio.end()).min(self.index.region_end(first));
             let count = ((end - first) as usize).min(STAGE_BLOCKS_MAX).min(self.open.list_max());
             let (is_cached, count) = self.destination(&bio, first, count);
             if !is_cached {
@@ -98,7 +98,7 @@ impl Writecache {
             }
             match &self.medium {
                 Medium::Pmem(pmem) => {
-                    self.index.touch(first, slots[0]);
+                    self.index.touch(first, &slots);
                     if let Err(status) = self.store(&**pmem, &bio, &slots) {
                         self.pool.put_all(&slots);
                         self.fail();
@@ -183,7 +183,8 @@ impl Writecache {
             let data = &bio.buffer.as_slice()[from..from + count * block_bytes];
             pmem.store(self.geometry.block_at(u64::from(slots[nth])), data);
         }
-        self.index.touch_older((bio.offset + bio.progress) / self.block_bytes());
+        let first = self.block_at(bio.offset + bio.progress);
+        self.index.touch_older(first, slots.len());
         pmem.drain()
     }
 
@@ -219,7 +220,7 @@ impl Writecache {
         let outstanding = pieces.len() as u32;
         let mut slots = slots;
         let is_early = mutants::is(Mutant::EntryBeforeData);
-        if is_early && self.publish((bio.offset + bio.progress) / self.block_bytes(), &slots) {
+        if is_early && self.publish(self.block_at(bio.offset + bio.progress), &slots) {
             slots = Slots::default();
         }
         let stage = Stage { bio, len: len as u64, outstanding, status: Ok(()), slots };
@@ -271,7 +272,7 @@ impl Writecache {
 
     fn end_stage(&self, stage: Stage, port: &mut Port) {
         let Stage { mut bio, len, status, slots, .. } = stage;
-        let first = (bio.offset + bio.progress) / self.block_bytes();
+        let first = self.block_at(bio.offset + bio.progress);
         if let Err(status) = status {
             if !mutants::is(Mutant::FailedWriteMapped) || !self.publish(first, &slots) {
                 self.give_back(first, &slots);
@@ -315,31 +316,27 @@ impl Writecache {
             (self.batch.load(Ordering::Relaxed), self.epoch.load(Ordering::Relaxed));
         let stats = &self.stats[stripe];
         let (mut uncommitted, mut committed) = (0, 0);
-        if self.open.len(stripe, filling) == 0 && !slots.is_empty() {
-            // Ahead of the entries: a round that begins now waits for the lock, and takes them.
-            self.filled.fetch_or(1 << stripe, Ordering::SeqCst);
-        }
-        for (nth, &slot) in slots.iter().enumerate() {
-            let block = first + nth as u64;
-            // Before the slot of an older version can go to somebody else.
-            self.open.push(stripe, filling, (block, slot), batch);
-            if let Some(older) = locked.newest(block) {
-                match older.word.state() {
-                    found if found == state => {
-                        // Nothing on media knows of it.
-                        locked.unlink(older.slot);
-                        self.index.retire(older.slot);
-                        self.pool.put(older.slot);
-                        uncommitted += 1;
-                    }
-                    found if found.is_uncommitted() => uncommitted += 1,
-                    State::Dropped | State::Marking => {}
-                    _ => committed += 1,
-                }
+        // Ahead of the entries: a round that begins now waits for the lock, and takes them.
+        let is_first = self.open.len(stripe, filling) == 0;
+        self.filled.add(stripe, is_first && !slots.is_empty(), slots.len() as u64);
+        // Before the slot of an older version can go to somebody else.
+        self.open.push(stripe, filling, first, slots, batch);
+        locked.link_run(first, slots, (state, epoch), |locked, older| match older.word.state() {
+            found if found == state => {
+                // Nothing on media knows of it.
+                locked.unlink(older.slot);
+                self.index.retire(older.slot);
+                self.pool.put(older.slot);
+                uncommitted += 1;
             }
-            locked.link(slot, block, state, epoch);
-            locked.push_newest(slot);
-        }
+            found if found.is_uncommitted() => uncommitted += 1,
+            State::Dropped | State::Marking => {}
+            _ => {
+                // A commit will let it go.
+                locked.bring_age_near(older.slot);
+                committed += 1;
+            }
+        });
         if !self.is_pmem() {
             let promised = &self.promised[stripe];
             let rest = promised.load(Ordering::Relaxed) - slots.len() as u32;
@@ -352,7 +349,6 @@ impl Writecache {
         let hits = if self.is_pmem() { uncommitted } else { uncommitted + committed };
         add(&stats.allocated, count - hits);
         drop(locked);
-        self.uncommitted.fetch_add(count, Ordering::SeqCst);
         // A slot that it replaced is free, or there is more to be committed and written back.
         if self.wants_room.load(Ordering::SeqCst) && !mutants::is(Mutant::PublishUnheard) {
             self.events.work();
@@ -367,7 +363,7 @@ impl Writecache {
         if bio.fua && !mutants::is(Mutant::FuaUncommitted) {
             return self.make_durable(bio, port);
         }
-        let uncommitted = self.uncommitted.load(Ordering::Relaxed);
+        let uncommitted = self.filled.blocks();
         if uncommitted > 0 && uncommitted >= self.autocommit_blocks() {
             self.ask_for_commit(port);
         }

@@ -42,7 +42,7 @@ struct Contents {
 impl Writecache {
     /// Begins a discard, or goes on with one that had to wait.
     pub(super) fn zero(&self, bio: Bio, port: &mut Port) {
-        let blocks = (bio.offset / self.block_bytes(), bio.end() / self.block_bytes());
+        let blocks = (self.block_at(bio.offset), self.block_at(bio.end()));
         lock(&self.zeroing).push(blocks);
         // Before the look: a batch that is met under way will say when it is over.
         let is_late = mutants::is(Mutant::BatchEndMissed);
@@ -114,7 +114,7 @@ impl Writecache {
         }
         let bio = jobs.remove(place).bio;
         drop(jobs);
-        let blocks = (bio.offset / self.block_bytes(), bio.end() / self.block_bytes());
+        let blocks = (self.block_at(bio.offset), self.block_at(bio.end()));
         if let Err(status) = io.result {
             if io.op == Op::Flush {
                 self.origin_flush_failures.fetch_add(1, Ordering::SeqCst);

@@ -23,9 +23,9 @@ pub(crate) const STORIES: &[Story] = &[
     Story { name: "wipe", play: whole::wipe, times: 1 },
     Story { name: "flushes", play: parts::flushes, times: 1 },
     Story { name: "reread", play: parts::reread, times: 2 },
-    Story { name: "single", play: parts::single, times: 1 },
+    Story { name: "single", play: parts::single, times: 3 },
     Story { name: "free", play: parts::free, times: 2 },
-    Story { name: "crowded", play: whole::crowded, times: 1 },
+    Story { name: "crowded", play: whole::crowded, times: 2 },
     Story { name: "group", play: whole::group, times: 1 },
     Story { name: "doze", play: whole::doze, times: 1 },
     Story { name: "pause", play: whole::pause, times: 1 },
@@ -51,7 +51,7 @@ impl Writecache {
         for stripe in 0..self.index.stripes() {
             let (slots, aged) = self.index.lock(stripe).audit();
             let filling = self.filling[stripe].load(Ordering::SeqCst) as usize;
-            let is_filled = self.filled.load(Ordering::SeqCst) >> stripe & 1 == 1;
+            let is_filled = self.filled.stripes() >> stripe & 1 == 1;
             if is_filled != (self.open.len(stripe, filling) > 0) {
                 return Err(format!("stripe {stripe} counts as filled: {is_filled}"));
             }
@@ -95,10 +95,7 @@ impl Writecache {
         if is_dropped != (state == State::Dropped) {
             return Err(format!("slot {slot} is {state:?}, to be marked: {is_dropped}"));
         }
-        let is_held = |list: usize| {
-            (0..self.open.len(stripe, list))
-                .any(|nth| self.open.held(stripe, list, nth) == (block, slot))
-        };
+        let is_held = |list: usize| self.open.all(stripe, list).any(|held| held == (block, slot));
         for list in 0..2 {
             if state == State::open_in(list) && !is_held(list) {
                 return Err(format!("slot {slot} is {state:?}, but not in the list"));

@@ -1,0 +1,151 @@
+//! What is known of a slot, in one word: its block, its generation, its state, its epoch.
+
+const BLOCK_BITS: u32 = 38;
+const GENERATION_BITS: u32 = 16;
+const STATE_BITS: u32 = 4;
+const GENERATION_SHIFT: u32 = BLOCK_BITS;
+const STATE_SHIFT: u32 = BLOCK_BITS + GENERATION_BITS;
+const EPOCH_SHIFT: u32 = STATE_SHIFT + STATE_BITS;
+/// Epochs count modulo so many.
+pub const EPOCHS: u64 = 1 << (64 - EPOCH_SHIFT);
+
+/// The life of a slot, in order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum State {
+    /// In the pool, or on its way: in no chain.
+    Free,
+    /// Not committed, in list 0 of its stripe: the open batch's, or the one being committed.
+    OpenA,
+    /// Not committed, in list 1.
+    OpenB,
+    /// Committed, and not on the origin.
+    Live,
+    /// Committed, and being written back.
+    Cleaning,
+    /// Written back, but a newer version is on its way: that one's commit lets this one go.
+    Cleaned,
+    /// A newer version was committed while this one was being written back.
+    Outdated,
+    /// Written back, the newest committed version; its entry on media still says that it is live.
+    Dropped,
+    /// Not needed any more; its entry may be marked free. In a chain only if it was `Dropped`.
+    Marking,
+    /// In a chain, but contradicted by another: nobody knows what the block holds.
+    Damaged,
+    /// Its entry cannot be believed, and stays as it is. In no chain.
+    Aside,
+}
+
+impl State {
+    /// By their bits in a word; those that nothing has count as free.
+    const BY_BITS: [State; 1 << STATE_BITS] = {
+        let mut all = [State::Free; 1 << STATE_BITS];
+        let known = [
+            State::Free,
+            State::OpenA,
+            State::OpenB,
+            State::Live,
+            State::Cleaning,
+            State::Cleaned,
+            State::Outdated,
+            State::Dropped,
+            State::Marking,
+            State::Damaged,
+            State::Aside,
+        ];
+        let mut nth = 0;
+        while nth < known.len() {
+            all[known[nth] as usize] = known[nth];
+            nth += 1;
+        }
+        all
+    };
+
+    /// Whether reads may use the slot.
+    pub fn is_readable(self) -> bool {
+        use State::{Cleaned, Cleaning, Live, OpenA, OpenB};
+        matches!(self, OpenA | OpenB | Live | Cleaning | Cleaned)
+    }
+
+    /// Whether no commit has made it durable.
+    pub fn is_uncommitted(self) -> bool {
+        matches!(self, State::OpenA | State::OpenB)
+    }
+
+    /// Not committed, in this list.
+    pub fn open_in(list: usize) -> State {
+        if list == 0 { State::OpenA } else { State::OpenB }
+    }
+}
+
+/// What is known of a slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Word(pub(super) u64);
+
+impl Word {
+    pub(super) fn new(block: u64, generation: u64, state: State, epoch: u64) -> Word {
+        debug_assert!(block < 1 << BLOCK_BITS);
+        Word(
+            block
+                | (generation & ((1 << GENERATION_BITS) - 1)) << GENERATION_SHIFT
+                | (state as u64) << STATE_SHIFT
+                | (epoch % EPOCHS) << EPOCH_SHIFT,
+        )
+    }
+
+    /// The origin's block.
+    pub fn block(self) -> u64 {
+        self.0 & ((1 << BLOCK_BITS) - 1)
+    }
+
+    pub(super) fn generation(self) -> u64 {
+        self.0 >> GENERATION_SHIFT & ((1 << GENERATION_BITS) - 1)
+    }
+
+    /// Where in its life the slot is.
+    pub fn state(self) -> State {
+        State::BY_BITS[(self.0 >> STATE_SHIFT) as usize & ((1 << STATE_BITS) - 1)]
+    }
+
+    /// When it was linked, modulo [`EPOCHS`].
+    pub fn epoch(self) -> u64 {
+        self.0 >> EPOCH_SHIFT
+    }
+
+    pub(super) fn with_state(self, state: State) -> Word {
+        let others = self.0 & !(((1 << STATE_BITS) - 1) << STATE_SHIFT);
+        Word(others | (state as u64) << STATE_SHIFT)
+    }
+
+    /// Whether the slot holds this block and is there in its life.
+    pub(super) fn is_of(self, block: u64, state: State) -> bool {
+        let told = ((1 << BLOCK_BITS) - 1) | ((1 << STATE_BITS) - 1) << STATE_SHIFT;
+        self.0 & told == block | (state as u64) << STATE_SHIFT
+    }
+
+    /// Whether both are of the same content, wherever in its life.
+    pub(super) fn is_same_content(self, other: Word) -> bool {
+        (self.0 ^ other.0) & ((1 << STATE_SHIFT) - 1) == 0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_keep_what_they_are_told() {
+        let word = Word::new((1 << 37) + 5, 65_535, State::Aside, 63);
+        assert_eq!((word.block(), word.generation()), ((1 << 37) + 5, 65_535));
+        assert_eq!((word.state(), word.epoch()), (State::Aside, 63));
+        assert!(word.is_same_content(word.with_state(State::Live)));
+        assert!(!word.is_same_content(Word::new((1 << 37) + 5, 0, State::Aside, 63)));
+        for (bits, state) in State::BY_BITS.into_iter().enumerate() {
+            let expected = if bits <= State::Aside as usize { bits } else { 0 };
+            assert_eq!(state as usize, expected);
+        }
+        assert!(word.is_of((1 << 37) + 5, State::Aside));
+        assert!(!word.is_of((1 << 37) + 5, State::Live) && !word.is_of(5, State::Aside));
+    }
+}
