@@ -4,10 +4,13 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use udm::device::{Device, LoadedTable};
 use udm::disk::{Disk, FileDisk, FileOptions};
+use udm::error::Kind;
 use udm::pmem::Pmem;
 use udm::shm::SharedWords;
 use udm::units::{MIB, human_bytes};
@@ -18,6 +21,9 @@ use crate::machine::file_system;
 use crate::results::Study;
 use crate::rig::{CACHE_BYTES, Setup, open_pmem, write_out};
 
+/// A ring that was let go of has ended after so long.
+const RING_ENDS_WITHIN: Duration = Duration::from_secs(5);
+
 /// What a writecache stands on, and with that its mode.
 #[derive(Debug)]
 pub enum Ground {
@@ -25,6 +31,20 @@ pub enum Ground {
     Memory(Arc<dyn Pmem>),
     /// Mode `s`.
     Disk(Arc<dyn Disk>),
+}
+
+/// Opens a file that may have been another's until just now: the kernel ends a ring, and with it
+/// the hold on its files, after whoever used it has gone on.
+pub fn open_disk(path: &Path) -> Result<FileDisk> {
+    let deadline = Instant::now() + RING_ENDS_WITHIN;
+    loop {
+        match FileDisk::open(path, &FileOptions::default()) {
+            Err(error) if error.kind() == Kind::Busy && Instant::now() < deadline => {
+                thread::sleep(Duration::from_millis(1));
+            }
+            opened => return Ok(opened?),
+        }
+    }
 }
 
 /// A fresh writecache in front of `origin`; `words` are those of the table behind the devices.
@@ -118,7 +138,7 @@ impl Setup {
             return Ok((writecache("4096 0", backing, Ground::Memory(Arc::new(pmem)))?, cache));
         }
         forget(path)?;
-        let disk = FileDisk::open(path, &FileOptions::default())?;
+        let disk = open_disk(path)?;
         let cache = disk_in_words(path, &disk);
         Ok((writecache("4096 0", backing, Ground::Disk(Arc::new(disk)))?, cache))
     }

@@ -8,7 +8,6 @@ use std::time::Instant;
 use anyhow::{Context, Result, ensure};
 use udm::bio::Bio;
 use udm::buffer::Buffer;
-use udm::disk::{FileDisk, FileOptions};
 use udm::local::Local;
 use udm::prng::Prng;
 use udm::writecache::OpenOptions;
@@ -22,7 +21,7 @@ use crate::results::{Axis, Claim, Plot, Promise, Study, Table};
 use crate::rig::{Setup, open_untouched, ram_disk};
 use crate::stats::{median, ratios};
 use crate::target::{
-    Ground, disk_in_words, forget, memory_in_words, open_writecache, writecache_memory,
+    Ground, disk_in_words, forget, memory_in_words, open_disk, open_writecache, writecache_memory,
 };
 use crate::unit::Unit;
 
@@ -151,7 +150,7 @@ impl Stage {
         let stage = Stage { path, is_memory, block_bytes };
         let cache = match is_memory {
             true => memory_in_words(&open_untouched(&stage.path)?),
-            false => disk_in_words(&stage.path, &stage.disk()?),
+            false => disk_in_words(&stage.path, &open_disk(&stage.path)?),
         };
         study.fact("cache", cache);
         study.fact("bytes of a block", block_bytes.to_string());
@@ -161,12 +160,8 @@ impl Stage {
     fn open(&self) -> Result<Ground> {
         Ok(match self.is_memory {
             true => Ground::Memory(Arc::new(open_untouched(&self.path)?)),
-            false => Ground::Disk(Arc::new(self.disk()?)),
+            false => Ground::Disk(Arc::new(open_disk(&self.path)?)),
         })
-    }
-
-    fn disk(&self) -> Result<FileDisk> {
-        Ok(FileDisk::open(&self.path, &FileOptions::default())?)
     }
 
     fn medium(&self) -> Result<Medium> {
@@ -224,6 +219,8 @@ impl Stage {
         let block_bytes = u64::from(self.block_bytes);
         let origin = ram_disk(Stage::origin_blocks(count) * block_bytes);
         let (words, options) = (format!("{block_bytes} 0"), OpenOptions::new(1));
+        // What the one before leaves behind is not waited for within the time.
+        drop(self.open()?);
         let start = Instant::now();
         let ground = self.open()?;
         // Mapping the memory is the business of the opener, not of the attach.

@@ -8,7 +8,7 @@ use anyhow::{Context, Result, ensure};
 use udm::bio::Bio;
 use udm::buffer::Buffer;
 use udm::device::Device;
-use udm::disk::{FileDisk, FileOptions, Ring};
+use udm::disk::Ring;
 use udm::local::Local;
 use udm::pcache::{self, shared_words};
 use udm::prng::Prng;
@@ -22,7 +22,7 @@ use crate::counting::{CountingDisk, CountingPmem, Written};
 use crate::heap::bytes_in_use;
 use crate::results::{Axis, Claim, Plot, Promise, Study, Table};
 use crate::rig::{CACHE_BYTES, Cache, Keeper, Setup, open_pmem, ram_disk};
-use crate::target::{Ground, open_writecache, writecache, writecache_memory};
+use crate::target::{Ground, open_disk, open_writecache, writecache, writecache_memory};
 use crate::unit::Unit;
 
 /// Bytes of a writecache's block.
@@ -165,7 +165,7 @@ fn writecache_memory_of(setup: &Setup, count: u64) -> Result<u64> {
         }
         _ => {
             let path = setup.places.disk.file("footprint", (count + 32) * (4096 + 16))?;
-            (4096, Ground::Disk(Arc::new(FileDisk::open(&path, &FileOptions::default())?)))
+            (4096, Ground::Disk(Arc::new(open_disk(&path)?)))
         }
     };
     let (origin, shared) = (ram_disk(2 * count * block), writecache_memory());

@@ -9,7 +9,7 @@ use anyhow::{Context, Result, ensure};
 use udm::bio::Bio;
 use udm::buffer::Buffer;
 use udm::device::Device;
-use udm::disk::{Disk, FileDisk, FileOptions, Ring};
+use udm::disk::{Disk, Ring};
 use udm::local::Local;
 use udm::pmem::copy::{COPY_CLASSES, CopyPlan, Primitive};
 use udm::pmem::dax::DaxPmem;
@@ -24,7 +24,7 @@ use crate::load;
 use crate::results::{Axis, Claim, Plot, Promise, Study, Table};
 use crate::rig::{Keeper, Setup, need_tools, open_pmem, ram_disk, write_out};
 use crate::stats::{median, ratios};
-use crate::target::{Ground, forget, writecache};
+use crate::target::{Ground, forget, open_disk, writecache};
 use crate::unit::Unit;
 
 const CACHE_BYTES: u64 = 512 * MIB;
@@ -266,7 +266,7 @@ impl Ssd {
     }
 
     fn describe(&self) -> String {
-        let disk = FileDisk::open(&self.path, &FileOptions::default());
+        let disk = open_disk(&self.path);
         let how = if disk.is_ok_and(|disk| disk.is_direct()) { "direct I/O" } else { "page cache" };
         format!("{}, {how}", crate::machine::file_system(&self.path))
     }
@@ -310,7 +310,7 @@ impl Ssd {
     /// The target's.
     fn through(&self, job: &Job) -> Result<f64> {
         forget(&self.path)?;
-        let cache: Arc<dyn Disk> = Arc::new(FileDisk::open(&self.path, &FileOptions::default())?);
+        let cache: Arc<dyn Disk> = Arc::new(open_disk(&self.path)?);
         let words = "4096 4 high_watermark 100 low_watermark 100";
         let device = writecache(words, ram_disk(ORIGIN_BYTES), Ground::Disk(cache))?;
         let background = Queue::background("udm-background", &device)?;
