@@ -44,10 +44,17 @@ impl Segments {
         (0..self.count()).filter(|&segment| self.class(segment) == Class::Main).count() as u64
     }
 
-    /// Segments of a class that hold data.
-    pub fn count_of(&self, class: Class) -> u32 {
-        let is_one = |&segment: &u32| self.class(segment) == class && self.references(segment) > 0;
-        (0..self.count()).filter(is_one).count() as u32
+    /// Segments that hold data: those of the window, and those that are to be emptied.
+    pub fn window_and_emptying(&self) -> (u32, u32) {
+        let (mut window, mut emptying) = (0, 0);
+        for segment in (0..self.count()).filter(|segment| self.references(*segment) > 0) {
+            match self.class(segment) {
+                Class::Window => window += 1,
+                Class::Condemned | Class::Sparse => emptying += 1,
+                Class::Main => {}
+            }
+        }
+        (window, emptying)
     }
 
     /// Condemns the oldest segments of the main part, until it has at most `max`. Says how many

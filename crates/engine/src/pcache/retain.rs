@@ -82,12 +82,12 @@ impl Pcache {
 
     /// Whether the window has become small because of segments that collection has yet to empty.
     pub(super) fn is_window_small(&self) -> bool {
-        let count = |class| self.segments.count_of(class);
+        if !self.retention.fills_cache() || !self.is_space_short() {
+            return false;
+        }
         let usable = self.segments.count().saturating_sub(self.free_wanted());
-        self.retention.fills_cache()
-            && self.is_space_short()
-            && count(Class::Window) <= self.retention.window_min(usable)
-            && count(Class::Condemned) + count(Class::Sparse) > 0
+        let (window, emptying) = self.segments.window_and_emptying();
+        emptying > 0 && window <= self.retention.window_min(usable)
     }
 
     /// Collection has come to `at`. At the end of a lap, what is sparse is found.
@@ -123,6 +123,7 @@ impl Pcache {
         self.has_retained.store(true, Ordering::Relaxed);
         let place = Place::new(key.segment.get(), key.segment_off.get(), key.generation.get());
         let class = match self.segments.class(place.segment) {
+            // Judged as what stays in its place.
             Class::Window if keeper.keeps_window => Class::Main,
             class => class,
         };
