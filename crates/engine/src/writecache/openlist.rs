@@ -60,7 +60,9 @@ const BLOCKS_SHIFT: u32 = 32;
 impl Filled {
     /// `count` blocks come to the list of a stripe, whose lock is held. `is_first`: it is empty.
     pub fn add(&self, stripe: usize, is_first: bool, count: u64) {
-        self.0.fetch_add(count << BLOCKS_SHIFT | u64::from(is_first) << stripe, Ordering::SeqCst);
+        let more = count << BLOCKS_SHIFT | u64::from(is_first) << stripe;
+        let before = self.0.fetch_add(more, Ordering::SeqCst);
+        debug_assert!(!is_first || before >> stripe & 1 == 0, "a full list is taken for empty");
     }
 
     /// The stripes whose list has anything.
