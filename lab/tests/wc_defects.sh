@@ -23,6 +23,12 @@ tried() { machine "$here/guest/defects.sh" "$@"; }
 cut_off() { machine -k 'LAB: cut now' "$here/guest/defects.sh" "$@" cut; }
 # opened STEP...: by the kernel, which holds back what it would write to the origin.
 opened() { machine "$here/guest/writecache.sh" "$sectors" s 4096 frozen "$@"; }
+# newest DEFECT OPS: the kernel opens what was left, reads the newest of OPS and writes that back.
+newest() {
+  opened "check:$2" hash release drain remove origin
+  same "$1: the kernel reads the newest" "$(said LOGICAL)" "$(sha_of "$model")"
+  same "$1: and writes it back" "$(said ORIGIN)" "$(sha_of "$model")"
+}
 media() { begin_writecache s 4096 $((8 * MiB)) $((8 * MiB)); }
 
 # B: blocks are committed, written over, and all under write-back to an origin that is stuck. Then
@@ -64,18 +70,14 @@ w $at 32768 p $((at + 3))"
   echo s >> "$work/pairs"
   expect_after pairs
   cut_off udm attach:autocommit_time,3600000,high_watermark,100,low_watermark,100 run:pairs
-  opened check:pairs hash release drain remove origin
-  same "C: the kernel reads the newest" "$(said LOGICAL)" "$(sha_of "$model")"
-  same "C: and writes it back" "$(said ORIGIN)" "$(sha_of "$model")"
+  newest C pairs
 ) || exit 1
 (
   media
   operations young 41 1500 65536 fs4
   expect_after young
   cut_off udm attach:max_age,1,autocommit_time,3600000,pause_writeback,0 run:young
-  opened check:young hash release drain remove origin
-  same "C2: the kernel reads the newest" "$(said LOGICAL)" "$(sha_of "$model")"
-  same "C2: and writes it back" "$(said ORIGIN)" "$(sha_of "$model")"
+  newest C2 young
 ) || exit 1
 
 # E: the origin fails during write-back, and is well again later. Nobody waits for ever.
