@@ -88,26 +88,30 @@ impl Media {
         self.sync()
     }
 
-    /// All drained stores are durable. A failure is noted for whoever attaches next, because no
-    /// later sync tries again what this one could not.
+    /// All drained stores are durable. If it fails, and no later sync tries again, that is noted
+    /// for whoever attaches next.
     pub fn sync(&self) -> std::result::Result<(), Status> {
         self.pmem.sync().inspect_err(|_| {
-            if let Some(shared) = &self.shared {
+            if let Some(shared) = self.shared.as_ref().filter(|_| self.pmem.has_given_up()) {
                 note_failure(shared);
             }
         })
     }
 
     /// Stores all that is there once more, durably. After a failed sync what is read may never
-    /// become durable otherwise: pages that could not be written count as clean.
+    /// become durable otherwise. Refuses what cannot be read: once the machine has been started
+    /// again, all that can be read is durable, and nothing needs to be stored.
     pub fn rewrite(&self) -> Result<()> {
         let mut bytes = vec![0; MIB as usize];
         for at in (0..self.pmem.len_bytes()).step_by(bytes.len()) {
-            let len = (self.pmem.len_bytes() - at).min(MIB) as usize;
-            // What cannot be read cannot be kept; its readers will find out.
-            if self.pmem.load(at, &mut bytes[..len]).is_ok() {
-                self.store(at, &bytes[..len]);
-            }
+            let bytes = &mut bytes[..(self.pmem.len_bytes() - at).min(MIB) as usize];
+            self.pmem.load(at, bytes).map_err(|status| {
+                self.damaged(format_args!(
+                    "a flush of it has failed since the machine was started, and what it holds \
+                     cannot be stored again: cannot read the MiB at byte {at}: {status}"
+                ))
+            })?;
+            self.store(at, bytes);
         }
         self.settle_or_err()
     }

@@ -76,7 +76,7 @@ use keylog::KeyLog;
 use label::Label;
 use layout::{CacheInfo, Geometry, KEYS_MAX, Key, REGION_BYTES};
 use media::{Found, Media};
-use openset::{OpenSets, has_failed};
+use openset::OpenSets;
 use quarantine::Quarantine;
 use read::{Fill, Misses};
 use retention::Retention;
@@ -278,19 +278,19 @@ impl Pcache {
                 ),
             ));
         }
-        let is_rewritten = has_failed(&shared);
+        control::prepare_media(&media, &args, options)?;
+        let mut found = attach::load_structures(&media)?;
+        // A refused medium is not touched.
+        control::check_binding(&media, &found, &args, &limits)?;
+        let is_rewritten = openset::has_failed(&shared);
         if is_rewritten {
             media.rewrite()?;
+            found = attach::load_structures(&media)?;
         }
-        control::prepare_media(&media, &args, options)?;
-        let found = attach::load_structures(&media)?;
-        control::check_binding(&media, &found, &args, &limits)?;
-        let index = Index::new(limits.size_bytes);
-        let size = limits.size_bytes;
+        let (size, index) = (limits.size_bytes, Index::new(limits.size_bytes));
         let mut replayed = attach::replay(&media, &found, size, index, args.log_damage)?;
         if is_rewritten {
-            let note =
-                "the cache device failed under the last server: all it holds is stored again";
+            let note = "a flush of the cache device had failed: all it holds was stored again";
             replayed.notes.push(note.to_string());
         }
         control::assemble(args, media, backing, shared, options, found, replayed)

@@ -18,7 +18,7 @@ use super::keylog::KeyLog;
 use super::label::Label;
 use super::layout::{CACHE_INFO_AT, KEY_CLEAN, Key, PAGE_STRIDE};
 use super::media::Media;
-use super::openset::{LeftBehind, OpenSets, has_failed};
+use super::openset::{self, LeftBehind, OpenSets};
 
 /// The keys to take up. Refuses, or adds a note, when there are some that cannot be.
 pub(super) fn keys_left(
@@ -35,7 +35,7 @@ pub(super) fn keys_left(
     let attach_id = found.label.as_ref().map(|(label, _)| label.attach_id);
     let is_of_attach = attach_id == Some(left.attach_id);
     let is_ours = is_of_attach && left.knows(&found.info.record);
-    let has_failed = has_failed(shared);
+    let has_failed = openset::has_failed(shared);
     if is_ours && !has_failed || mutants::is(Mutant::SharedOfAnybody) && attach_id.is_some() {
         return Ok(left.keys);
     }

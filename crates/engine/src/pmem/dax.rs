@@ -190,6 +190,10 @@ impl Pmem for DaxPmem {
         if *has_failed { Err(Status::Io) } else { self.check_whole() }
     }
 
+    fn has_given_up(&self) -> bool {
+        *lock(&self.has_sync_failed)
+    }
+
     fn failure(&self) -> Option<String> {
         let name = &self.medium.name;
         let left = self.file.metadata().ok().filter(std::fs::Metadata::is_file);

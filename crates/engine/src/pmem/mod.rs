@@ -77,6 +77,13 @@ pub trait Pmem: Send + Sync + std::fmt::Debug {
     /// All drained stores are durable. After a failure the medium must not be trusted again.
     fn sync(&self) -> Result<(), Status>;
 
+    /// Whether a sync has failed in such a way that no later one makes durable what it could not,
+    /// although that can be read: pages of a file that could not be written count as clean. Only
+    /// what is stored again becomes durable.
+    fn has_given_up(&self) -> bool {
+        false
+    }
+
     /// How stores are made, by their size in bytes, if there is a choice.
     fn copies(&self) -> Option<String> {
         None

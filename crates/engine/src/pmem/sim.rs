@@ -296,13 +296,19 @@ impl Pmem for SimPmem {
         state.counts.syncs += 1;
         state.fence();
         if let Err(status) = count_down(&mut state.syncs_left) {
-            state.give_up();
+            if self.medium.persistence == Persistence::Msync {
+                state.give_up();
+            }
             return Err(status);
         }
         if self.medium.persistence == Persistence::Msync {
             state.settle();
         }
         Ok(())
+    }
+
+    fn has_given_up(&self) -> bool {
+        self.state().has_given_up
     }
 }
 

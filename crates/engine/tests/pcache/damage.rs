@@ -305,6 +305,45 @@ fn after_a_failed_sync_nothing_is_built_on_what_may_be_lost() {
     }
 }
 
+/// Where leaving the CPU is enough, a medium that refuses to work on has lost nothing that was
+/// acknowledged.
+#[test]
+fn memory_that_fails_keeps_what_was_acknowledged() {
+    let mut world = World::new(Setup { persistence: Persistence::Cpu, ..Setup::small() });
+    world.open();
+    world.write(4096, &[2; 4096], false);
+    world.pmem.fail_syncs_from(1);
+    assert_eq!(world.run(udm::bio::Bio::flush(0)).status, Err(Status::Io));
+    world.kill();
+    world.pmem.fail_syncs_from(u64::MAX);
+    world.open();
+    assert_eq!(world.read(4096, 4096), [2; 4096]);
+    assert!(crate::left::notes(&world).is_empty());
+}
+
+/// What cannot be stored again after a failed sync is refused by name.
+#[test]
+fn after_a_failed_sync_what_cannot_be_read_is_refused() {
+    let setup = Setup { persistence: Persistence::Msync, ..Setup::small() };
+    let mut world = World::new(setup);
+    world.open();
+    world.write(0, &[1; 4096], true);
+    world.write(4096, &[2; 4096], false);
+    world.pmem.fail_syncs_from(1);
+    assert_eq!(world.run(udm::bio::Bio::flush(0)).status, Err(Status::Io));
+    world.kill();
+    world.pmem.fail_syncs_from(u64::MAX);
+    world.pmem.poison(0x14_0000, 64);
+    let error = world.try_open(false).unwrap_err().to_string();
+    assert!(
+        error.contains("a flush of it has failed") && error.contains("byte 1048576"),
+        "{error}"
+    );
+    world.pmem.heal();
+    world.open();
+    assert_eq!(world.read(0, 4096), [1; 4096]);
+}
+
 #[test]
 fn a_format_that_could_not_be_synced_is_not_built_on() {
     for seed in 0..64 {
