@@ -12,7 +12,7 @@ use roxmltree::{Document, Node, ParsingOptions};
 use serde_json::Value;
 
 /// The studies that `all` stands for.
-const STUDIES: [&str; 11] = [
+const STUDIES: [&str; 12] = [
     "copy",
     "randwrite",
     "latency",
@@ -23,6 +23,7 @@ const STUDIES: [&str; 11] = [
     "recovery",
     "footprint",
     "writecache",
+    "pagecache",
     "hitratio",
 ];
 

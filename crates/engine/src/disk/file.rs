@@ -86,6 +86,11 @@ impl FileDisk {
         pagecache::look(&self.files.buffered)
     }
 
+    /// Lets the page cache drop what it has of it and need not write out. Only a hint.
+    pub fn forget_cached(&self) {
+        let _ = rustix::fs::fadvise(&self.files.buffered, 0, None, rustix::fs::Advice::DontNeed);
+    }
+
     /// Pretends that direct I/O needs this alignment.
     #[cfg(test)]
     pub(super) fn coarsen(&mut self, granule: u64) {
