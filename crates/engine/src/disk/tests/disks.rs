@@ -203,6 +203,53 @@ fn loop_device_conforms() {
     }
 }
 
+/// A file system in memory, unmounted at the end.
+struct Tmpfs(tempfile::TempDir);
+
+impl Tmpfs {
+    fn mount(size: &str) -> Option<Tmpfs> {
+        let place = folder();
+        let options = format!("size={size}");
+        let words = ["-t", "tmpfs", "-o", &options, "none"];
+        let output = Command::new("mount").args(words).arg(place.path()).output();
+        match output {
+            Ok(output) if output.status.success() => Some(Tmpfs(place)),
+            other => {
+                eprintln!("SKIPPED: no tmpfs can be mounted: {other:?}");
+                None
+            }
+        }
+    }
+}
+
+impl Drop for Tmpfs {
+    fn drop(&mut self) {
+        Command::new("umount").arg(self.0.path()).status().unwrap();
+    }
+}
+
+#[test]
+fn a_flush_hears_of_a_write_out_that_failed_before() {
+    // A loop device on a sparse file that its file system has no room for.
+    let Some(small) = Tmpfs::mount("4m") else { return };
+    let path = empty_file(&small.0, 64 << 20);
+    let Some(device) = Loop::attach(&path, 512) else { return };
+    for io in [IoMode::Buffered, IoMode::Lazy] {
+        let disk = open(&device.0, io);
+        let mut ring = Ring::new(8).unwrap();
+        let mib = |ring: &mut Ring, at: u64| {
+            write(&disk, ring, at << 20, &pattern(1 << 20, at)).unwrap();
+        };
+        mib(&mut ring, 0);
+        assert_eq!(bare(&disk, &mut ring, Op::Flush, 0, 0), Ok(()));
+        (8..16).for_each(|at| mib(&mut ring, at));
+        // More than a window into what has room: in mode lazy a sweep has met the error by now, and
+        // what is left to be written out meets none.
+        (0..32).for_each(|_| mib(&mut ring, 0));
+        assert_eq!(bare(&disk, &mut ring, Op::Flush, 0, 0), Err(Status::Io), "{io:?}");
+    }
+}
+
 #[test]
 fn loop_device_with_large_blocks_takes_sectors() {
     let folder = folder();
