@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use udm::units::human_bytes;
 
 /// Time between two plain lines.
-const LINE_EVERY: Duration = Duration::from_secs(2);
+pub const LINE_EVERY: Duration = Duration::from_secs(2);
 
 /// Weight of the newest sample in the smoothed rate, per second of its length.
 const RATE_WEIGHT_PER_SECOND: f64 = 0.5;
@@ -183,7 +183,7 @@ impl Progress {
 }
 
 /// `0:12`, `1:02:03`.
-fn clock(seconds: f64) -> String {
+pub fn clock(seconds: f64) -> String {
     let seconds = seconds.min(359_999.0).ceil() as u64;
     let (hours, minutes, seconds) = (seconds / 3600, seconds / 60 % 60, seconds % 60);
     if hours > 0 {

@@ -22,6 +22,9 @@ mod writecache;
 // The command is a program and no library; these rooms of it know only each other, and what
 // `ground` and `log` put in the place of two more.
 #[allow(dead_code)]
+#[path = "../../../crates/cli/src/attaching.rs"]
+mod attaching;
+#[allow(dead_code)]
 #[path = "../../../crates/cli/src/control.rs"]
 mod control;
 #[allow(dead_code)]
@@ -35,6 +38,9 @@ mod metrics;
 #[allow(dead_code)]
 #[path = "../../../crates/cli/src/output.rs"]
 mod output;
+#[allow(dead_code)]
+#[path = "../../../crates/cli/src/progress.rs"]
+mod progress;
 #[allow(dead_code)]
 #[path = "../../../crates/cli/src/runtime.rs"]
 mod runtime;

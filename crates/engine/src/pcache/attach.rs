@@ -10,6 +10,7 @@
 //! 3. The end of the log is believed only if dirty_tail was passed on the way.
 //! 4. Every number is checked before it is used; data CRCs are checked when data is used.
 
+use crate::attaching::AttachProgress;
 use crate::error::{Error, Kind, Result};
 use crate::mutants::{self, Mutant};
 use crate::slots::SlotState;
@@ -235,7 +236,9 @@ pub fn replay(
     backing_bytes: u64,
     index: Index,
     log_damage: LogDamage,
+    progress: &AttachProgress,
 ) -> Result<Replayed> {
+    progress.begin("keys of the log", 0);
     let segments = &*found.segments;
     let mut notes = Vec::new();
     let (key_tail, dirty_tail) = believable_tails(media, found, &mut notes)?;
@@ -291,6 +294,7 @@ pub fn replay(
                 if std::mem::take(&mut replay.has_hidden) {
                     replay.out.hidden_until = Some(walk.position);
                 }
+                progress.has_come_to(replay.out.keys);
                 keys = set;
             }
         }

@@ -54,6 +54,7 @@ mod walk;
 mod write;
 mod writeback;
 
+use crate::attaching::AttachProgress;
 use crate::bio::{Bio, Op};
 use crate::disk::{Disk, DiskIo};
 use crate::error::{Error, Kind, Result, Status};
@@ -105,7 +106,7 @@ const DIRTY_SHARE: u64 = 8;
 pub const BACKING_BYTES_MAX: u64 = 64 << 40;
 
 /// How a cache is opened; what the table line does not say.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct OpenOptions {
     /// Format the device even if it may hold something else.
     pub force_format: bool,
@@ -115,12 +116,20 @@ pub struct OpenOptions {
     pub stripes: usize,
     /// A fresh random number: names this attach.
     pub attach_id: u64,
+    /// Is told how far it is.
+    pub progress: Arc<AttachProgress>,
 }
 
 impl OpenOptions {
     /// The kernel's geometry and eight stripes.
     pub fn new(attach_id: u64) -> OpenOptions {
-        OpenOptions { force_format: false, geometry: Geometry::KERNEL, stripes: 8, attach_id }
+        OpenOptions {
+            force_format: false,
+            geometry: Geometry::KERNEL,
+            stripes: 8,
+            attach_id,
+            progress: Arc::default(),
+        }
     }
 }
 
@@ -288,7 +297,9 @@ impl Pcache {
             found = attach::load_structures(&media)?;
         }
         let (size, index) = (limits.size_bytes, Index::new(limits.size_bytes));
-        let mut replayed = attach::replay(&media, &found, size, index, args.log_damage)?;
+        let damage = args.log_damage;
+        let progress = &*options.progress;
+        let mut replayed = attach::replay(&media, &found, size, index, damage, progress)?;
         if is_rewritten {
             let note = "a flush of the cache device had failed: all it holds was stored again";
             replayed.notes.push(note.to_string());

@@ -64,7 +64,7 @@ impl Kind for PcacheKind {
             force_format: who == Who::Formatter,
             geometry: GEOMETRY,
             stripes: STRIPES,
-            attach_id: attaches.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 1,
+            ..OpenOptions::new(attaches.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 1)
         };
         let Devices { twin, origin, shared, .. } = devices;
         let pcache = Pcache::open(args, ORIGIN_BYTES, twin, origin, shared, &options);

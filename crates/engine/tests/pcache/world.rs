@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use udm::attaching::AttachProgress;
 use udm::bio::{Bio, Op};
 use udm::buffer::Buffer;
 use udm::disk::{Disk, DiskIo, RamDisk, Ring};
@@ -67,6 +68,8 @@ pub struct World {
     pub catches_cut: bool,
     pub cut: Option<(SimPmem, Vec<u8>)>,
     attaches: u64,
+    /// What the last attach counted.
+    pub progress: Arc<AttachProgress>,
 }
 
 impl World {
@@ -94,6 +97,7 @@ impl World {
             catches_cut: false,
             cut: None,
             attaches: 0,
+            progress: Arc::default(),
         }
     }
 
@@ -131,8 +135,9 @@ impl World {
             force_format,
             geometry: self.setup.geometry,
             stripes: self.setup.stripes,
-            attach_id: self.attaches * 0x1_0001,
+            ..OpenOptions::new(self.attaches * 0x1_0001)
         };
+        self.progress = Arc::clone(&options.progress);
         let words: Vec<&str> = self.setup.table.split_whitespace().collect();
         let args = TableArgs::parse(&words).map_err(|error| error.error)?;
         let backing: Arc<dyn Disk> = self.disk.clone();

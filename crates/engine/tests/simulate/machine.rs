@@ -115,6 +115,7 @@ impl Machine {
             force_format: false,
             attach_id: setup.seed << 16 | self.attaches,
             geometry,
+            progress: Arc::default(),
         };
         let table = build(&Table::parse(&text)?, self, &options)?;
         let device = Device::with_table("sim", table)?;
