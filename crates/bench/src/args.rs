@@ -32,6 +32,8 @@ pub enum StudyName {
     Footprint,
     /// The writecache target: mode p by block size and instruction, mode s beside fio
     Writecache,
+    /// Writes to the backing device: past the page cache, through it, and in between
+    Pagecache,
     /// What stays in the cache, by its size, beside the policies of the literature and the ceiling
     Hitratio,
     /// All of them but `job`

@@ -27,6 +27,7 @@ use udm_export::nbd::{Server, Uri};
 use crate::args::{BenchArgs, JobArgs, TargetName};
 use crate::calibrate;
 use crate::job::Job;
+use crate::target::open_disk;
 
 /// Bytes of every cache that is made: the smallest that the kernel's format allows.
 pub const CACHE_BYTES: u64 = 512 << 20;
@@ -140,7 +141,7 @@ impl Setup {
     /// The backing device.
     pub fn backing_disk(&self) -> Result<Arc<FileDisk>> {
         let Backing { path, .. } = self.backing()?;
-        Ok(Arc::new(FileDisk::open(path, &FileOptions::default())?))
+        Ok(Arc::new(open_disk(path)?))
     }
 
     fn backing(&self) -> Result<&Backing> {

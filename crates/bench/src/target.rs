@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use udm::device::{Device, LoadedTable};
-use udm::disk::{Disk, FileDisk, FileOptions};
+use udm::disk::{Disk, FileDisk, FileOptions, IoMode};
 use udm::error::Kind;
 use udm::pmem::Pmem;
 use udm::shm::SharedWords;
@@ -36,9 +36,15 @@ pub enum Ground {
 /// Opens a file that may have been another's until just now: the kernel ends a ring, and with it
 /// the hold on its files, after whoever used it has gone on.
 pub fn open_disk(path: &Path) -> Result<FileDisk> {
+    open_disk_in(path, IoMode::default())
+}
+
+/// As [`open_disk`], with I/O in this way.
+pub fn open_disk_in(path: &Path, io: IoMode) -> Result<FileDisk> {
+    let options = FileOptions { io, ..FileOptions::default() };
     let deadline = Instant::now() + RING_ENDS_WITHIN;
     loop {
-        match FileDisk::open(path, &FileOptions::default()) {
+        match FileDisk::open(path, &options) {
             Err(error) if error.kind() == Kind::Busy && Instant::now() < deadline => {
                 thread::sleep(Duration::from_millis(1));
             }

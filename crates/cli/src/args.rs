@@ -116,7 +116,14 @@ pub struct TableSource {
 Examples:
   udm create vol --table '0 2097152 pcache /dev/dax0.0 /data/slow.img'
   udm create vol --table-file vol.table --export nbd+unix:///run/vol.sock
-  echo '0 204800 linear /data/disk.img 0' | udm create vol --export nbd://127.0.0.1:10809")]
+  echo '0 204800 linear /data/disk.img 0' | udm create vol --export nbd://127.0.0.1:10809
+
+A device in the table may say how to reach it:
+  /data/slow.img?io=direct     past the page cache (default where it works)
+  /data/slow.img?io=buffered   through it; dontcache: nothing stays there; lazy: written out at
+                               once, at most 16 MiB unwritten
+  /mnt/dax/fast?persist=cpu    stores are durable when flushed by the CPU; msync: by the kernel
+                               (found out by default)")]
 pub struct CreateArgs {
     /// The device's name
     pub name: DeviceName,

@@ -8,6 +8,7 @@ mod footprint;
 mod hitratio;
 mod latency;
 mod nbd;
+mod pagecache;
 mod recovery;
 mod scaling;
 mod write;
@@ -22,7 +23,7 @@ use crate::results::Study;
 use crate::rig::Setup;
 
 /// What `all` stands for, in its order, by name.
-pub const STUDIES_OF_ALL: [&str; 11] = [
+pub const STUDIES_OF_ALL: [&str; 12] = [
     "copy",
     "randwrite",
     "latency",
@@ -33,6 +34,7 @@ pub const STUDIES_OF_ALL: [&str; 11] = [
     "recovery",
     "footprint",
     "writecache",
+    "pagecache",
     "hitratio",
 ];
 
@@ -60,6 +62,7 @@ pub fn run(name: StudyName, setup: &Setup) -> Result<Study> {
         StudyName::Recovery => attach::run(setup),
         StudyName::Footprint => footprint::run(setup),
         StudyName::Writecache => writecache::run(setup),
+        StudyName::Pagecache => pagecache::run(setup),
         StudyName::Hitratio => hitratio::run(setup),
         StudyName::All => bail!("it stands for several studies"),
     }

@@ -18,7 +18,9 @@
 use std::os::fd::OwnedFd;
 use std::path::Path;
 
+use super::lazy::{self, Lazy, Pause, Reservation};
 use super::open::{FileOptions, Opened, open};
+use super::pagecache::{self, Cached};
 use super::ring::Owner;
 use super::uring::{CALL_BYTES_MAX, Call, Memory, Work};
 use super::{Disk, DiskIo, DiskLimits, Ring, carry_out_with, check};
@@ -46,6 +48,8 @@ pub(super) struct Files {
     pub granule: u64,
     /// Flags of buffered reads and writes.
     pub flags: i32,
+    /// Write-out at a steady pace.
+    pub lazy: Option<Arc<Lazy>>,
     /// Whether this is a block device.
     pub is_block_device: bool,
     /// The smallest unit of a block device's fallocate.
@@ -75,6 +79,16 @@ impl FileDisk {
     /// Whether it was opened to be read only.
     pub fn is_read_only(&self) -> bool {
         self.files.is_read_only
+    }
+
+    /// What the page cache has of it; `None` where the kernel does not say (before Linux 6.5).
+    pub fn cached(&self) -> Option<Cached> {
+        pagecache::look(&self.files.buffered)
+    }
+
+    /// Lets the page cache drop what it has of it and need not write out. Only a hint.
+    pub fn forget_cached(&self) {
+        let _ = rustix::fs::fadvise(&self.files.buffered, 0, None, rustix::fs::Advice::DontNeed);
     }
 
     /// Pretends that direct I/O needs this alignment.
@@ -112,6 +126,8 @@ impl Disk for FileDisk {
             done: 0,
             retries: 0,
             is_buffered: self.files.direct.is_none(),
+            pause: None,
+            reservation: None,
         };
         let memory = std::mem::replace(&mut job.io.buffer, Buffer::empty());
         match job.next(memory) {
@@ -178,15 +194,29 @@ pub(super) struct FileJob {
     retries: u32,
     /// Whether this I/O keeps away from the direct descriptor.
     is_buffered: bool,
+    /// It waits for room in the window of dirty pages.
+    pause: Option<Pause>,
+    /// The room that the call in flight has there.
+    reservation: Option<Reservation>,
 }
 
 impl FileJob {
+    /// The write-out that a call of this job may have made due.
+    pub fn lazy(&self) -> Option<Arc<Lazy>> {
+        self.files.lazy.clone().filter(|_| self.reservation.is_some())
+    }
+
     /// What comes after a call of a disk's work ended with `result` (negative: an errno): more
     /// work, or the finished I/O.
     pub fn advance(work: Work, result: i32) -> std::result::Result<Work, DiskIo> {
         let (Owner::Disk(mut job), Memory::One(memory)) = (work.owner, work.memory) else {
             panic!("a disk's work belongs to a disk and has one buffer");
         };
+        job.reservation = None;
+        if let (Some(pause), Some(lazy)) = (job.pause.take(), &job.files.lazy) {
+            lazy.end_pause(pause);
+            return job.next(memory);
+        }
         if (result == -libc::EINTR || result == -libc::EAGAIN) && job.retries < RETRIES_MAX {
             job.retries += 1;
             return job.next(memory);
@@ -234,9 +264,18 @@ impl FileJob {
         if self.way != Way::Sync && self.done == self.io.len {
             return Err(self.end(memory, Ok(())));
         }
-        let Some((file, call)) = self.call() else {
+        let Some((mut file, mut call)) = self.call() else {
             return Err(self.end(memory, Ok(())));
         };
+        if let (Call::Write { offset, len, .. }, Some(lazy)) = (call, &self.files.lazy) {
+            match lazy.reserve(offset, len as u64) {
+                Ok(reservation) => self.reservation = Some(reservation),
+                Err(pause) => {
+                    (file, call) = (lazy.file(), Call::WriteOut);
+                    self.pause = Some(pause);
+                }
+            }
+        }
         Ok(Work { file, call, memory: Memory::One(memory), owner: Owner::Disk(self) })
     }
 
@@ -244,7 +283,10 @@ impl FileJob {
     fn call(&self) -> Option<(Arc<OwnedFd>, Call)> {
         let offset = self.io.offset + self.done;
         let rest = self.io.len - self.done;
-        let len = rest.min(CALL_BYTES_MAX as u64);
+        let len = match (&self.files.lazy, self.io.op) {
+            (Some(_), Op::Write) => rest.min(lazy::WRITE_BYTES_MAX),
+            _ => rest.min(CALL_BYTES_MAX as u64),
+        };
         let buffered = self.files.buffered.clone();
         Some(match self.way {
             Way::Sync => (buffered, Call::Sync),

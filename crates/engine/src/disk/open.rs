@@ -9,6 +9,7 @@ use rustix::io::ReadWriteFlags;
 use super::DiskLimits;
 use super::file::Files;
 use super::identity;
+use super::lazy::Lazy;
 use crate::buffer::{BUFFER_ALIGN, Buffer};
 use crate::error::{Error, Kind, Result};
 use crate::sync::Arc;
@@ -37,6 +38,9 @@ pub enum IoMode {
     Buffered,
     /// Through the page cache, which lets go of the data at once (Linux 6.14, some file systems).
     DontCache,
+    /// Through the page cache, written out at once and at a steady pace: never more than
+    /// [`LAZY_WINDOW_BYTES`](super::LAZY_WINDOW_BYTES) are dirty, and what is clean is let go.
+    Lazy,
 }
 
 impl IoMode {
@@ -46,14 +50,10 @@ impl IoMode {
             "direct" => Ok(IoMode::Direct),
             "buffered" => Ok(IoMode::Buffered),
             "dontcache" => Ok(IoMode::DontCache),
-            "lazy" => {
-                let message =
-                    "io=lazy does not exist yet; dontcache and direct keep few pages dirty";
-                Err(Error::new(Kind::Unsupported, message))
-            }
+            "lazy" => Ok(IoMode::Lazy),
             _ => Err(Error::new(
                 Kind::Invalid,
-                format!("io={word}: expected direct, buffered or dontcache"),
+                format!("io={word}: expected direct, buffered, dontcache or lazy"),
             )),
         }
     }
@@ -101,9 +101,15 @@ pub(super) fn open(path: &Path, options: &FileOptions) -> Result<Opened> {
             open_direct(path, &stat, is_read_only, logical_block)
                 .map_err(|errno| fail("direct I/O (io=buffered works without it) on", errno))?,
         ),
-        IoMode::Buffered | IoMode::DontCache => None,
+        IoMode::Buffered | IoMode::DontCache | IoMode::Lazy => None,
     };
     let flags = if options.io == IoMode::DontCache { probe_dontcache(&file, &name)? } else { 0 };
+    let lazy = match options.io == IoMode::Lazy && !is_read_only {
+        true => {
+            Some(open_again(path, &stat, OFlags::RDWR).map_err(|errno| fail("opening", errno))?)
+        }
+        false => None,
+    };
     let (direct, granule) = match direct {
         Some((file, granule)) => (Some(Arc::new(file)), granule),
         None => (None, SECTOR),
@@ -124,6 +130,7 @@ pub(super) fn open(path: &Path, options: &FileOptions) -> Result<Opened> {
         direct,
         granule,
         flags,
+        lazy: lazy.map(|(file, _)| Lazy::new(file)),
         is_block_device,
         block_bytes: logical_block.into(),
         is_read_only,
@@ -180,17 +187,10 @@ fn stat(file: &OwnedFd) -> rustix::io::Result<Statx> {
 /// STATX_DIOALIGN.
 const DIO_ALIGN: StatxFlags = StatxFlags::from_bits_retain(0x2000);
 
-/// Opens the same file past the page cache, if that works, and says in what units.
-fn open_direct(
-    path: &Path,
-    known: &Statx,
-    is_read_only: bool,
-    logical_block: u32,
-) -> rustix::io::Result<(OwnedFd, u64)> {
-    // Never exclusive: the other descriptor holds the claim, and would be in the way.
-    let access = if is_read_only { OFlags::RDONLY } else { OFlags::RDWR };
-    let flags = access | OFlags::CLOEXEC | OFlags::DIRECT;
-    let file = rustix::fs::open(path, flags, Mode::empty())?;
+/// Opens `path` once more. Never exclusively: the other descriptor holds the claim, and would be
+/// in the way.
+fn open_again(path: &Path, known: &Statx, flags: OFlags) -> rustix::io::Result<(OwnedFd, Statx)> {
+    let file = rustix::fs::open(path, flags | OFlags::CLOEXEC, Mode::empty())?;
     let found = stat(&file)?;
     let place = |stat: &Statx| {
         (
@@ -201,10 +201,22 @@ fn open_direct(
             stat.stx_rdev_minor,
         )
     };
-    if place(&found) != place(known) {
+    match place(&found) == place(known) {
+        true => Ok((file, found)),
         // Somebody has put another file there in this moment.
-        return Err(rustix::io::Errno::STALE);
+        false => Err(rustix::io::Errno::STALE),
     }
+}
+
+/// Opens the same file past the page cache, if that works, and says in what units.
+fn open_direct(
+    path: &Path,
+    known: &Statx,
+    is_read_only: bool,
+    logical_block: u32,
+) -> rustix::io::Result<(OwnedFd, u64)> {
+    let access = if is_read_only { OFlags::RDONLY } else { OFlags::RDWR };
+    let (file, found) = open_again(path, known, access | OFlags::DIRECT)?;
     let is_told = found.stx_mask & DIO_ALIGN.bits() != 0;
     let told = found.stx_dio_offset_align.max(SECTOR as u32).max(logical_block);
     if is_told

@@ -20,6 +20,7 @@ use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use super::file::FileJob;
+use super::lazy::Sweep;
 use super::uring::{Call, Kernel, Memory, Message, WAYS, Work, accepted};
 use super::{DiskIo, Status};
 use crate::buffer::Buffer;
@@ -51,6 +52,8 @@ pub struct Event {
 pub(super) enum Owner {
     /// A disk's I/O.
     Disk(FileJob),
+    /// A disk that writes out what is dirty; nobody waits for it.
+    Sweep(Sweep),
     /// The owner of the ring.
     Tag {
         /// The asker's mark.
@@ -264,12 +267,21 @@ impl Ring {
         while let Some((work, result)) = self.kernel().next_ended() {
             match work.owner {
                 Owner::Disk(_) => self.end_disk(work, result),
+                Owner::Sweep(sweep) => {
+                    if let Some(work) = sweep.advance(work.call) {
+                        self.kernel().start(work);
+                    }
+                }
                 Owner::Tag { .. } => self.end_tagged(work, result),
             }
         }
     }
 
     fn end_disk(&mut self, work: Work, result: i32) {
+        let lazy = match &work.owner {
+            Owner::Disk(job) => job.lazy(),
+            _ => None,
+        };
         match FileJob::advance(work, result) {
             Ok(work) => self.kernel().start(work),
             Err(io) => {
@@ -279,6 +291,9 @@ impl Ring {
                     None => self.disk_ios -= 1,
                 }
             }
+        }
+        if let Some(sweep) = lazy.and_then(|lazy| lazy.sweep()) {
+            self.kernel().start(sweep);
         }
     }
 

@@ -133,7 +133,7 @@ fn device_words_carry_options() {
     assert_eq!(parse("/odd?io=direct?io=buffered").unwrap().path, "/odd?io=direct");
     assert_eq!(
         parse("/x?io=fast").unwrap_err().to_string(),
-        "`/x?io=fast`: io=fast: expected direct, buffered or dontcache"
+        "`/x?io=fast`: io=fast: expected direct, buffered, dontcache or lazy"
     );
     assert!(parse("/x?speed=9").unwrap_err().to_string().contains("no such option: speed"));
     assert!(parse("/x?persist=").unwrap_err().to_string().contains("expected cpu or msync"));

@@ -134,7 +134,7 @@ impl fmt::Debug for Word {
 /// What a device word says behind its `?`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DeviceOptions {
-    /// `io=direct|buffered|dontcache`.
+    /// `io=direct|buffered|dontcache|lazy`.
     pub io: Option<IoMode>,
     /// `persist=cpu|msync`.
     pub persist: Option<Persistence>,

@@ -8,7 +8,9 @@ use super::{bare, pattern, read, transfer, write};
 use crate::bio::Op;
 use crate::buffer::Buffer;
 use crate::disk::uring::WAYS;
-use crate::disk::{Disk, FileDisk, FileOptions, IoMode, OpenMode, RamDisk, Ring};
+use crate::disk::{
+    Disk, FileDisk, FileOptions, IoMode, LAZY_WINDOW_BYTES, OpenMode, RamDisk, Ring,
+};
 use crate::error::{Kind, Status};
 use crate::sync::Arc;
 
@@ -92,6 +94,72 @@ fn dontcache_file_conforms() {
     }
 }
 
+#[test]
+fn lazy_file_conforms() {
+    let folder = folder();
+    let disk = open(&empty_file(&folder, SIZE), IoMode::Lazy);
+    check_all(&disk, &mut Ring::new(64).unwrap());
+}
+
+/// The most that was dirty while `written` bytes were written in pieces of `len`, at depth 32.
+fn most_unclean(disk: &Arc<FileDisk>, written: u64, len: u64, is_random: bool) -> u64 {
+    let target: Arc<dyn Disk> = disk.clone();
+    let mut ring = Ring::new(64).unwrap();
+    let bytes = pattern(len, 3);
+    let places = disk.limits().size_bytes / len;
+    let mut prng = crate::prng::Prng::new(9);
+    let is_over = std::sync::atomic::AtomicBool::new(false);
+    let watch = || {
+        let mut most = 0;
+        while !is_over.load(std::sync::atomic::Ordering::Relaxed) {
+            most = disk.cached().unwrap().unclean_bytes.max(most);
+            std::thread::sleep(std::time::Duration::from_micros(200));
+        }
+        most
+    };
+    std::thread::scope(|scope| {
+        let watcher = scope.spawn(watch);
+        let (mut started, mut ended) = (0, 0);
+        while ended < written / len {
+            while started < written / len && started < ended + 32 {
+                let place = if is_random { prng.below(places) } else { started % places };
+                let buffer = Buffer::from_bytes(&bytes);
+                target.start(transfer(&target, Op::Write, place * len, buffer, 0), &mut ring);
+                started += 1;
+            }
+            ring.submit_and_wait(Some(std::time::Duration::from_secs(1)));
+            while let Some(io) = ring.pop_completed() {
+                assert_eq!(io.result, Ok(()));
+                ended += 1;
+            }
+        }
+        is_over.store(true, std::sync::atomic::Ordering::Relaxed);
+        watcher.join().unwrap()
+    })
+}
+
+#[test]
+fn a_lazy_file_never_has_more_than_the_window_dirty() {
+    let folder = folder();
+    let path = empty_file(&folder, 64 << 20);
+    let disk = Arc::new(FileDisk::open(&path, &options(IoMode::Lazy)).unwrap());
+    let kind = rustix::fs::statfs(&path).unwrap().f_type;
+    let is_in_memory = kind == libc::TMPFS_MAGIC;
+    if is_in_memory || disk.cached().is_none() {
+        return eprintln!("SKIPPED: no cachestat of a file on a disk (Linux 6.5)");
+    }
+    // Small pieces first: a kernel counts a folio that was written large as dirty in whole.
+    for (len, is_random) in [(4096, true), (512, false), (1 << 20, false), (24 << 20, false)] {
+        let most = most_unclean(&disk, 64 << 20, len, is_random);
+        let what = format!("{most} bytes were dirty, written in pieces of {len}");
+        assert!(most <= LAZY_WINDOW_BYTES + (1 << 20), "{what}");
+        assert!(most > 0, "{what}");
+    }
+    let target: Arc<dyn Disk> = disk.clone();
+    assert_eq!(bare(&target, &mut Ring::new(8).unwrap(), Op::Flush, 0, 0), Ok(()));
+    assert_eq!(disk.cached().unwrap().unclean_bytes, 0);
+}
+
 /// A loop device, detached at the end.
 struct Loop(PathBuf);
 
@@ -125,7 +193,7 @@ fn loop_device_conforms() {
     let folder = folder();
     let path = empty_file(&folder, SIZE);
     let Some(device) = Loop::attach(&path, 512) else { return };
-    for io in [IoMode::Direct, IoMode::Buffered] {
+    for io in [IoMode::Direct, IoMode::Buffered, IoMode::Lazy] {
         std::fs::write(&path, vec![0; SIZE as usize]).unwrap();
         let disk = open(&device.0, io);
         check_all(&disk, &mut Ring::new(64).unwrap());
@@ -194,7 +262,6 @@ fn what_cannot_be_a_disk_says_why() {
     assert_eq!(kind(folder.path()), Kind::Invalid);
     assert_eq!(kind(Path::new("/dev/null")), Kind::Invalid);
     assert_eq!(kind(&empty_file(&folder, 511)), Kind::NoSpace);
-    assert_eq!(IoMode::parse("lazy").unwrap_err().kind(), Kind::Unsupported);
     assert_eq!(IoMode::parse("fast").unwrap_err().kind(), Kind::Invalid);
 }
 
