@@ -7,7 +7,8 @@
 //! * [`server`] is the life of a device's server, [`methods`] what it answers, [`served`] the
 //!   device itself with its exports, [`ground`] what it stands on, [`http`] and [`metrics`] the
 //!   numbers it gives away;
-//! * [`output`], [`columns`], [`progress`] and [`attaching`] are what people see, [`log`] what servers write.
+//! * [`output`], [`columns`], [`progress`] and [`attaching`] are what people see, [`log`] what
+//!   servers write.
 
 #![forbid(unsafe_code)]
 

@@ -365,6 +365,7 @@ pub fn load_table(
         force_format: how.force_format,
         attach_id: random()?,
         geometry: None,
+        replay: None,
         progress: Arc::clone(&how.progress),
     };
     let build = || ground::build(&table, runtime, &options);

@@ -14,7 +14,7 @@ use crate::device::LoadedTable;
 use crate::disk::{Disk, FileDisk, FileOptions, OpenMode};
 use crate::error::{Error, Kind, Result};
 use crate::pcache::layout::Geometry;
-use crate::pcache::{self, OpenOptions, Pcache};
+use crate::pcache::{self, OpenOptions, Pcache, ReplayPace};
 use crate::pmem::Pmem;
 use crate::pmem::dax::{DaxOptions, DaxPmem};
 use crate::queue::prefault;
@@ -62,6 +62,8 @@ pub struct BuildOptions {
     pub attach_id: u64,
     /// Sizes of a pcache's segments other than the kernel's, for simulations.
     pub geometry: Option<Geometry>,
+    /// Another pace of replaying a pcache's log than the usual one, for simulations.
+    pub replay: Option<ReplayPace>,
     /// Is told how far the opening of a cache has come.
     pub progress: Arc<AttachProgress>,
 }
@@ -201,6 +203,7 @@ impl Builder<'_> {
         options.force_format = self.options.force_format;
         options.progress = Arc::clone(&self.options.progress);
         options.geometry = self.options.geometry.unwrap_or(options.geometry);
+        options.replay = self.options.replay.unwrap_or(options.replay);
         let words = pcache::shared_words(options.stripes);
         let shared = self.opener.shared_words(&shared_name("pcache", &cache.path), words)?;
         let len = line.len_bytes();

@@ -5,7 +5,7 @@ use crate::error::Result;
 use crate::pmem::Pmem;
 use crate::sync::Arc;
 
-use super::attach::{LogDamage, extent, has_data_crc, load_structures, replay};
+use super::attach::{LogDamage, extent, has_data_crc, load_structures, survey};
 use super::index::Index;
 use super::layout::{Geometry, Position, gc_percent_of};
 use super::media::Media;
@@ -62,7 +62,7 @@ pub fn inspect(cache: Arc<dyn Pmem>, geometry: Geometry) -> Result<Report> {
     // take as much memory as a medium asks for.
     let index = Index::new(0);
     let (damage, progress) = (LogDamage::Truncate, AttachProgress::default());
-    let replayed = replay(&media, &found, backing_bytes, index, damage, &progress)?;
+    let replayed = survey(&media, &found, backing_bytes, index, damage, &progress)?;
     let flags = found.info.record.flags.get();
     Ok(Report {
         segments: found.superblock.seg_num.get(),

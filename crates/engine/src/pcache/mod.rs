@@ -9,7 +9,8 @@
 //! |---|---|---|
 //! | `args`, `facts` | the table line's words; what is told beyond the status | `dm_pcache.c` |
 //! | `layout`, `media` | every on-media byte; typed access to them | `*.h` |
-//! | `format`, `attach`, `walk`, `label` | making a cache, opening one, knowing it | `cache.c` |
+//! | `format`, `attach`, `walk`, `replay` | making a cache, opening one | `cache.c` |
+//! | `label` | knowing a cache again | |
 //! | `segment`, `chain` | allocation, references, generations | `cache_segment.c` |
 //! | `index` | logical block to place | `cache_key.c` |
 //! | `openset`, `takeup` | keys in memory, also those of a dead server | `cache_key.c` |
@@ -43,6 +44,7 @@ mod openset;
 pub(crate) mod orderings;
 mod quarantine;
 mod read;
+mod replay;
 mod retain;
 mod retention;
 #[cfg(test)]
@@ -80,6 +82,8 @@ use media::{Found, Media};
 use openset::OpenSets;
 use quarantine::Quarantine;
 use read::{Fill, Misses};
+use replay::Replay;
+pub use replay::ReplayPace;
 use retention::Retention;
 pub use retention::RetentionKind;
 use segment::Segments;
@@ -118,6 +122,8 @@ pub struct OpenOptions {
     pub attach_id: u64,
     /// Is told how far it is.
     pub progress: Arc<AttachProgress>,
+    /// What of the log is replayed before the first request, and how fast the rest.
+    pub replay: ReplayPace,
 }
 
 impl OpenOptions {
@@ -129,6 +135,7 @@ impl OpenOptions {
             stripes: 8,
             attach_id,
             progress: Arc::default(),
+            replay: ReplayPace::default(),
         }
     }
 }
@@ -167,6 +174,7 @@ struct Background {
     dirty_since: Option<Nanos>,
     writeback: Writeback,
     gc: Gc,
+    replay: Option<Replay>,
 }
 
 /// A counter that threads raise all the time: by port, so that they do not wait for each other's
@@ -250,7 +258,10 @@ pub struct Pcache {
     wants_room: AtomicBool,
     gives_up: AtomicBool,
     counters: Counters,
-    notes: Vec<String>,
+    notes: Mutex<Vec<String>>,
+    /// Whether the background has a [`Replay`].
+    is_replaying: AtomicBool,
+    replay_pace: ReplayPace,
 }
 
 impl Pcache {
@@ -299,7 +310,10 @@ impl Pcache {
         let (size, index) = (limits.size_bytes, Index::new(limits.size_bytes));
         let damage = args.log_damage;
         let progress = &*options.progress;
-        let mut replayed = attach::replay(&media, &found, size, index, damage, progress)?;
+        let mut replayed = attach::survey(&media, &found, size, index, damage, progress)?;
+        if replayed.keys <= options.replay.at_once_max {
+            replayed.finish(&media, &found.segments)?;
+        }
         if is_rewritten {
             let note = "a flush of the cache device had failed: all it holds was stored again";
             replayed.notes.push(note.to_string());
@@ -416,6 +430,10 @@ impl Pcache {
     /// saw the background awake is visible at the second.
     fn next_look(&self, background: &Background) -> Option<Nanos> {
         let now = background.now;
+        if background.replay.is_some() {
+            self.is_armed.store(true, Ordering::SeqCst);
+            return Some(now);
+        }
         let has_work = self.has_open_keys() || self.log.dirty_tail() != self.log.head();
         if has_work {
             self.is_armed.store(true, Ordering::SeqCst);
@@ -464,6 +482,7 @@ impl Target for Pcache {
         if was_suspended.unwrap_or_else(|| self.is_suspended()) {
             return None;
         }
+        self.replay_slice(background);
         let is_urgent = self.is_urgent();
         self.close_old_sets(background, is_urgent);
         self.writeback_if_due(background, is_urgent, port);

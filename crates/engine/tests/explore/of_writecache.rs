@@ -19,6 +19,10 @@ impl Subject for Writecache {
     fn is_origin_consistent(&self) -> bool {
         self.is_origin_consistent()
     }
+
+    fn is_complete(&self) -> bool {
+        true
+    }
 }
 
 /// What a history runs on.

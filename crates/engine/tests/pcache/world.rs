@@ -9,7 +9,7 @@ use udm::buffer::Buffer;
 use udm::disk::{Disk, DiskIo, RamDisk, Ring};
 use udm::error::{Result, Status};
 use udm::pcache::layout::Geometry;
-use udm::pcache::{OpenOptions, Pcache, TableArgs, shared_words};
+use udm::pcache::{OpenOptions, Pcache, ReplayPace, TableArgs, shared_words};
 use udm::pmem::Persistence;
 use udm::pmem::sim::SimPmem;
 use udm::shm::SharedWords;
@@ -28,7 +28,11 @@ pub struct Setup {
     pub backing_bytes: u64,
     pub stripes: usize,
     pub persistence: Persistence,
+    pub replay: ReplayPace,
 }
+
+/// A key set, or a region, with each tick, and nothing before the first request.
+pub const LATE: ReplayPace = ReplayPace { at_once_max: 0, slice: 1 };
 
 impl Setup {
     pub fn small() -> Setup {
@@ -39,7 +43,13 @@ impl Setup {
             backing_bytes: 12 << 20,
             stripes: 3,
             persistence: Persistence::Cpu,
+            replay: ReplayPace::default(),
         }
+    }
+
+    pub fn late(mut self) -> Setup {
+        self.replay = LATE;
+        self
     }
 
     pub fn table(mut self, table: &'static str) -> Setup {
@@ -135,6 +145,7 @@ impl World {
             force_format,
             geometry: self.setup.geometry,
             stripes: self.setup.stripes,
+            replay: self.setup.replay,
             ..OpenOptions::new(self.attaches * 0x1_0001)
         };
         self.progress = Arc::clone(&options.progress);
