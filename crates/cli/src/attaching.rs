@@ -12,13 +12,14 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 use udm::attaching::AttachProgress;
 
-use crate::progress::{LINE_EVERY, clock};
-
 /// How long an opening may take before anything is said.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// Time between two looks after that.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
+
+/// Time between two plain lines.
+pub const LINE_EVERY: Duration = Duration::from_secs(2);
 
 /// How far an opening is.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
@@ -59,6 +60,17 @@ fn count(number: u64) -> String {
         1_000..1_000_000 => scaled(1_000, "k"),
         1_000_000..1_000_000_000 => scaled(1_000_000, "M"),
         _ => scaled(1_000_000_000, "G"),
+    }
+}
+
+/// `0:12`, `1:02:03`.
+pub fn clock(seconds: f64) -> String {
+    let seconds = seconds.min(359_999.0).ceil() as u64;
+    let (hours, minutes, seconds) = (seconds / 3600, seconds / 60 % 60, seconds % 60);
+    if hours > 0 {
+        format!("{hours}:{minutes:02}:{seconds:02}")
+    } else {
+        format!("{minutes}:{seconds:02}")
     }
 }
 

@@ -39,9 +39,6 @@ mod metrics;
 #[path = "../../../crates/cli/src/output.rs"]
 mod output;
 #[allow(dead_code)]
-#[path = "../../../crates/cli/src/progress.rs"]
-mod progress;
-#[allow(dead_code)]
 #[path = "../../../crates/cli/src/runtime.rs"]
 mod runtime;
 #[allow(dead_code)]
