@@ -7,11 +7,13 @@
 //! * [`server`] is the life of a device's server, [`methods`] what it answers, [`served`] the
 //!   device itself with its exports, [`ground`] what it stands on, [`http`] and [`metrics`] the
 //!   numbers it gives away;
-//! * [`output`], [`columns`] and [`progress`] are what people see, [`log`] what servers write.
+//! * [`output`], [`columns`], [`progress`] and [`attaching`] are what people see, [`log`] what
+//!   servers write.
 
 #![forbid(unsafe_code)]
 
 mod args;
+mod attaching;
 mod columns;
 mod commands;
 mod control;

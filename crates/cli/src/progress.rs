@@ -4,12 +4,11 @@
 //! meanwhile, so the whole is what was done so far and what is left, not the first number.
 
 use std::io::{IsTerminal, Write};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use udm::units::human_bytes;
 
-/// Time between two plain lines.
-const LINE_EVERY: Duration = Duration::from_secs(2);
+use crate::attaching::{LINE_EVERY, clock};
 
 /// Weight of the newest sample in the smoothed rate, per second of its length.
 const RATE_WEIGHT_PER_SECOND: f64 = 0.5;
@@ -182,19 +181,10 @@ impl Progress {
     }
 }
 
-/// `0:12`, `1:02:03`.
-fn clock(seconds: f64) -> String {
-    let seconds = seconds.min(359_999.0).ceil() as u64;
-    let (hours, minutes, seconds) = (seconds / 3600, seconds / 60 % 60, seconds % 60);
-    if hours > 0 {
-        format!("{hours}:{minutes:02}:{seconds:02}")
-    } else {
-        format!("{minutes}:{seconds:02}")
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     const MIB: u64 = 1 << 20;

@@ -17,6 +17,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, anyhow, bail};
 use serde::Serialize;
 use serde_json::{Value, json};
+use udm::attaching::AttachProgress;
 use udm::device::{Device, DeviceState, LoadedTable};
 use udm::error::Kind;
 use udm::local::Local;
@@ -112,8 +113,12 @@ impl Served {
             device,
         };
         let directory = std::env::current_dir().context("the current directory")?;
-        let (format, after_death) = (spec.force_format, name.is_inherited());
-        served.load_with(&spec.table, &directory, format, after_death)?;
+        let how = LoadHow {
+            force_format: spec.force_format,
+            after_death: name.is_inherited(),
+            progress: Arc::clone(&spec.progress),
+        };
+        served.load_with(&spec.table, &directory, &how)?;
         served.device.resume()?;
         let background = Queue::background("udm-background", &served.device)?;
         *lock(&served.background) = Some(background);
@@ -179,7 +184,7 @@ impl Served {
     /// Loads a table into the inactive slot.
     pub fn load(&self, text: &str, directory: &Path) -> Result<()> {
         let _change = lock(&self.change);
-        self.load_with(text, directory, false, false)
+        self.load_with(text, directory, &LoadHow::default())
     }
 
     /// Opens a way in; tells where.
@@ -322,16 +327,10 @@ impl Served {
     }
 
     /// Loads a table whose relative paths start at `directory`.
-    fn load_with(
-        &self,
-        text: &str,
-        directory: &Path,
-        force_format: bool,
-        after_death: bool,
-    ) -> Result<()> {
+    fn load_with(&self, text: &str, directory: &Path, how: &LoadHow) -> Result<()> {
         std::env::set_current_dir(directory)
             .with_context(|| format!("directory {}", directory.display()))?;
-        let loaded = load_table(&self.device, text, &self.runtime, force_format, after_death);
+        let loaded = load_table(&self.device, text, &self.runtime, how);
         // Whatever comes of it, this process must not keep a file system from being unmounted.
         std::env::set_current_dir("/")?;
         *lock(&self.cache) = loaded?;
@@ -339,24 +338,40 @@ impl Served {
     }
 }
 
+/// How a table is loaded.
+#[derive(Debug, Default)]
+pub struct LoadHow {
+    /// Format a cache device even if it may hold something else.
+    pub force_format: bool,
+    /// This name's own server died.
+    pub after_death: bool,
+    /// Is told how far the opening of a cache has come.
+    pub progress: Arc<AttachProgress>,
+}
+
 /// Reads a table, opens its devices, and puts it into the inactive slot of `device`. Devices that
-/// a dead server, or the I/O that it had in flight, still holds are waited for; `after_death` says
-/// that this name's own server died. Tells the cache device, if there is one.
+/// a dead server, or the I/O that it had in flight, still holds are waited for. Tells the cache
+/// device, if there is one.
 pub fn load_table(
     device: &Device,
     text: &str,
     runtime: &RuntimeDir,
-    force_format: bool,
-    after_death: bool,
+    how: &LoadHow,
 ) -> Result<Option<String>> {
     let pointed = |error: udm::error::Error| Pointed::from(text, &error);
     let table = Table::parse(text).map_err(pointed)?;
     device.check_load(&table).map_err(pointed)?;
-    let options = BuildOptions { force_format, attach_id: random()?, geometry: None };
+    let options = BuildOptions {
+        force_format: how.force_format,
+        attach_id: random()?,
+        geometry: None,
+        replay: None,
+        progress: Arc::clone(&how.progress),
+    };
     let build = || ground::build(&table, runtime, &options);
     let mut built = build();
     let deadline = Instant::now() + AFTERLIFE_MAX;
-    let may_get_free = || after_death || has_anyone_died(runtime);
+    let may_get_free = || how.after_death || has_anyone_died(runtime);
     while is_busy(&built) && Instant::now() < deadline && may_get_free() {
         thread::sleep(BUSY_EVERY);
         built = build();

@@ -27,9 +27,11 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
+use udm::attaching::AttachProgress;
 use udm::limits::{Limit, limit};
 use udm::units::human_bytes;
 
+use crate::attaching::{Shown, Step, watched};
 use crate::control::{AFTERLIFE_MAX, Answer, Call, Frames, MESSAGE_BYTES_MAX, is_alive};
 use crate::runtime::{DeviceName, KeepLog, NameLock, RuntimeDir};
 use crate::served::{REST_MAX, Served};
@@ -76,6 +78,9 @@ pub struct Spec {
     pub force_format: bool,
     /// Where metrics are answered.
     pub metrics: Option<SocketAddr>,
+    /// How far the opening of the device has come.
+    #[serde(skip)]
+    pub progress: Arc<AttachProgress>,
 }
 
 /// Why the server ends.
@@ -115,7 +120,9 @@ pub fn serve(name: &DeviceName) -> Result<()> {
     if spec.name != name.as_str() {
         bail!("{name}: standard input names {:?}", spec.name);
     }
-    let started = start(&spec);
+    // Whether anybody hears it is seen at its end.
+    let tell = |step: &Step| drop(write_step(std::io::stdout(), step));
+    let started = watched(&spec.progress, tell, || start(&spec));
     let answer = match &started {
         Ok((_, _, ready)) => Answer::done(ready.clone()),
         Err(error) => Answer::failed(error),
@@ -127,6 +134,13 @@ pub fn serve(name: &DeviceName) -> Result<()> {
         let _ = server.stop.send(Stop::Signal(SIGHUP));
     }
     run(server, &stops)
+}
+
+/// Says on a line how far the opening is.
+pub fn write_step(mut out: impl Write, step: &Step) -> std::io::Result<()> {
+    let text = serde_json::to_string(&Answer::so_far(json!(step)))?;
+    writeln!(out, "{text}")?;
+    out.flush()
 }
 
 /// Answers on standard output, then lets go of what `create` gave.
@@ -142,7 +156,10 @@ fn tell_parent(answer: &Answer) -> Result<()> {
 
 /// Runs in the foreground; `ready` hears where it serves.
 pub fn serve_here(spec: &Spec, ready: impl FnOnce(&Value) -> Result<()>) -> Result<()> {
-    let (server, stops, facts) = start(spec)?;
+    let mut shown = Shown::new(&spec.name);
+    let started = watched(&spec.progress, |step| shown.show(step), || start(spec));
+    drop(shown);
+    let (server, stops, facts) = started?;
     ready(&facts)?;
     run(server, &stops)
 }

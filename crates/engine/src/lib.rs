@@ -12,6 +12,7 @@
 
 #![deny(unsafe_code)]
 
+pub mod attaching;
 pub mod bio;
 pub mod buffer;
 pub mod crc;

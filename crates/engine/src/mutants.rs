@@ -94,6 +94,10 @@ mutants! {
     KeptUnreferenced,
     /// The superblock of a format comes first.
     SuperblockFirst,
+    /// What is replayed late covers what was written since.
+    ReplayCoversNewer,
+    /// Segments are reused before the keys that name them are replayed.
+    CollectedBeforeReplayed,
     }
 
     /// writecache: what a crash or a single thread shows.
@@ -202,6 +206,8 @@ mutants! {
     AsleepAtOnce,
     /// A tick looks whether it may work before it has the background's lock.
     SuspendSeenEarly,
+    /// What was replayed late joins the index without the stripe's lock.
+    JoinedUnlocked,
     }
 
     /// writecache: what only threads that run into each other show.

@@ -8,12 +8,13 @@
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
+use crate::attaching::AttachProgress;
 use crate::crc::pcache_crc;
 use crate::device::LoadedTable;
 use crate::disk::{Disk, FileDisk, FileOptions, OpenMode};
 use crate::error::{Error, Kind, Result};
 use crate::pcache::layout::Geometry;
-use crate::pcache::{self, OpenOptions, Pcache};
+use crate::pcache::{self, OpenOptions, Pcache, ReplayPace};
 use crate::pmem::Pmem;
 use crate::pmem::dax::{DaxOptions, DaxPmem};
 use crate::queue::prefault;
@@ -61,6 +62,10 @@ pub struct BuildOptions {
     pub attach_id: u64,
     /// Sizes of a pcache's segments other than the kernel's, for simulations.
     pub geometry: Option<Geometry>,
+    /// Another pace of replaying a pcache's log than the usual one, for simulations.
+    pub replay: Option<ReplayPace>,
+    /// Is told how far the opening of a cache has come.
+    pub progress: Arc<AttachProgress>,
 }
 
 /// A line whose words are understood.
@@ -196,7 +201,9 @@ impl Builder<'_> {
         let disk = self.disk(backing)?;
         let mut options = OpenOptions::new(self.options.attach_id);
         options.force_format = self.options.force_format;
+        options.progress = Arc::clone(&self.options.progress);
         options.geometry = self.options.geometry.unwrap_or(options.geometry);
+        options.replay = self.options.replay.unwrap_or(options.replay);
         let words = pcache::shared_words(options.stripes);
         let shared = self.opener.shared_words(&shared_name("pcache", &cache.path), words)?;
         let len = line.len_bytes();
@@ -218,6 +225,7 @@ impl Builder<'_> {
         let cache_words = "Cache data device lookup failed";
         let mut options = writecache::OpenOptions::new(self.options.attach_id);
         options.force_format = self.options.force_format;
+        options.progress = Arc::clone(&self.options.progress);
         let words = writecache::shared_words(options.stripes);
         let name = shared_name("writecache", &cache.path);
         let len = line.len_bytes();

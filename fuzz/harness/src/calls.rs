@@ -20,7 +20,7 @@ use crate::ground::{self, DISK_BYTES};
 use crate::input::Input;
 use crate::messages::{Stream, frames, text};
 use crate::runtime::{DeviceName, RuntimeDir};
-use crate::served::load_table;
+use crate::served::{LoadHow, load_table};
 use crate::server::{Server, Spec, Stop, answer_all, run};
 
 /// What the device is at first.
@@ -131,6 +131,7 @@ fn serve(runtime: &Arc<RuntimeDir>, table: &str, text: &[u8]) -> Vec<u8> {
         queues: None,
         force_format: false,
         metrics: None,
+        progress: Arc::default(),
     };
     let (stop, stops) = channel();
     // A server goes to the root.
@@ -176,7 +177,7 @@ fn replaces_cache(call: &Call, own: &str) -> bool {
 
 fn open(runtime: &RuntimeDir, table: &str) -> (Arc<Device>, Local) {
     let device = Device::new("vol").unwrap();
-    load_table(&device, table, runtime, false, false).unwrap();
+    load_table(&device, table, runtime, &LoadHow::default()).unwrap();
     device.resume().unwrap();
     let local = Local::without_kernel(&device).unwrap().with_background(ManualClock::default());
     (device, local)

@@ -22,6 +22,9 @@ mod writecache;
 // The command is a program and no library; these rooms of it know only each other, and what
 // `ground` and `log` put in the place of two more.
 #[allow(dead_code)]
+#[path = "../../../crates/cli/src/attaching.rs"]
+mod attaching;
+#[allow(dead_code)]
 #[path = "../../../crates/cli/src/control.rs"]
 mod control;
 #[allow(dead_code)]

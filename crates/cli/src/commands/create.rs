@@ -1,16 +1,18 @@
 //! `create`: start a server process, and hear from it whether it serves.
 
-use std::io::{Read, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::process::CommandExt;
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command, Stdio};
 
 use anyhow::{Context, Result, anyhow, bail};
 use serde_json::Value;
+use udm::sync::Arc;
 use udm::units::human_bytes;
 
 use super::print_result;
 use crate::args::{CreateArgs, JsonArgs, TableSource};
+use crate::attaching::{Shown, Step};
 use crate::control::Answer;
 use crate::output::{Usage, print_note};
 use crate::runtime::{DeviceName, RuntimeDir};
@@ -28,6 +30,7 @@ pub fn create(args: CreateArgs) -> Result<()> {
         queues: args.queues,
         force_format: args.force_format,
         metrics: args.metrics,
+        progress: Arc::default(),
     };
     if args.foreground {
         return serve_here(&spec, |ready| announce(args.json, ready));
@@ -82,16 +85,32 @@ fn start_server(runtime: &RuntimeDir, name: &DeviceName, spec: &Spec) -> Result<
         .spawn()
         .context("start the server process")?;
     let mut input = server.stdin.take().context("the server's standard input")?;
-    let mut output = server.stdout.take().context("the server's standard output")?;
+    let output = server.stdout.take().context("the server's standard output")?;
     // If it cannot be written, the server has ended, which is noticed below.
     let _ = input.write_all(&serde_json::to_vec(spec)?);
     drop(input);
-    let mut heard = Vec::new();
-    output.read_to_end(&mut heard).with_context(|| format!("{name}: hear from the server"))?;
-    match serde_json::from_slice::<Answer>(&heard) {
-        Ok(answer) => answer.into_result(),
-        Err(_) => Err(died(runtime, name, &mut server)),
+    let mut shown = Shown::new(name.as_str());
+    let heard = hear(BufReader::new(output), |step| shown.show(step))
+        .with_context(|| format!("{name}: hear from the server"))?;
+    drop(shown);
+    match heard {
+        Some(answer) => answer.into_result(),
+        None => Err(died(runtime, name, &mut server)),
     }
+}
+
+/// The server's last word, if it says one; before, how far it is.
+fn hear(from: impl BufRead, mut show: impl FnMut(&Step)) -> std::io::Result<Option<Answer>> {
+    for line in from.lines() {
+        let Ok(answer) = serde_json::from_str::<Answer>(&line?) else { return Ok(None) };
+        if !answer.continues {
+            return Ok(Some(answer));
+        }
+        if let Ok(step) = serde_json::from_value::<Step>(answer.parameters) {
+            show(&step);
+        }
+    }
+    Ok(None)
 }
 
 /// The server ended without a word: says how, and what its log says last.
@@ -133,4 +152,56 @@ fn announce(json: JsonArgs, ready: &Value) -> Result<()> {
         print_note(&format!("{name}: {note}"));
     }
     print_result(json, &lines.join("\n"), ready)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use std::time::Duration;
+
+    use serde_json::json;
+    use udm::attaching::AttachProgress;
+
+    use super::*;
+    use crate::attaching::watched;
+    use crate::server::write_step;
+
+    #[test]
+    fn what_a_slow_server_says_is_heard_in_order() {
+        let (reader, mut writer) = std::io::pipe().unwrap();
+        let progress = AttachProgress::default();
+        let server = std::thread::spawn(move || {
+            let mut out = writer.try_clone().unwrap();
+            let tell = |step: &Step| write_step(&mut out, step).unwrap();
+            let open = || {
+                progress.begin("entries", 16);
+                for nth in 0..16 {
+                    progress.has_come_to(nth);
+                    std::thread::sleep(Duration::from_millis(100));
+                }
+            };
+            watched(&progress, tell, open);
+            drop(out);
+            writeln!(writer, "{}", serde_json::to_string(&Answer::done(json!(7))).unwrap())
+        });
+        let mut steps = Vec::new();
+        let answer = hear(BufReader::new(reader), |step| steps.push(step.clone())).unwrap();
+        server.join().unwrap().unwrap();
+        assert_eq!(answer.unwrap().parameters, json!(7));
+        assert!(!steps.is_empty() && steps.len() < 4, "{steps:?}");
+        assert!(steps.is_sorted_by_key(|step| step.done), "{steps:?}");
+        let is_late = |step: &Step| step.seconds >= 1.0 && step.done > 0;
+        assert!(steps.iter().all(|step| is_late(step) && step.total == Some(16)), "{steps:?}");
+    }
+
+    #[test]
+    fn a_server_that_dies_says_no_last_word() {
+        let step = Step { what: "entries".into(), done: 5, total: Some(10), seconds: 1.0 };
+        let mut said = Vec::new();
+        write_step(&mut said, &step).unwrap();
+        let mut steps = Vec::new();
+        let answer = hear(&said[..], |step| steps.push(step.clone())).unwrap();
+        assert!(answer.is_none() && steps == [step]);
+    }
 }

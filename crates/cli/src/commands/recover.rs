@@ -21,10 +21,11 @@ use super::inspect::{Contents, Found, look_at};
 use super::print_result;
 use super::remove::Interrupts;
 use crate::args::RecoverArgs;
+use crate::attaching::{Shown, watched};
 use crate::output::print_note;
 use crate::progress::Progress;
 use crate::runtime::RuntimeDir;
-use crate::served::{attach_notes, come_to_rest, load_table};
+use crate::served::{LoadHow, attach_notes, come_to_rest, load_table};
 
 /// Time between two looks at how much is left.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
@@ -98,7 +99,12 @@ fn table(args: &RecoverArgs, found: &Found) -> String {
 fn open(table: &str) -> Result<Arc<Device>> {
     let runtime = RuntimeDir::open()?;
     let device = Device::new("recover")?;
-    load_table(&device, table, &runtime, false, false).map_err(|error| without_place(&error))?;
+    let how = LoadHow::default();
+    let load = || load_table(&device, table, &runtime, &how);
+    let mut shown = Shown::new("recover");
+    let loaded = watched(&how.progress, |step| shown.show(step), load);
+    drop(shown);
+    loaded.map_err(|error| without_place(&error))?;
     device.resume()?;
     attach_notes(&device).iter().for_each(|note| print_note(note));
     Ok(device)

@@ -10,28 +10,27 @@
 //! 3. The end of the log is believed only if dirty_tail was passed on the way.
 //! 4. Every number is checked before it is used; data CRCs are checked when data is used.
 
+use crate::attaching::AttachProgress;
 use crate::error::{Error, Kind, Result};
 use crate::mutants::{self, Mutant};
 use crate::slots::SlotState;
 use crate::sync::Arc;
 use crate::units::SECTOR;
 
-use zerocopy::FromBytes;
-
 use super::chain::load_chain;
 use super::datacrc::DataCrcs;
 use super::index::{Index, Place};
-use super::keylog::{TailOnMedia, ZERO_BEHIND};
+use super::keylog::TailOnMedia;
 use super::label::Label;
 use super::layout::{
     CACHE_INFO_AT, CacheInfo, DIRTY_TAIL_AT, INFO_DATA_CRC, INFO_INIT_DONE, KEY_CLEAN, KEY_TAIL_AT,
-    KSET_HEADER_BYTES, KSET_LAST, KSET_MAGIC, Key, KsetHeader, PAGE_STRIDE, Position, REGION_BYTES,
-    Record, SEGMENTS_MAX, SMALL_STRIDE, SUPERBLOCK_AT, SUPERBLOCK_BIG_ENDIAN, SUPERBLOCK_MAGIC,
-    Sealed, Superblock, Tail, parse_record,
+    KSET_HEADER_BYTES, Key, PAGE_STRIDE, Position, REGION_BYTES, SEGMENTS_MAX, SMALL_STRIDE,
+    SUPERBLOCK_AT, SUPERBLOCK_BIG_ENDIAN, SUPERBLOCK_MAGIC, Sealed, Superblock, Tail,
 };
 use super::media::{Found, Media};
+use super::replay::Replay;
 use super::segment::{SEGMENTS_MIN, Segments};
-use super::walk::{Step, Walk, outline};
+use super::walk::{Step, Walk, appended_later, is_damaged_last, outline};
 
 /// What to do about a log that ends in the middle of damage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -60,11 +59,13 @@ pub struct Structures {
     pub label: Option<(Label, SlotState)>,
 }
 
-/// What the replay of the log found.
+/// What the log says.
 #[derive(Debug)]
 pub struct Replayed {
-    /// Logical block -> place.
+    /// Logical block -> place: at least what only the cache has.
     pub index: Index,
+    /// What is still to be replayed into it.
+    pub rest: Option<Replay>,
     /// Checksums of data, with `data_crc`.
     pub crcs: Option<DataCrcs>,
     /// The end of the log.
@@ -75,6 +76,8 @@ pub struct Replayed {
     pub dirty_tail: Position,
     /// Keys in the log.
     pub keys: u64,
+    /// Those that are not in the index yet.
+    pub keys_left: u64,
     /// Keys whose segment was reused since.
     pub stale_keys: u64,
     /// The last place in the log behind a CLEAN key that other keys hide: it may be older than
@@ -228,82 +231,41 @@ pub fn extent(media: &Media, found: &Structures) -> Result<u64> {
     }
 }
 
-/// Replays the log for a backing device of `backing_bytes` into `index`.
-pub fn replay(
+/// Walks the log for a backing device of `backing_bytes`: checks every key, finds what is in use,
+/// and puts into `index` what only the cache has. What else the log says is left to
+/// [`Replayed::finish`] or to the running cache.
+pub fn survey(
     media: &Media,
     found: &Structures,
     backing_bytes: u64,
     index: Index,
     log_damage: LogDamage,
+    progress: &AttachProgress,
 ) -> Result<Replayed> {
-    let segments = &*found.segments;
-    let mut notes = Vec::new();
-    let (key_tail, dirty_tail) = believable_tails(media, found, &mut notes)?;
-    let torn_until = found.label.as_ref().and_then(|(label, _)| label.torn_until);
-    let mut replay = Replay {
-        media,
-        segments,
-        backing_bytes,
-        is_log: Vec::new(),
-        targets: vec![None; segments.count() as usize],
-        has_hidden: false,
-        was_torn: torn_until.is_some(),
-        out: Replayed {
-            index,
-            crcs: has_data_crc(&found.info.record).then(|| DataCrcs::new(segments.count())),
-            head: key_tail,
-            key_tail,
-            dirty_tail,
-            keys: 0,
-            stale_keys: 0,
-            hidden_until: None,
-            dirty_bytes: 0,
-            is_unmarked: false,
-            torn_until: None,
-            has_met_marks: false,
-            notes,
-        },
-    };
-    let marks_from = found.label.as_ref().map(|(label, _)| label.marks_from);
-    let mut walk = Walk::new(media, segments, key_tail);
-    let mut is_dirty = false;
-    let mut keys = Vec::new();
-    loop {
-        is_dirty |= walk.position == dirty_tail;
-        if is_dirty {
-            replay.out.has_met_marks |= Some(walk.position) == marks_from;
-        }
-        let position = walk.position;
-        if is_dirty && position != dirty_tail && torn_until == Some(position) {
-            replay.out.torn_until = torn_until;
-        }
-        match walk.step(&mut keys)? {
-            Step::End => break,
-            Step::Last => {}
-            Step::Keys(set) => {
-                replay.out.is_unmarked = is_dirty && !set.is_empty();
-                // Their cache misses at once, not one after the other.
-                set.iter().for_each(|key| replay.out.index.touch(key.off.get()));
-                set.iter().for_each(|key| replay.out.index.touch_row(key.off.get()));
-                for (nth, key) in set.iter().enumerate() {
-                    replay.key(position, nth, key, is_dirty)?;
-                }
-                if std::mem::take(&mut replay.has_hidden) {
-                    replay.out.hidden_until = Some(walk.position);
-                }
-                keys = set;
-            }
-        }
+    progress.begin("keys of the log", 0);
+    let tails = (found.key_tail.position, found.dirty_tail.position);
+    let mut out = Replayed::new(found, index, tails);
+    let surveyed = Survey::new(media, found, backing_bytes, &mut out).walk(log_damage, progress);
+    let has_met = surveyed.as_ref().map_or_else(|(_, has_met)| *has_met, |()| true);
+    if !has_met {
+        // Nothing is in the index yet: only the dirty part gets there.
+        let mut notes = Vec::new();
+        let tails = believable_tails(media, found, &mut notes)?;
+        out = Replayed { notes, ..Replayed::new(found, out.index, tails) };
+        let again = Survey::new(media, found, backing_bytes, &mut out).walk(log_damage, progress);
+        again.map_err(|(error, _)| error)?;
+    } else {
+        surveyed.map_err(|(error, _)| error)?;
     }
-    replay.out.head = walk.position;
-    replay.is_log = std::mem::take(&mut walk.is_log);
-    replay.check_end(&walk, log_damage)?;
-    if let Some(until) = replay.out.torn_until {
-        replay.out.notes.push(format!(
+    if let Some(until) = out.torn_until {
+        out.notes.push(format!(
             "the backing device alone is not consistent until write-back has come to {until}"
         ));
     }
-    replay.finish()
+    // With nothing but dirty keys there is nothing left.
+    out.rest = (out.keys_left > 0)
+        .then(|| Replay::new(out.key_tail, out.head, out.keys, Index::new(backing_bytes)));
+    Ok(out)
 }
 
 /// The tails to go on from: the medium's own where the log bears them out.
@@ -340,67 +302,102 @@ fn believable_tails(
     )))
 }
 
-/// How far behind `end` something stands that was surely appended later: a whole key set with
-/// current keys, or the way to the next segment. What stands behind a long stretch of zeroes is
-/// history: the log is zeroed ahead of itself.
-fn appended_later(segments: &Segments, bytes: &[u8]) -> Option<usize> {
-    let mut zeroes = 0;
-    for (nth, word) in bytes.chunks_exact(8).enumerate().skip(1) {
-        zeroes = if word == [0; 8] { zeroes + 8 } else { 0 };
-        if zeroes >= ZERO_BEHIND {
-            return None;
-        }
-        let is_later = match parse_record(&bytes[nth * 8..]) {
-            Some(Record::Keys(keys)) => holds_current_keys(segments, keys),
-            Some(Record::Last(next)) => next < segments.count(),
-            None => false,
-        };
-        if is_later {
-            return Some(nth * 8);
-        }
-    }
-    None
-}
-
-/// Whether a LAST record stands there whose CRC is wrong. It is no torn one: that has stores of
-/// eight bytes that never happened, over bytes that were zero, so one of its words is zero.
-fn is_damaged_last(end: &[u8]) -> bool {
-    let Ok((header, _)) = KsetHeader::read_from_prefix(end) else { return false };
-    let (magic, flags) = (header.magic.get(), header.flags.get());
-    let is_last = flags == KSET_LAST || magic == KSET_MAGIC && flags != 0;
-    let has_first_word = header.crc.get() != 0 || header.key_num.get() != 0;
-    is_last && magic != 0 && has_first_word
-}
-
-fn holds_current_keys(segments: &Segments, keys: &[Key]) -> bool {
-    !keys.is_empty() && keys.iter().all(|key| is_current(segments, key))
-}
-
-fn is_current(segments: &Segments, key: &Key) -> bool {
-    let segment = key.segment.get();
-    segment < segments.count() && segments.generation(segment) == key.generation.get()
-}
-
-struct Replay<'a> {
+struct Survey<'a> {
     media: &'a Media,
     segments: &'a Segments,
     backing_bytes: u64,
-    is_log: Vec<bool>,
     /// Segments that current keys point into, with the first such key's place in the log.
     targets: Vec<Option<Position>>,
-    /// Whether a CLEAN key of the present set met other keys.
-    has_hidden: bool,
-    /// Whether the label says that write-back was merging across flushes.
-    was_torn: bool,
-    out: Replayed,
+    /// How many do.
+    references: Vec<u32>,
+    /// What the label says of write-back that was merging across flushes.
+    torn_until: Option<Position>,
+    marks_from: Option<Position>,
+    is_dirty: bool,
+    out: &'a mut Replayed,
 }
 
-impl Replay<'_> {
-    fn key(&mut self, position: Position, nth: usize, key: &Key, is_dirty: bool) -> Result<()> {
+impl<'a> Survey<'a> {
+    fn new(
+        media: &'a Media,
+        found: &'a Structures,
+        backing_bytes: u64,
+        out: &'a mut Replayed,
+    ) -> Survey<'a> {
+        let count = found.segments.count() as usize;
+        let label = found.label.as_ref().map(|(label, _)| label);
+        Survey {
+            media,
+            segments: &found.segments,
+            backing_bytes,
+            targets: vec![None; count],
+            references: vec![0; count],
+            torn_until: label.and_then(|label| label.torn_until),
+            marks_from: label.map(|label| label.marks_from),
+            is_dirty: false,
+            out,
+        }
+    }
+
+    /// The whole walk. An error comes with whether dirty_tail was passed before; the end of a log
+    /// without it is one.
+    fn walk(
+        mut self,
+        log_damage: LogDamage,
+        progress: &AttachProgress,
+    ) -> std::result::Result<(), (Error, bool)> {
+        let is_log = self.keys(progress).map_err(|error| (error, self.is_dirty))?;
+        if !self.is_dirty {
+            let what = format_args!("log ends at {} without dirty_tail", self.out.head);
+            return Err((self.media.damaged(what), false));
+        }
+        self.check_end(log_damage)
+            .and_then(|()| self.finish(&is_log))
+            .map_err(|error| (error, true))
+    }
+
+    /// Every key; the segments of the log.
+    fn keys(&mut self, progress: &AttachProgress) -> Result<Vec<bool>> {
+        let dirty_tail = self.out.dirty_tail;
+        let mut walk = Walk::new(self.media, self.segments, self.out.key_tail);
+        let mut keys = Vec::new();
+        loop {
+            let position = walk.position;
+            self.is_dirty |= position == dirty_tail;
+            if self.is_dirty {
+                self.out.has_met_marks |= Some(position) == self.marks_from;
+            }
+            if self.is_dirty && position != dirty_tail && self.torn_until == Some(position) {
+                self.out.torn_until = self.torn_until;
+            }
+            self.out.head = position;
+            match walk.step(&mut keys)? {
+                Step::End => return Ok(walk.is_log),
+                Step::Last => {}
+                Step::Keys(set) => {
+                    self.out.is_unmarked = self.is_dirty && !set.is_empty();
+                    if self.is_dirty {
+                        // Their cache misses at once, not one after the other.
+                        set.iter().for_each(|key| self.out.index.touch(key.off.get()));
+                        set.iter().for_each(|key| self.out.index.touch_row(key.off.get()));
+                    }
+                    for (nth, key) in set.iter().enumerate() {
+                        self.key(position, nth, key)?;
+                    }
+                    progress.has_come_to(self.out.keys);
+                    keys = set;
+                }
+            }
+        }
+    }
+
+    fn key(&mut self, position: Position, nth: usize, key: &Key) -> Result<()> {
         if let Err(what) = check_key(self.media, self.segments, self.backing_bytes, key) {
             return Err(self.media.damaged(format_args!("log at {position}, key {nth}: {what}")));
         }
         self.out.keys += 1;
+        let is_clean = key.flags.get() & KEY_CLEAN != 0 && !mutants::is(Mutant::CleanHidesDirty);
+        self.out.keys_left += u64::from(is_clean || !self.is_dirty);
         let (off, len) = (key.off.get(), u64::from(key.len.get()));
         let segment = key.segment.get();
         let generation = self.segments.generation(segment);
@@ -413,40 +410,34 @@ impl Replay<'_> {
         }
         if key.generation.get() < generation && !mutants::is(Mutant::StaleKeyBelieved) {
             self.out.stale_keys += 1;
-            if !mutants::is(Mutant::StaleKeySkipped) {
+            if self.is_dirty && !mutants::is(Mutant::StaleKeySkipped) {
                 self.out.index.set(off, len, None);
             }
             return Ok(());
         }
-        let is_clean = key.flags.get() & KEY_CLEAN != 0;
-        if is_dirty && !is_clean && !mutants::is(Mutant::DirtyNotCounted) {
+        self.targets[segment as usize].get_or_insert(position);
+        self.references[segment as usize] += 1;
+        if is_clean || !self.is_dirty {
+            return Ok(());
+        }
+        if key.flags.get() & KEY_CLEAN == 0 && !mutants::is(Mutant::DirtyNotCounted) {
             self.out.dirty_bytes += len;
         }
-        let target = &mut self.targets[segment as usize];
-        if target.is_none() {
-            *target = Some(position);
-            self.segments.mark_data(segment);
-        }
-        self.segments.reference(segment);
         if let Some(crcs) = &self.out.crcs {
             crcs.insert(segment, key.segment_off.get(), key.len.get(), key.data_crc.get());
         }
         let place = Place::new(segment, key.segment_off.get(), generation);
-        if is_clean && !mutants::is(Mutant::CleanHidesDirty) {
-            self.has_hidden |= self.fill_gaps(off, off + len, place);
-        } else {
-            self.out.index.set(off, len, Some(place));
-        }
+        self.out.index.set(off, len, Some(place));
         Ok(())
     }
 
     /// A log that ends in something other than zeroes ends in a torn append, or in damage. It is
     /// damage when something follows that was appended later.
-    fn check_end(&mut self, walk: &Walk<'_>, log_damage: LogDamage) -> Result<()> {
-        if walk.ends_cleanly() {
+    fn check_end(&mut self, log_damage: LogDamage) -> Result<()> {
+        let end = self.out.head;
+        if Walk::new(self.media, self.segments, end).ends_cleanly() {
             return Ok(());
         }
-        let end = walk.position;
         let mut bytes = vec![0; (self.media.geometry.data_bytes() - end.offset) as usize];
         self.segments.load(end.segment, end.offset, &mut bytes).map_err(|status| {
             self.media.damaged(format_args!("cannot read the log at {end}: {status}"))
@@ -467,7 +458,10 @@ impl Replay<'_> {
         match log_damage {
             LogDamage::Truncate => {
                 // How far write-back had got into what is lost is not known.
-                if self.was_torn && self.out.torn_until.is_none() && end != self.out.dirty_tail {
+                if self.torn_until.is_some()
+                    && self.out.torn_until.is_none()
+                    && end != self.out.dirty_tail
+                {
                     self.out.torn_until = Some(end);
                 }
                 self.out.notes.push(what);
@@ -479,27 +473,9 @@ impl Replay<'_> {
         }
     }
 
-    /// Says whether there was anything but gaps.
-    fn fill_gaps(&self, offset: u64, end: u64, place: Place) -> bool {
-        let mut has_met = false;
-        let mut at = offset;
-        while at < end {
-            let piece = self.out.index.lookup(at, end, |_| true);
-            let place = place.plus(at - offset);
-            if piece.place.is_none() {
-                self.out.index.set(at, piece.len, Some(place));
-            } else if piece.place != Some(place) {
-                // Not the key of data that was kept in its place, which is logged again.
-                has_met = true;
-            }
-            at += piece.len;
-        }
-        has_met
-    }
-
     /// Marks the log's segments and makes sure that no key points into the log.
-    fn finish(self) -> Result<Replayed> {
-        for (segment, _) in self.is_log.iter().enumerate().filter(|(_, is_log)| **is_log) {
+    fn finish(self, is_log: &[bool]) -> Result<()> {
+        for (segment, _) in is_log.iter().enumerate().filter(|(_, is_log)| **is_log) {
             if let Some(position) = self.targets[segment] {
                 return Err(self.media.damaged(format_args!(
                     "log at {position}: a key points into segment {segment}, which holds the log"
@@ -507,7 +483,47 @@ impl Replay<'_> {
             }
             self.segments.mark_log(segment as u32);
         }
-        Ok(self.out)
+        for (segment, references) in (0..).zip(self.references) {
+            if references > 0 {
+                self.segments.mark_data(segment);
+                self.segments.reference_many(segment, references);
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Replayed {
+    fn new(found: &Structures, index: Index, tails: (Position, Position)) -> Replayed {
+        let (key_tail, dirty_tail) = tails;
+        let count = found.segments.count();
+        Replayed {
+            index,
+            crcs: has_data_crc(&found.info.record).then(|| DataCrcs::new(count)),
+            head: key_tail,
+            key_tail,
+            dirty_tail,
+            keys: 0,
+            keys_left: 0,
+            stale_keys: 0,
+            hidden_until: None,
+            dirty_bytes: 0,
+            is_unmarked: false,
+            torn_until: None,
+            has_met_marks: false,
+            notes: Vec::new(),
+            rest: None,
+        }
+    }
+
+    /// Replays what is left, at once. Nobody is served yet.
+    pub fn finish(&mut self, media: &Media, segments: &Segments) -> Result<()> {
+        let Some(mut rest) = self.rest.take() else { return Ok(()) };
+        rest.read(media, segments, self.crcs.as_ref(), u64::MAX).map_err(|status| {
+            media.damaged(format_args!("cannot read the log a second time: {status}"))
+        })?;
+        (self.index, self.hidden_until) = rest.into_parts();
+        Ok(())
     }
 }
 

@@ -143,9 +143,11 @@ pub(super) fn assemble(
     // A kernel would mis-count keys of reused segments: collection passes them first of all.
     let stale_until = (replayed.stale_keys > 0).then_some(replayed.dirty_tail);
     let gc = Gc::new(stale_until, replayed.hidden_until);
+    let replay = replayed.rest;
     let writeback = Writeback::new(marks_from, replayed.torn_until);
     let retention = args.retention.policy(segments.blocks());
     Ok(Pcache {
+        is_replaying: AtomicBool::new(replay.is_some()),
         crcs: replayed.crcs,
         stripes: (0..options.stripes).map(|_| Stripe::default()).collect(),
         open,
@@ -154,7 +156,7 @@ pub(super) fn assemble(
         known_zeroes: Mutex::default(),
         zero_crc: Mutex::new((0, crate::crc::pcache_crc(&[]))),
         misses: Mutex::default(),
-        background: Mutex::new(Background { writeback, gc, ..Background::default() }),
+        background: Mutex::new(Background { writeback, gc, replay, ..Background::default() }),
         bad: Quarantine::new(&label.bad, backing.limits().size_bytes),
         backing,
         label: Mutex::new((label, slot)),
@@ -172,7 +174,8 @@ pub(super) fn assemble(
         wants_room: AtomicBool::new(false),
         gives_up: AtomicBool::new(false),
         counters: Counters::default(),
-        notes: replayed.notes,
+        notes: Mutex::new(replayed.notes),
+        replay_pace: options.replay,
         index: replayed.index,
         write_reserve: gc::write_reserve(&*retention, segments.count()),
         retention,

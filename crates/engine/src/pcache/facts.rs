@@ -41,7 +41,7 @@ impl Pcache {
         facts.extend(self.data_facts());
         facts.extend(self.progress_facts());
         facts.extend(self.totals());
-        facts.extend(self.notes.iter().map(|note| {
+        facts.extend(lock(&self.notes).iter().map(|note| {
             text("attach_note", note, "found at attach: damage that could be lived with, or a loss")
         }));
         facts
@@ -97,7 +97,7 @@ impl Pcache {
         let writeback = &background.writeback;
         let since = writeback.inconsistent_since();
         let torn_for = since.map_or(0, |since| background.now.saturating_sub(since) / SECOND);
-        vec![
+        let mut facts = vec![
             flag(
                 "origin_is_consistent",
                 writeback.is_origin_consistent(),
@@ -117,7 +117,12 @@ impl Pcache {
             ),
             flag("writeback_is_stuck", writeback.is_stuck(), "the log is damaged"),
             flag("collection_is_stuck", background.gc.is_stuck(), "the log is damaged"),
-        ]
+        ];
+        let what = "keys of the log that are still to be replayed: their data is clean, and is \
+                    read from the backing device until then";
+        let left = background.replay.as_ref().map(|replay| replay.keys_left());
+        facts.extend(left.map(|left| number("replay_left_keys", left, what)));
+        facts
     }
 
     fn totals(&self) -> [Fact; 14] {

@@ -47,8 +47,14 @@ impl Gc {
     /// Collection that passes everything before `stale_until` as soon as it can, and everything
     /// before `together_until` at once.
     pub(super) fn new(stale_until: Option<Position>, together_until: Option<Position>) -> Gc {
-        let is_minded = !mutants::is(Mutant::HiddenCleanOutlives);
-        Gc { stale_until, together_until: together_until.filter(|_| is_minded), ..Gc::default() }
+        let mut gc = Gc { stale_until, ..Gc::default() };
+        gc.pass_together(together_until);
+        gc
+    }
+
+    /// All of the log is replayed: everything before this place is to be passed at once.
+    pub(super) fn pass_together(&mut self, until: Option<Position>) {
+        self.together_until = until.filter(|_| !mutants::is(Mutant::HiddenCleanOutlives));
     }
 
     /// Damage in the log stops collection.
@@ -131,7 +137,13 @@ impl Pcache {
     }
 
     /// Collects what is needed and possible; wakes those who wait when there is room.
+    ///
+    /// What is still to be replayed needs the log, and what it names, as the attach found them; and
+    /// what was written since must not leave the index, where it keeps older keys out.
     pub(super) fn collect(&self, background: &mut Background) {
+        if background.replay.is_some() && !mutants::is(Mutant::CollectedBeforeReplayed) {
+            return;
+        }
         if self.is_space_short() {
             self.drop_zero_extent();
         }

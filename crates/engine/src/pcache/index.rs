@@ -170,6 +170,20 @@ impl Index {
         }
     }
 
+    /// Takes over from `older` what is a gap here, of one region. Under the stripe's lock.
+    pub fn join(&self, older: &mut Index, region: usize) {
+        let found = older.regions.get_mut(region).and_then(OnceLock::take);
+        let (Some(found), Some(place)) = (found, self.regions.get(region)) else { return };
+        let Err(mut found) = place.set(found) else { return };
+        let Some(region) = place.get() else { return };
+        for block in 0..REGION_BLOCKS {
+            let slot = *found.slots[block].get_mut();
+            if is_cached(slot) {
+                region.join_block(block, slot, || found.row_of(slot));
+            }
+        }
+    }
+
     /// What is known of a block. Brings its slot near, which is soon to be changed.
     pub fn trace(&self, offset: u64) -> Trace {
         let slot = self.slot(offset).map_or(0, |(_, slot)| slot.load(Ordering::Relaxed));
@@ -361,13 +375,41 @@ impl Region {
         for (nth, sector) in sectors[first..][..(len / SECTOR) as usize].iter_mut().enumerate() {
             *sector = place.map_or(0, |place| place.plus(nth as u64 * SECTOR).pack());
         }
-        let (slot, is_whole) = match whole_block(sectors) {
-            Some(whole) => (whole, true),
-            None => (KIND_ROW << KIND_SHIFT | u64::from(row), false),
-        };
+        let slot = side.slot_of(row);
         self.slots[block].store(with_uses_after(slot, old), Ordering::Release);
-        if is_whole {
-            side.free.push(row);
+    }
+
+    /// Takes over of an older slot, with its row, what is a gap here.
+    fn join_block(&self, block: usize, found: u64, found_row: impl Fn() -> Row) {
+        let seen = self.slots[block].load(Ordering::Relaxed);
+        let is_known = seen >> KIND_SHIFT == KIND_PLACE && !mutants::is(Mutant::ReplayCoversNewer);
+        if is_known || seen >> KIND_SHIFT == KIND_GHOST {
+            return;
+        }
+        if seen == 0 && found >> KIND_SHIFT == KIND_PLACE {
+            return self.slots[block].store(found, Ordering::Release);
+        }
+        let found_row = found_row();
+        let mut side = lock(&self.side);
+        let row = match seen >> KIND_SHIFT {
+            KIND_ROW => seen as u32,
+            _ => side.new_row(seen),
+        };
+        let sectors = &mut side.rows[row as usize];
+        for (sector, found) in sectors.iter_mut().zip(found_row) {
+            let is_gap = *sector == 0 || mutants::is(Mutant::ReplayCoversNewer);
+            *sector = if is_gap { found } else { *sector };
+        }
+        let uses = (uses_of(seen).max(uses_of(found)) as u64) << USES_SHIFT;
+        let slot = side.slot_of(row);
+        self.slots[block].store(slot | uses, Ordering::Release);
+    }
+
+    /// The sectors that a slot of this region names.
+    fn row_of(&self, slot: u64) -> Row {
+        match slot >> KIND_SHIFT {
+            KIND_ROW => lock(&self.side).rows[slot as u32 as usize],
+            _ => row_continuing(slot),
         }
     }
 
@@ -405,12 +447,21 @@ impl Region {
 }
 
 impl SideTable {
+    /// The slot that says the same as a row. A row that none is needed for is free; who reads it
+    /// looks at the slot again, under the same lock.
+    fn slot_of(&mut self, row: u32) -> u64 {
+        match whole_block(&self.rows[row as usize]) {
+            Some(whole) => {
+                self.free.push(row);
+                whole
+            }
+            None => KIND_ROW << KIND_SHIFT | u64::from(row),
+        }
+    }
+
     /// A row whose sectors continue what `slot` said of the whole block.
     fn new_row(&mut self, slot: u64) -> u32 {
-        let whole = Place::unpack(slot);
-        let row = std::array::from_fn(|nth| {
-            whole.map_or(0, |place| place.plus(nth as u64 * SECTOR).pack())
-        });
+        let row = row_continuing(slot);
         match self.free.pop() {
             Some(free) => {
                 self.rows[free as usize] = row;
@@ -422,6 +473,12 @@ impl SideTable {
             }
         }
     }
+}
+
+/// The sectors of a block that `slot` says is whole, or nothing.
+fn row_continuing(slot: u64) -> Row {
+    let whole = Place::unpack(slot);
+    std::array::from_fn(|nth| whole.map_or(0, |place| place.plus(nth as u64 * SECTOR).pack()))
 }
 
 /// Whether a slot names a place or a row.
@@ -453,62 +510,4 @@ fn whole_block(row: &Row) -> Option<u64> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::prng::Prng;
-
-    fn collect(index: &Index, offset: u64, end: u64) -> Vec<Option<(u32, u32)>> {
-        let mut sectors = Vec::new();
-        let mut at = offset;
-        while at < end {
-            let piece = index.lookup(at, end, |place| place.is_of(7));
-            assert!(piece.len > 0);
-            for nth in 0..piece.len / SECTOR {
-                sectors.push(piece.place.map(|p| (p.segment, p.offset + (nth * SECTOR) as u32)));
-            }
-            at += piece.len;
-        }
-        sectors
-    }
-
-    #[test]
-    fn random_overlays_equal_a_sector_array() {
-        let len = 3 * REGION_BYTES;
-        for seed in 0..20 {
-            let mut prng = Prng::new(seed);
-            let index = Index::new(len);
-            let mut model = vec![None; (len / SECTOR) as usize];
-            for _ in 0..600 {
-                let region = prng.below(3) * REGION_BYTES;
-                // Few blocks, so that overlaps of every shape happen.
-                let start = prng.below(64);
-                let longest = if prng.one_in(4) { 60 } else { 9 };
-                let count = 1 + prng.below(longest);
-                let offset = region + start * SECTOR;
-                let place = (!prng.one_in(5)).then(|| {
-                    let generation = if prng.one_in(6) { 6 } else { 7 };
-                    Place::new(prng.below(9) as u32, (prng.below(1000) * SECTOR) as u32, generation)
-                });
-                index.set(offset, count * SECTOR, place);
-                for nth in 0..count {
-                    model[(offset / SECTOR + nth) as usize] = place
-                        .filter(|place| place.is_of(7))
-                        .map(|p| (p.segment, p.offset + (nth * SECTOR) as u32));
-                }
-                let from = region + prng.below(100) * SECTOR;
-                let to = from + (1 + prng.below(200)) * SECTOR;
-                let range = (from / SECTOR) as usize..(to / SECTOR) as usize;
-                assert_eq!(collect(&index, from, to), model[range], "seed {seed}");
-            }
-            assert_eq!(collect(&index, 0, len), model, "seed {seed}");
-        }
-    }
-
-    #[test]
-    fn a_place_survives_packing() {
-        let place = Place::new((1 << 20) - 1, 16_764_928 - 512, 1 << 40 | 5);
-        assert_eq!(Place::unpack(place.pack()), Some(place));
-        assert!(place.is_of(5) && !place.is_of(6));
-        assert_eq!(Place::unpack(0), None);
-    }
-}
+mod tests;

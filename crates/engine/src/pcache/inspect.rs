@@ -1,10 +1,11 @@
 //! Looking at a cache device without changing it.
 
+use crate::attaching::AttachProgress;
 use crate::error::Result;
 use crate::pmem::Pmem;
 use crate::sync::Arc;
 
-use super::attach::{LogDamage, extent, has_data_crc, load_structures, replay};
+use super::attach::{LogDamage, extent, has_data_crc, load_structures, survey};
 use super::index::Index;
 use super::layout::{Geometry, Position, gc_percent_of};
 use super::media::Media;
@@ -60,7 +61,8 @@ pub fn inspect(cache: Arc<dyn Pmem>, geometry: Geometry) -> Result<Report> {
     // Nobody will read. And the size of the device is only what the medium says: an index could
     // take as much memory as a medium asks for.
     let index = Index::new(0);
-    let replayed = replay(&media, &found, backing_bytes, index, LogDamage::Truncate)?;
+    let (damage, progress) = (LogDamage::Truncate, AttachProgress::default());
+    let replayed = survey(&media, &found, backing_bytes, index, damage, &progress)?;
     let flags = found.info.record.flags.get();
     Ok(Report {
         segments: found.superblock.seg_num.get(),

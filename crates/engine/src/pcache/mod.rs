@@ -9,7 +9,8 @@
 //! |---|---|---|
 //! | `args`, `facts` | the table line's words; what is told beyond the status | `dm_pcache.c` |
 //! | `layout`, `media` | every on-media byte; typed access to them | `*.h` |
-//! | `format`, `attach`, `walk`, `label` | making a cache, opening one, knowing it | `cache.c` |
+//! | `format`, `attach`, `walk`, `replay` | making a cache, opening one | `cache.c` |
+//! | `label` | knowing a cache again | |
 //! | `segment`, `chain` | allocation, references, generations | `cache_segment.c` |
 //! | `index` | logical block to place | `cache_key.c` |
 //! | `openset`, `takeup` | keys in memory, also those of a dead server | `cache_key.c` |
@@ -43,6 +44,7 @@ mod openset;
 pub(crate) mod orderings;
 mod quarantine;
 mod read;
+mod replay;
 mod retain;
 mod retention;
 #[cfg(test)]
@@ -54,6 +56,7 @@ mod walk;
 mod write;
 mod writeback;
 
+use crate::attaching::AttachProgress;
 use crate::bio::{Bio, Op};
 use crate::disk::{Disk, DiskIo};
 use crate::error::{Error, Kind, Result, Status};
@@ -79,6 +82,8 @@ use media::{Found, Media};
 use openset::OpenSets;
 use quarantine::Quarantine;
 use read::{Fill, Misses};
+use replay::Replay;
+pub use replay::ReplayPace;
 use retention::Retention;
 pub use retention::RetentionKind;
 use segment::Segments;
@@ -105,7 +110,7 @@ const DIRTY_SHARE: u64 = 8;
 pub const BACKING_BYTES_MAX: u64 = 64 << 40;
 
 /// How a cache is opened; what the table line does not say.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct OpenOptions {
     /// Format the device even if it may hold something else.
     pub force_format: bool,
@@ -115,12 +120,23 @@ pub struct OpenOptions {
     pub stripes: usize,
     /// A fresh random number: names this attach.
     pub attach_id: u64,
+    /// Is told how far it is.
+    pub progress: Arc<AttachProgress>,
+    /// What of the log is replayed before the first request, and how fast the rest.
+    pub replay: ReplayPace,
 }
 
 impl OpenOptions {
     /// The kernel's geometry and eight stripes.
     pub fn new(attach_id: u64) -> OpenOptions {
-        OpenOptions { force_format: false, geometry: Geometry::KERNEL, stripes: 8, attach_id }
+        OpenOptions {
+            force_format: false,
+            geometry: Geometry::KERNEL,
+            stripes: 8,
+            attach_id,
+            progress: Arc::default(),
+            replay: ReplayPace::default(),
+        }
     }
 }
 
@@ -158,6 +174,7 @@ struct Background {
     dirty_since: Option<Nanos>,
     writeback: Writeback,
     gc: Gc,
+    replay: Option<Replay>,
 }
 
 /// A counter that threads raise all the time: by port, so that they do not wait for each other's
@@ -241,7 +258,10 @@ pub struct Pcache {
     wants_room: AtomicBool,
     gives_up: AtomicBool,
     counters: Counters,
-    notes: Vec<String>,
+    notes: Mutex<Vec<String>>,
+    /// Whether the background has a [`Replay`].
+    is_replaying: AtomicBool,
+    replay_pace: ReplayPace,
 }
 
 impl Pcache {
@@ -288,7 +308,12 @@ impl Pcache {
             found = attach::load_structures(&media)?;
         }
         let (size, index) = (limits.size_bytes, Index::new(limits.size_bytes));
-        let mut replayed = attach::replay(&media, &found, size, index, args.log_damage)?;
+        let damage = args.log_damage;
+        let progress = &*options.progress;
+        let mut replayed = attach::survey(&media, &found, size, index, damage, progress)?;
+        if replayed.keys <= options.replay.at_once_max {
+            replayed.finish(&media, &found.segments)?;
+        }
         if is_rewritten {
             let note = "a flush of the cache device had failed: all it holds was stored again";
             replayed.notes.push(note.to_string());
@@ -405,6 +430,10 @@ impl Pcache {
     /// saw the background awake is visible at the second.
     fn next_look(&self, background: &Background) -> Option<Nanos> {
         let now = background.now;
+        if background.replay.is_some() {
+            self.is_armed.store(true, Ordering::SeqCst);
+            return Some(now);
+        }
         let has_work = self.has_open_keys() || self.log.dirty_tail() != self.log.head();
         if has_work {
             self.is_armed.store(true, Ordering::SeqCst);
@@ -453,6 +482,7 @@ impl Target for Pcache {
         if was_suspended.unwrap_or_else(|| self.is_suspended()) {
             return None;
         }
+        self.replay_slice(background);
         let is_urgent = self.is_urgent();
         self.close_old_sets(background, is_urgent);
         self.writeback_if_due(background, is_urgent, port);

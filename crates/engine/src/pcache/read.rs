@@ -101,7 +101,7 @@ impl Pcache {
     fn drop_if_clean(&self, piece: &Piece, place: Place) -> bool {
         self.counters.damaged_reads.fetch_add(1, Ordering::Relaxed);
         // While it is held, dirty_tail stays where it is and no segment of the log is reused.
-        let background = lock(&self.background);
+        let mut background = lock(&self.background);
         let stripe = self.stripe_of(piece.offset);
         let _guard = lock(&self.stripes[stripe].state);
         let now = self.index.lookup(piece.offset, piece.offset + piece.len, |p| self.is_live(p));
@@ -112,6 +112,9 @@ impl Pcache {
             return false;
         }
         self.index.set(piece.offset, now.len, None);
+        if let Some(replay) = &mut background.replay {
+            replay.note_dropped(piece.offset, now.len);
+        }
         true
     }
 
@@ -163,8 +166,9 @@ impl Pcache {
         }
         let miss = Miss { bio, outstanding: pieces.len() as u32, status: Ok(()) };
         let id = lock(&self.misses).add(miss);
+        let fills = self.fills_reads();
         for (offset, len) in pieces {
-            if self.args.fills_reads {
+            if fills {
                 self.register_fill(offset, len, id);
             }
             port.ios.push_back(DiskIo {
@@ -178,6 +182,11 @@ impl Pcache {
                 result: Ok(()),
             });
         }
+    }
+
+    /// Whether what is read from the backing device is offered to the cache.
+    fn fills_reads(&self) -> bool {
+        self.args.fills_reads && !self.is_replaying()
     }
 
     /// Registers a gap that is about to be read, if it still is one: since it was seen, a write
@@ -194,7 +203,7 @@ impl Pcache {
     /// A read from the backing device is back.
     pub(super) fn complete_miss(&self, mut io: DiskIo, port: &mut Port) {
         let id = io.token as u32;
-        if io.result.is_ok() && self.args.fills_reads {
+        if io.result.is_ok() && self.fills_reads() {
             self.fill(&io, id, port);
         } else {
             self.take_fill(io.offset, io.len, id);

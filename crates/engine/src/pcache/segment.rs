@@ -215,6 +215,11 @@ impl Segments {
         self.segments[segment as usize].references.fetch_add(1, Ordering::Relaxed);
     }
 
+    /// As [`Segments::reference`], for so many keys.
+    pub fn reference_many(&self, segment: u32, keys: u32) {
+        self.segments[segment as usize].references.fetch_add(keys, Ordering::Relaxed);
+    }
+
     /// A key is gone.
     pub fn release(&self, segment: u32) {
         self.release_many(segment, 1);

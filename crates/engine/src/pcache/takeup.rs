@@ -39,6 +39,7 @@ pub(super) fn keys_left(
     if is_ours && !has_failed || mutants::is(Mutant::SharedOfAnybody) && attach_id.is_some() {
         return Ok(left.keys);
     }
+    replayed.finish(media, &found.segments)?;
     let Some(lost) = loss(&left, replayed) else { return Ok(Vec::new()) };
     if is_ours && has_failed {
         // Their data may be what it was before: it was on its way when the medium failed.

@@ -1,10 +1,14 @@
 //! Walking along the log of a cache that is being opened: every link is checked before it is
 //! followed, and no segment is entered twice, so every walk ends.
 
+use zerocopy::FromBytes;
+
 use crate::error::Result;
 
-use super::keylog::{LogReader, after};
-use super::layout::{KSET_HEADER_BYTES, Key, Position, Record};
+use super::keylog::{LogReader, ZERO_BEHIND, after};
+use super::layout::{
+    KSET_HEADER_BYTES, KSET_LAST, KSET_MAGIC, Key, KsetHeader, Position, Record, parse_record,
+};
 use super::media::Media;
 use super::segment::Segments;
 
@@ -109,4 +113,45 @@ pub(super) fn outline(
         }
     }
     Ok(Outline { has_met, end: walk.position, is_clean: walk.ends_cleanly(), records })
+}
+
+/// How far behind `end` something stands that was surely appended later: a whole key set with
+/// current keys, or the way to the next segment. What stands behind a long stretch of zeroes is
+/// history: the log is zeroed ahead of itself.
+pub(super) fn appended_later(segments: &Segments, bytes: &[u8]) -> Option<usize> {
+    let mut zeroes = 0;
+    for (nth, word) in bytes.chunks_exact(8).enumerate().skip(1) {
+        zeroes = if word == [0; 8] { zeroes + 8 } else { 0 };
+        if zeroes >= ZERO_BEHIND {
+            return None;
+        }
+        let is_later = match parse_record(&bytes[nth * 8..]) {
+            Some(Record::Keys(keys)) => holds_current_keys(segments, keys),
+            Some(Record::Last(next)) => next < segments.count(),
+            None => false,
+        };
+        if is_later {
+            return Some(nth * 8);
+        }
+    }
+    None
+}
+
+/// Whether a LAST record stands there whose CRC is wrong. It is no torn one: that has stores of
+/// eight bytes that never happened, over bytes that were zero, so one of its words is zero.
+pub(super) fn is_damaged_last(end: &[u8]) -> bool {
+    let Ok((header, _)) = KsetHeader::read_from_prefix(end) else { return false };
+    let (magic, flags) = (header.magic.get(), header.flags.get());
+    let is_last = flags == KSET_LAST || magic == KSET_MAGIC && flags != 0;
+    let has_first_word = header.crc.get() != 0 || header.key_num.get() != 0;
+    is_last && magic != 0 && has_first_word
+}
+
+fn holds_current_keys(segments: &Segments, keys: &[Key]) -> bool {
+    !keys.is_empty() && keys.iter().all(|key| is_current(segments, key))
+}
+
+fn is_current(segments: &Segments, key: &Key) -> bool {
+    let segment = key.segment.get();
+    segment < segments.count() && segments.generation(segment) == key.generation.get()
 }

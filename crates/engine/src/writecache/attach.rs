@@ -163,7 +163,8 @@ fn open(
     if mutants::is(Mutant::CounterBackwards) {
         seq = seq.saturating_sub(1);
     }
-    let census = walk(&medium, &geometry, seq, Some(limits.size_bytes), &mut found)?;
+    let census =
+        walk(&medium, &geometry, seq, Some(limits.size_bytes), &mut found, &options.progress)?;
     check_binding(&args, &medium, &superblock, &census, &limits)?;
     take_up(&medium, &geometry, &superblock, &mut seq, &mut found, &shared, &limits)?;
     let label = Label::new(&limits.identity, limits.size_bytes, options.attach_id);

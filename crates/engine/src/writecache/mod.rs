@@ -48,6 +48,7 @@ mod zero;
 
 use std::collections::HashMap;
 
+use crate::attaching::AttachProgress;
 use crate::bio::{Bio, Op};
 use crate::buffer::Buffer;
 use crate::disk::{Disk, DiskIo};
@@ -88,7 +89,7 @@ pub const ORIGIN_BYTES_MAX: u64 = 64 << 40;
 pub const STRIPES: usize = 8;
 
 /// How a cache is opened; what the table line does not say.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct OpenOptions {
     /// Format the device even if it may hold something else.
     pub force_format: bool,
@@ -96,12 +97,14 @@ pub struct OpenOptions {
     pub attach_id: u64,
     /// Stripes, 1 to 16.
     pub stripes: usize,
+    /// Is told how far it is.
+    pub progress: Arc<AttachProgress>,
 }
 
 impl OpenOptions {
     /// Eight stripes, no force.
     pub fn new(attach_id: u64) -> OpenOptions {
-        OpenOptions { force_format: false, attach_id, stripes: STRIPES }
+        OpenOptions { force_format: false, attach_id, stripes: STRIPES, progress: Arc::default() }
     }
 }
 

@@ -15,6 +15,7 @@ use std::collections::HashMap;
 
 use zerocopy::FromBytes;
 
+use crate::attaching::AttachProgress;
 use crate::error::Result;
 use crate::mutants::{self, Mutant};
 
@@ -119,7 +120,9 @@ pub fn walk(
     seq_count: u64,
     origin_bytes: Option<u64>,
     finder: &mut impl Finder,
+    progress: &AttachProgress,
 ) -> Result<Census> {
+    progress.begin("entries", geometry.blocks);
     let census = Census::default();
     let mut walk =
         Walk { medium, geometry, seq_count, origin_bytes, finder, census, repeated: Vec::new() };
@@ -136,6 +139,7 @@ pub fn walk(
             walk.entry(first + nth as u64, entry);
         }
         first += count;
+        progress.has_come_to(first);
     }
     walk.resolve()?;
     Ok(walk.census)

@@ -97,6 +97,22 @@ impl Judge {
             check(model, slot, *shown, scope.is_power_cut)?;
         }
         self.kind.check(&*subject, model)?;
+        if subject.is_complete() {
+            self.write_back(&*subject, model, &shown, scope.is_power_cut)?;
+            return Ok(Some(shown));
+        }
+        let dirty = shown;
+        while !subject.is_complete() {
+            subject.tick(0, &mut self.port);
+        }
+        // Of write-back, which may have begun.
+        let held = std::mem::take(&mut self.port.ios);
+        let shown = self.read(&*subject)?;
+        for (slot, (before, shown)) in dirty.iter().zip(&shown).enumerate() {
+            check(model, slot, *shown, scope.is_power_cut)?;
+            has_not_changed(model, slot, *before, *shown, scope.is_power_cut)?;
+        }
+        self.port.ios = held;
         self.write_back(&*subject, model, &shown, scope.is_power_cut)?;
         Ok(Some(shown))
     }
@@ -233,6 +249,31 @@ fn check(model: &Model, slot: usize, shown: Shown, is_power_cut: bool) -> Result
             };
             bad.map_or(Ok(()), |stamp| Err(why("not cached, the origin's", stamp)))
         }
+    }
+}
+
+/// What was read before all of the log was replayed is what is read afterwards: where the cache
+/// had nothing yet, the origin has what the cache has now; what was dropped for room, too.
+fn has_not_changed(
+    model: &Model,
+    slot: usize,
+    before: Shown,
+    after: Shown,
+    is_power_cut: bool,
+) -> Result<(), String> {
+    let is_same = match (before, after) {
+        (Shown::Origin, Shown::Cached(stamp)) | (Shown::Cached(stamp), Shown::Origin) => {
+            let origin = &model.origin[slot];
+            match is_power_cut {
+                true => origin.possible().all(|origin| origin == stamp),
+                false => origin.visible().all(|origin| origin == stamp),
+            }
+        }
+        _ => before == after,
+    };
+    match is_same {
+        true => Ok(()),
+        false => Err(format!("slot {slot} changes by the replay: {before:?}, then {after:?}")),
     }
 }
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use udm::pcache::layout::Geometry;
-use udm::pcache::{OpenOptions, Pcache, TableArgs, inspect, shared_words};
+use udm::pcache::{OpenOptions, Pcache, ReplayPace, TableArgs, inspect, shared_words};
 use udm::pmem::Persistence;
 
 use crate::elsewhere::{self, What};
@@ -17,6 +17,10 @@ const STRIPES: usize = 2;
 impl Subject for Pcache {
     fn is_origin_consistent(&self) -> bool {
         self.is_origin_consistent()
+    }
+
+    fn is_complete(&self) -> bool {
+        !self.is_replaying()
     }
 }
 
@@ -33,6 +37,15 @@ impl PcacheKind {
         let words: Vec<&str> = table.split_whitespace().collect();
         let args = TableArgs::parse(&words).map_err(|error| error.error).unwrap();
         PcacheKind { segments, persistence, args }
+    }
+}
+
+/// Servers replay the log at once, or late and slowly; who judges looks before and after.
+fn pace(attaches: u64, who: Who) -> ReplayPace {
+    match (who, attaches % 3) {
+        (Who::Judge, _) => ReplayPace { at_once_max: 0, slice: 64 },
+        (_, 0) => ReplayPace::default(),
+        _ => ReplayPace { at_once_max: 0, slice: 1 },
     }
 }
 
@@ -64,7 +77,8 @@ impl Kind for PcacheKind {
             force_format: who == Who::Formatter,
             geometry: GEOMETRY,
             stripes: STRIPES,
-            attach_id: attaches.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 1,
+            replay: pace(attaches, who),
+            ..OpenOptions::new(attaches.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 1)
         };
         let Devices { twin, origin, shared, .. } = devices;
         let pcache = Pcache::open(args, ORIGIN_BYTES, twin, origin, shared, &options);

@@ -19,6 +19,10 @@ impl Subject for Writecache {
     fn is_origin_consistent(&self) -> bool {
         self.is_origin_consistent()
     }
+
+    fn is_complete(&self) -> bool {
+        true
+    }
 }
 
 /// What a history runs on.
@@ -74,7 +78,7 @@ impl Kind for WritecacheKind {
         let options = OpenOptions {
             force_format: who == Who::Formatter,
             stripes: STRIPES,
-            attach_id: attaches.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 1,
+            ..OpenOptions::new(attaches.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 1)
         };
         let Devices { twin, ssd, origin, shared } = devices;
         let args = self.args.clone();

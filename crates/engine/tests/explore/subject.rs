@@ -59,6 +59,9 @@ pub enum Who {
 pub trait Subject: Target {
     /// Whether it says that the origin alone is consistent.
     fn is_origin_consistent(&self) -> bool;
+
+    /// Whether it has read all that the cache says.
+    fn is_complete(&self) -> bool;
 }
 
 /// A target to explore, with its table and its geometry.

@@ -1,5 +1,6 @@
 //! Small stories, one per promise.
 
+use udm::attaching::AttachStep;
 use udm::bio::Op;
 use udm::pcache::layout::Geometry;
 use udm::target::Target;
@@ -155,4 +156,16 @@ fn facts_count_what_is_cached_and_what_is_dirty() {
     world.drain();
     assert_eq!(number(&world, "cached_bytes"), 4096 + 1536);
     assert_eq!(number(&world, "dirty_bytes"), 0);
+}
+
+#[test]
+fn an_attach_says_how_many_keys_it_has_read() {
+    let mut world = World::new(Setup::small());
+    world.open();
+    assert_eq!(world.progress.look().map(|step| step.done), Some(0));
+    (0..9).for_each(|nth| world.write(nth * 8192, &[1; 4096], false));
+    world.remove();
+    world.open();
+    let expected = AttachStep { what: "keys of the log", done: 9, total: None };
+    assert_eq!(world.progress.look(), Some(expected));
 }

@@ -16,6 +16,7 @@ mod damage;
 mod defects;
 mod hostile;
 mod hot;
+mod late;
 mod left;
 mod model;
 mod origin;

@@ -106,3 +106,11 @@ fn random_histories_in_fast_order_without_fills() {
         history(seed, Setup::small().table(table), 400);
     }
 }
+
+#[test]
+fn random_histories_that_go_on_before_the_log_is_replayed() {
+    for seed in 400..424 {
+        let tables = ["C B 0", "C B 2 data_crc true", "C B 2 retention fifo"];
+        history(seed, Setup::small().table(tables[seed as usize % 3]).late(), 300);
+    }
+}

@@ -25,6 +25,7 @@ fn world_of(vector: &Vector) -> World {
         backing_bytes: origin.len() as u64,
         stripes: 8,
         persistence: Persistence::Cpu,
+        replay: Setup::small().replay,
     };
     let disk = RamDisk::new(origin.len() as u64, 512);
     disk.load_image(&origin);

@@ -3,12 +3,13 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use udm::attaching::AttachProgress;
 use udm::bio::{Bio, Op};
 use udm::buffer::Buffer;
 use udm::disk::{Disk, DiskIo, RamDisk, Ring};
 use udm::error::{Result, Status};
 use udm::pcache::layout::Geometry;
-use udm::pcache::{OpenOptions, Pcache, TableArgs, shared_words};
+use udm::pcache::{OpenOptions, Pcache, ReplayPace, TableArgs, shared_words};
 use udm::pmem::Persistence;
 use udm::pmem::sim::SimPmem;
 use udm::shm::SharedWords;
@@ -27,7 +28,11 @@ pub struct Setup {
     pub backing_bytes: u64,
     pub stripes: usize,
     pub persistence: Persistence,
+    pub replay: ReplayPace,
 }
+
+/// A key set, or a region, with each tick, and nothing before the first request.
+pub const LATE: ReplayPace = ReplayPace { at_once_max: 0, slice: 1 };
 
 impl Setup {
     pub fn small() -> Setup {
@@ -38,7 +43,13 @@ impl Setup {
             backing_bytes: 12 << 20,
             stripes: 3,
             persistence: Persistence::Cpu,
+            replay: ReplayPace::default(),
         }
+    }
+
+    pub fn late(mut self) -> Setup {
+        self.replay = LATE;
+        self
     }
 
     pub fn table(mut self, table: &'static str) -> Setup {
@@ -67,6 +78,8 @@ pub struct World {
     pub catches_cut: bool,
     pub cut: Option<(SimPmem, Vec<u8>)>,
     attaches: u64,
+    /// What the last attach counted.
+    pub progress: Arc<AttachProgress>,
 }
 
 impl World {
@@ -94,6 +107,7 @@ impl World {
             catches_cut: false,
             cut: None,
             attaches: 0,
+            progress: Arc::default(),
         }
     }
 
@@ -131,8 +145,10 @@ impl World {
             force_format,
             geometry: self.setup.geometry,
             stripes: self.setup.stripes,
-            attach_id: self.attaches * 0x1_0001,
+            replay: self.setup.replay,
+            ..OpenOptions::new(self.attaches * 0x1_0001)
         };
+        self.progress = Arc::clone(&options.progress);
         let words: Vec<&str> = self.setup.table.split_whitespace().collect();
         let args = TableArgs::parse(&words).map_err(|error| error.error)?;
         let backing: Arc<dyn Disk> = self.disk.clone();

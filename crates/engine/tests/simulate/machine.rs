@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex};
 use udm::device::{Device, PortSeat};
 use udm::disk::{Disk, Ring, SimDisk};
 use udm::error::Result;
+use udm::pcache::ReplayPace;
 use udm::pcache::layout::Geometry;
 use udm::pmem::Pmem;
 use udm::pmem::sim::SimPmem;
@@ -115,6 +116,10 @@ impl Machine {
             force_format: false,
             attach_id: setup.seed << 16 | self.attaches,
             geometry,
+            // Most servers serve before they have replayed the log.
+            replay: [None, Some(1), Some(5), Some(40)][(setup.seed + self.attaches) as usize % 4]
+                .map(|slice| ReplayPace { at_once_max: 0, slice }),
+            progress: Arc::default(),
         };
         let table = build(&Table::parse(&text)?, self, &options)?;
         let device = Device::with_table("sim", table)?;

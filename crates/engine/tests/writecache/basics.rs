@@ -185,3 +185,12 @@ fn a_suspended_cache_is_at_rest_on_its_medium() {
         assert!(found[..4096] == [2; 4096] && found[4096..] == [1; 4096]);
     });
 }
+
+#[test]
+fn an_attach_says_how_many_entries_of_all_it_has_read() {
+    let mut world = World::new("p O C 4096 0", MIB, 4 * MIB);
+    world.try_open(false).unwrap();
+    let step = world.progress.look().unwrap();
+    assert_eq!((step.what, step.total), ("entries", Some(step.done)));
+    assert!((200..256).contains(&step.done), "{} blocks of 4 KiB in a MiB", step.done);
+}

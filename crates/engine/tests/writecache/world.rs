@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use udm::attaching::AttachProgress;
 use udm::bio::{Bio, Op};
 use udm::buffer::Buffer;
 use udm::disk::{Disk, DiskIo, Ring, SimDisk};
@@ -94,6 +95,8 @@ pub struct World {
     /// What was done to disks: device, operation, offset, length.
     pub history: Vec<(String, Op, u64, u64)>,
     attaches: u64,
+    /// What the last attach counted.
+    pub progress: Arc<AttachProgress>,
 }
 
 impl World {
@@ -118,6 +121,7 @@ impl World {
             refuses: Box::new(|_| false),
             history: Vec::new(),
             attaches: 0,
+            progress: Arc::default(),
         }
     }
 
@@ -130,7 +134,8 @@ impl World {
     pub fn try_open(&mut self, force_format: bool) -> Result<()> {
         self.attaches += 1;
         let attach_id = self.attaches * 0x1_0001;
-        let options = OpenOptions { force_format, attach_id, stripes: STRIPES };
+        let options = OpenOptions { force_format, stripes: STRIPES, ..OpenOptions::new(attach_id) };
+        self.progress = Arc::clone(&options.progress);
         let origin: Arc<dyn Disk> = self.origin.clone();
         let len = origin.limits().size_bytes / u64::from(self.args().block_bytes)
             * u64::from(self.args().block_bytes);

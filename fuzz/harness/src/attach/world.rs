@@ -99,7 +99,7 @@ impl World {
             force_format: self.is_formatting,
             geometry: self.geometry,
             stripes: self.stripes,
-            attach_id: self.attaches,
+            ..OpenOptions::new(self.attaches)
         };
         let rebind = if self.rebinds { " rebind true" } else { "" };
         let line = match TABLES[self.table] {

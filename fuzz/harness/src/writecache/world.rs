@@ -160,7 +160,7 @@ impl World {
         let options = OpenOptions {
             force_format: self.is_formatting,
             stripes: self.stripes,
-            attach_id: self.attaches,
+            ..OpenOptions::new(self.attaches)
         };
         let mode = if matches!(self.ground, Ground::Pmem(_)) { 'p' } else { 's' };
         let rebind = if self.rebinds { " rebind true" } else { "" };

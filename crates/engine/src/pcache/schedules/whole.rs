@@ -327,6 +327,38 @@ pub fn damage(mut prng: Prng) {
     world.judge();
 }
 
+/// Clients are served while the log is still being replayed.
+pub fn late(mut prng: Prng) {
+    let world = World::new(Plan { segments: 12, table: "C B 0", areas: &[(0, 24)] });
+    let mut first = world.client_alone();
+    for block in 0..3 {
+        first.write(block * 8, 8, true);
+        first.write(block * 8 + prng.below(6), 2, true);
+    }
+    drop(first);
+    world.drain();
+    let world = world.opened_late();
+    let keeper = world.keep(ManualClock::default());
+    let mut parts = Vec::new();
+    for nth in 0..3 {
+        parts.push(part(&world, &mut prng, move |client, prng| {
+            for _ in 0..4 {
+                let (block, from) = (prng.below(3) * 8, prng.below(6));
+                match nth {
+                    0 => drop(client.read(block, 8).unwrap()),
+                    _ if prng.one_in(2) => client.write(block, 8, prng.one_in(4)),
+                    _ => client.write(block + from, 1 + prng.below(2), false),
+                }
+            }
+        }));
+    }
+    together(parts);
+    keeper.stop();
+    world.read_all();
+    world.drain();
+    world.judge();
+}
+
 /// The power is cut at some moment of `overlap`.
 pub fn cut(mut prng: Prng) {
     let world = World::new(Plan { segments: 9, table: "C B 0", areas: TWO_BLOCKS });

@@ -3,7 +3,7 @@
 use crate::device::{Device, LoadedTable};
 use crate::local::ManualClock;
 use crate::pcache::layout::{Geometry, SEGMENT_META_BYTES, SEGMENTS_AT};
-use crate::pcache::{OpenOptions, Pcache, TableArgs, shared_words};
+use crate::pcache::{OpenOptions, Pcache, ReplayPace, TableArgs, shared_words};
 use crate::prng::Prng;
 use crate::schedules::history::History;
 use crate::schedules::scene::{Areas, Rest, Scene};
@@ -42,12 +42,16 @@ impl std::ops::Deref for World {
     }
 }
 
+/// The whole log before the first request.
+const AT_ONCE: ReplayPace = ReplayPace { at_once_max: u64::MAX, slice: 1 };
+
 impl World {
     /// A freshly formatted cache.
     pub fn new(plan: Plan) -> World {
         let bytes = SEGMENTS_AT + plan.segments * GEOMETRY.segment_bytes;
         let shared = SharedWords::private(shared_words(2));
-        World::open(plan, vec![0; bytes as usize], Platter::default(), Arc::default(), shared, 1)
+        let image = vec![0; bytes as usize];
+        World::open(plan, image, Platter::default(), Arc::default(), shared, 1, AT_ONCE)
     }
 
     fn open(
@@ -57,11 +61,12 @@ impl World {
         history: Arc<History>,
         shared: SharedWords,
         attach_id: u64,
+        replay: ReplayPace,
     ) -> World {
         let (twin, origin) = (Arc::new(Twin::new(image)), Arc::new(Origin::new(platter)));
         let geometry = GEOMETRY;
         let options =
-            OpenOptions { geometry, stripes: 2, ..OpenOptions::new(attach_id * 0x1_0001) };
+            OpenOptions { geometry, stripes: 2, replay, ..OpenOptions::new(attach_id * 0x1_0001) };
         let words: Vec<&str> = plan.table.split_whitespace().collect();
         let args = TableArgs::parse(&words).unwrap_or_else(|_| panic!("a good table"));
         let (pmem, disk) = (twin.clone(), origin.clone());
@@ -92,10 +97,20 @@ impl World {
         let World { plan, scene, shared, attach_id, .. } = self;
         let Scene { twin, origin, history, .. } = scene;
         let platter = origin.platter();
-        let next = World::open(plan, twin.image(), platter, history, shared, attach_id + 1);
+        let next =
+            World::open(plan, twin.image(), platter, history, shared, attach_id + 1, AT_ONCE);
         next.read_all();
         next.history.judge();
         next.drain();
+    }
+
+    /// The next server, which replays what it can only while clients are there.
+    pub fn opened_late(self) -> World {
+        let World { plan, scene, shared, attach_id, .. } = self;
+        let Scene { twin, origin, history, .. } = scene;
+        let late = ReplayPace { at_once_max: 0, slice: 1 };
+        let platter = origin.platter();
+        World::open(plan, twin.image(), platter, history, shared, attach_id + 1, late)
     }
 
     /// Panics if the accounts are wrong. Nobody is at work.
@@ -107,14 +122,14 @@ impl World {
 
     /// Writes everything back; then the backing device is what the cache was.
     pub fn drain(&self) {
-        self.scene.drain(|| !self.cache.has_open_keys());
+        self.scene.drain(|| !self.cache.has_open_keys() && !self.cache.is_replaying());
     }
 
     /// Attaches what a cut left and judges it.
     pub fn judge_rest(plan: Plan, rest: Rest) {
         let shared = SharedWords::private(shared_words(2));
         let history = Arc::new(History::default());
-        let world = World::open(plan, rest.image, rest.platter, history, shared, 2);
+        let world = World::open(plan, rest.image, rest.platter, history, shared, 2, AT_ONCE);
         world.judge_after_cut(&rest.record);
         world.drain();
     }

@@ -1,0 +1,240 @@
+//! The part of the log that an attach need not have read before it serves: replayed in the
+//! background, a slice with each tick, into an index of its own, which then joins the one that
+//! readers see.
+//!
+//! The survey (attach.rs) has walked the whole log and checked every key, knows which segments the
+//! log needs, and has put into the live index what only the cache has: the keys at or behind
+//! dirty_tail that are not CLEAN. What is missing there is on the backing device, so a miss is
+//! right, only slow. That what is added later is right as well rests on this:
+//!
+//! 1. The replay ends with what a replay before the first request would have ended with: it reads
+//!    the same records in the same order, and nobody sees its index before it has read all. An
+//!    older version of a block is never seen on the way, and a CLEAN key not before all older keys
+//!    are known that may have to hide it.
+//! 2. It fills gaps only. What the live index names is either in the log's dirty part, and then
+//!    the replay ends with the same, or it was written since, and is newer.
+//! 3. Nothing leaves the live index meanwhile: nothing is collected, so no segment is reused, no
+//!    place dies, and key_tail, before which a log may be reused, stays where it is. A range
+//!    whose damaged copy is dropped is remembered and stays a gap.
+//! 4. Reads of what is missing leave nothing in the cache: their CLEAN keys would stand in the log
+//!    behind older keys of the same blocks, as a kernel's defect leaves them.
+//! 5. Nothing on the medium depends on it: after a crash the next attach does the same again.
+//!
+//! If the log cannot be read a second time, the replay is given up, and what it had is never
+//! seen: the backing device has the same.
+
+use crate::error::Status;
+use crate::mutants::{self, Mutant};
+use crate::sync::atomic::Ordering;
+use crate::sync::lock;
+
+use super::datacrc::DataCrcs;
+use super::index::{Index, Place};
+use super::keylog::{LogReader, after};
+use super::layout::{KEY_CLEAN, Key, Position, REGION_BYTES, Record};
+use super::media::Media;
+use super::segment::Segments;
+use super::{Background, Pcache};
+
+/// How the part of a log that can wait is replayed.
+#[derive(Clone, Copy, Debug)]
+pub struct ReplayPace {
+    /// A log of at most so many keys is replayed before the first request.
+    pub at_once_max: u64,
+    /// Keys, or regions of the index, that a tick passes.
+    pub slice: u64,
+}
+
+impl Default for ReplayPace {
+    /// At once what takes some milliseconds; then slices of about one.
+    fn default() -> ReplayPace {
+        ReplayPace { at_once_max: 64 << 10, slice: 8 << 10 }
+    }
+}
+
+/// A replay under way.
+#[derive(Debug)]
+pub(super) struct Replay {
+    reader: LogReader,
+    at: Position,
+    until: Position,
+    index: Index,
+    /// Keys read, of how many.
+    keys: u64,
+    total: u64,
+    /// Whether a CLEAN key of the present set met other keys.
+    has_hidden: bool,
+    /// The last place in the log behind a CLEAN key that other keys hide: it may be older than
+    /// they are (a kernel whose append failed wrote it), and must not outlive them.
+    hidden_until: Option<Position>,
+    /// Regions before this one have joined the live index.
+    joined: u64,
+    /// What was dropped from the live index meanwhile.
+    dropped: Vec<(u64, u64)>,
+}
+
+impl Replay {
+    /// A replay of the `total` keys that stand in the log from `at` to `until`.
+    pub(super) fn new(at: Position, until: Position, total: u64, index: Index) -> Replay {
+        Replay {
+            reader: LogReader::default(),
+            at,
+            until,
+            index,
+            keys: 0,
+            total,
+            has_hidden: false,
+            hidden_until: None,
+            joined: 0,
+            dropped: Vec::new(),
+        }
+    }
+
+    /// Keys that are still to be read.
+    pub(super) fn keys_left(&self) -> u64 {
+        self.total.saturating_sub(self.keys)
+    }
+
+    /// The index, and what must not outlive what hides it, of a replay that has read all.
+    pub(super) fn into_parts(self) -> (Index, Option<Position>) {
+        (self.index, self.hidden_until)
+    }
+
+    /// Reads `count` keys more, in whole key sets. `false`: all is read.
+    pub(super) fn read(
+        &mut self,
+        media: &Media,
+        segments: &Segments,
+        crcs: Option<&DataCrcs>,
+        count: u64,
+    ) -> Result<bool, Status> {
+        let enough = self.keys.saturating_add(count);
+        while self.at != self.until && self.keys < enough {
+            let record = self.reader.read(media, segments, self.at, Some(self.until))?;
+            let record = record.ok_or(Status::Corrupt)?;
+            let next = after(self.at, &record);
+            if let Record::Keys(set) = record {
+                // Their cache misses at once, not one after the other.
+                set.iter().for_each(|key| self.index.touch(key.off.get()));
+                set.iter().for_each(|key| self.index.touch_row(key.off.get()));
+                for key in set {
+                    self.has_hidden |= put(&self.index, segments, crcs, key)?;
+                }
+                self.keys += set.len() as u64;
+            }
+            if std::mem::take(&mut self.has_hidden) {
+                self.hidden_until = Some(next);
+            }
+            self.at = next;
+        }
+        Ok(self.at != self.until)
+    }
+
+    /// The live index has forgotten this range.
+    pub(super) fn note_dropped(&mut self, offset: u64, len: u64) {
+        self.dropped.push((offset, len));
+    }
+}
+
+/// Puts a checked key into an index; says whether it is CLEAN and other keys hide some of it.
+fn put(
+    index: &Index,
+    segments: &Segments,
+    crcs: Option<&DataCrcs>,
+    key: &Key,
+) -> Result<bool, Status> {
+    let (off, len) = (key.off.get(), u64::from(key.len.get()));
+    let segment = key.segment.get();
+    let generation = segments.generation(segment);
+    if key.generation.get() > generation {
+        return Err(Status::Corrupt);
+    }
+    if key.generation.get() < generation && !mutants::is(Mutant::StaleKeyBelieved) {
+        if !mutants::is(Mutant::StaleKeySkipped) {
+            index.set(off, len, None);
+        }
+        return Ok(false);
+    }
+    if let Some(crcs) = crcs {
+        crcs.insert(segment, key.segment_off.get(), key.len.get(), key.data_crc.get());
+    }
+    let place = Place::new(segment, key.segment_off.get(), generation);
+    if key.flags.get() & KEY_CLEAN != 0 && !mutants::is(Mutant::CleanHidesDirty) {
+        return Ok(fill_gaps(index, off, off + len, place));
+    }
+    index.set(off, len, Some(place));
+    Ok(false)
+}
+
+/// Says whether there was anything but gaps.
+fn fill_gaps(index: &Index, offset: u64, end: u64, place: Place) -> bool {
+    let mut has_met = false;
+    let mut at = offset;
+    while at < end {
+        let piece = index.lookup(at, end, |_| true);
+        let place = place.plus(at - offset);
+        if piece.place.is_none() {
+            index.set(at, piece.len, Some(place));
+        } else if piece.place != Some(place) {
+            // Not the key of data that was kept in its place, which is logged again.
+            has_met = true;
+        }
+        at += piece.len;
+    }
+    has_met
+}
+
+impl Pcache {
+    /// Whether a part of the log is still to be replayed.
+    pub fn is_replaying(&self) -> bool {
+        self.is_replaying.load(Ordering::Acquire)
+    }
+
+    /// Replays a slice of what is left.
+    pub(super) fn replay_slice(&self, background: &mut Background) {
+        let Some(replay) = &mut background.replay else { return };
+        let slice = self.replay_pace.slice;
+        match replay.read(&self.media, &self.segments, self.crcs.as_ref(), slice) {
+            Ok(true) => return,
+            Ok(false) => {}
+            Err(status) => {
+                let at = replay.at;
+                lock(&self.notes).push(format!(
+                    "the log could not be read a second time ({status} at {at}): clean data is \
+                     read from the backing device"
+                ));
+                // Which CLEAN keys are hidden is not known: none may outlive the others.
+                let until = replay.until;
+                return self.end_replay(background, Some(until));
+            }
+        }
+        if self.join_regions(replay) {
+            return;
+        }
+        let hidden_until = replay.hidden_until;
+        self.end_replay(background, hidden_until);
+    }
+
+    fn end_replay(&self, background: &mut Background, hidden_until: Option<Position>) {
+        background.replay = None;
+        background.gc.pass_together(hidden_until);
+        self.is_replaying.store(false, Ordering::Release);
+    }
+
+    /// Some regions join the live index. `false`: all have.
+    fn join_regions(&self, replay: &mut Replay) -> bool {
+        let regions = self.backing.limits().size_bytes.div_ceil(REGION_BYTES);
+        let end = replay.joined.saturating_add(self.replay_pace.slice).min(regions);
+        for region in replay.joined..end {
+            let offset = region * REGION_BYTES;
+            let stripe = &self.stripes[self.stripe_of(offset)];
+            let _state = (!mutants::is(Mutant::JoinedUnlocked)).then(|| lock(&stripe.state));
+            for &(at, len) in replay.dropped.iter().filter(|(at, _)| at / REGION_BYTES == region) {
+                replay.index.set(at, len, None);
+            }
+            self.index.join(&mut replay.index, region as usize);
+        }
+        replay.joined = end;
+        end < regions
+    }
+}
