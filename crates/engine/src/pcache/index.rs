@@ -174,10 +174,10 @@ impl Index {
     pub fn join(&self, older: &mut Index, region: usize) {
         let found = older.regions.get_mut(region).and_then(OnceLock::take);
         let (Some(found), Some(place)) = (found, self.regions.get(region)) else { return };
-        let Err(mut found) = place.set(found) else { return };
+        let Err(found) = place.set(found) else { return };
         let Some(region) = place.get() else { return };
         for block in 0..REGION_BLOCKS {
-            let slot = *found.slots[block].get_mut();
+            let slot = found.slots[block].load(Ordering::Relaxed);
             if is_cached(slot) {
                 region.join_block(block, slot, || found.row_of(slot));
             }
