@@ -11,7 +11,9 @@ SEED ?= $(shell date +%s)
 EXPLORE = $(CARGO) test --locked -p udm --features mutants --test explore
 # Interleavings of threads, and of memory accesses, with deliberate bugs to find.
 SCHEDULES = $(CARGO) test --locked -p udm --features mutants,shuttle --lib schedules::
-ORDERINGS = $(CARGO) test --locked -p udm --features mutants,loom --lib orderings::
+# Two seconds of tests: to optimize them would take a minute.
+ORDERINGS = $(CARGO) test --locked -p udm --features mutants,loom --lib orderings:: \
+  --config 'profile.dev.package.udm.opt-level=0'
 
 define CLIPPY
 $(CARGO) clippy --workspace --all-targets --locked -- -D warnings
