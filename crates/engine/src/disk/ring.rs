@@ -9,7 +9,8 @@
 //! 2. A ring with a kernel is used by the thread that made it; the kernel refuses others, and the
 //!    ring panics then.
 //! 3. At most [`Ring::disk_ios_max`] I/Os of disks are with the kernel; more wait here in order.
-//!    How many can wait is bounded by who puts them in. Sockets do not wait behind disks.
+//!    How many can wait is bounded by who puts them in. Sockets do not wait behind disks. The one
+//!    sweep of a lazy file comes on top.
 //! 4. Sends are whole: a short send goes on until all is sent or the socket fails. A caller has
 //!    at most one send and one receive per socket under way, or their bytes mix. Sockets are
 //!    blocking ones (without O_NONBLOCK): with it, the kernel says EAGAIN instead of waiting.
