@@ -139,6 +139,8 @@ pub struct Machine {
     pub(crate) failing: Option<(Op, u32)>,
     /// While requests are under way.
     pub(crate) has_origin_failed: bool,
+    /// Requests went to the origin alone, or may have.
+    has_passed_by: bool,
     pub(crate) failing_cache: Option<Op>,
     /// From then on, requests may fail.
     pub(crate) has_cache_failed: bool,
@@ -182,6 +184,7 @@ impl Machine {
             is_holding_cache: false,
             failing: None,
             has_origin_failed: false,
+            has_passed_by: false,
             failing_cache: None,
             has_cache_failed: false,
             asked: HashMap::new(),
@@ -225,6 +228,7 @@ impl Machine {
                 self.ask(Ask::Write { first, count, fua, is_zero: false }, true)
             }
             Step::Zero { first, count, fua } => {
+                self.has_passed_by |= self.kind.passes_by();
                 self.ask(Ask::Write { first, count, fua, is_zero: true }, true)
             }
             Step::Flush => self.ask(Ask::Flush, true),
@@ -308,6 +312,7 @@ impl Machine {
     }
 
     fn message(&mut self, word: &str) -> Outcome {
+        self.has_passed_by |= word == "cleaner";
         let done = self.target().message(&[word.to_string()]);
         self.settle();
         done.map(drop).or_else(|error| self.excused(error.to_string()))
@@ -365,10 +370,16 @@ impl Machine {
         Ok(())
     }
 
-    /// The process is gone; what was on its way to the disks arrives or does not.
+    /// The process is gone; what was on its way to the disks arrives or does not, and a flush of the
+    /// origin has failed with nobody to hear of it.
     fn kill(&mut self) {
         for (id, io) in std::mem::take(&mut self.writes) {
             let is_good = self.prng.one_in(2);
+            if io.op == Op::Flush && self.has_passed_by {
+                // Not done. Had it failed unheard, what passed the cache by would be lost, and no
+                // server could know or bring it back.
+                continue;
+            }
             if io.op == Op::Write && is_good {
                 self.arrive(&io);
             }
