@@ -152,6 +152,12 @@ mutants! {
     PassedUnsaid,
     /// The label is not stored.
     WritecacheUnlabelled,
+    /// A flush does not wait for what was overwritten.
+    OverwriteUncounted,
+    /// Write-back takes what was overwritten and is not flushed.
+    UnflushedWrittenBack,
+    /// What a dead server saw overwritten on a failing cache is believed to stay.
+    OverwrittenUnsettled,
     }
 
     /// What only threads that run into each other show.
@@ -240,6 +246,10 @@ mutants! {
     PromisesUnheard,
     /// Write-back tries again after a suspend has given up cleaning.
     SuspendedRetries,
+    /// A slot is superseded while it is being overwritten, and given out again.
+    OverwritingFreed,
+    /// A block is overwritten while a discard is zeroing it.
+    OverwrittenWhileZeroed,
     }
 
     /// What only memory shows that reorders what the code does not order.

@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! writecache p|s <origin> <cache> <block size> <#words> [<option> ...] [rebind true|false]
+//!     [atomic_blocks true|false]
 //! ```
 //!
 //! The kernel ignores what stands behind the counted words. We take our own option there, and
@@ -76,6 +77,8 @@ pub struct TableArgs {
     pub options: Options,
     /// Attach although the label names another origin.
     pub rebinds: bool,
+    /// No block is overwritten where it is, so no power cut leaves one half old and half new.
+    pub has_atomic_blocks: bool,
 }
 
 /// An error about one of the words.
@@ -122,6 +125,7 @@ impl TableArgs {
             block_bytes,
             options: Options::default(),
             rebinds: false,
+            has_atomic_blocks: false,
         };
         args.take_counted(words)?;
         Ok(args)
@@ -147,13 +151,23 @@ impl TableArgs {
                 wrong(5 + at + nth, "Invalid optional argument", &details)
             })?;
         }
-        match ours {
-            [] => {}
-            ["rebind", "true"] => self.rebinds = true,
-            ["rebind", "false"] => self.rebinds = false,
-            [word, ..] => {
-                let details = format!("'{word}' stands behind the {count} counted words");
-                return Err(wrong(5 + count, "Invalid optional argument", &details));
+        for (nth, ours) in ours.chunks(2).enumerate() {
+            match ours {
+                ["rebind", "true"] => self.rebinds = true,
+                ["rebind", "false"] => self.rebinds = false,
+                ["atomic_blocks", "true"] => self.has_atomic_blocks = true,
+                ["atomic_blocks", "false"] if self.mode == Mode::Ssd => {
+                    self.has_atomic_blocks = false;
+                }
+                ["atomic_blocks", "false"] => {
+                    let details = "mode p never overwrites a block where it is";
+                    return Err(wrong(5 + count + 2 * nth, "Invalid optional argument", details));
+                }
+                _ => {
+                    let details =
+                        format!("'{}' stands behind the {count} counted words", ours.join(" "));
+                    return Err(wrong(5 + count + 2 * nth, "Invalid optional argument", &details));
+                }
             }
         }
         self.check_watermarks(4)
@@ -251,6 +265,9 @@ impl TableArgs {
             let _ = write!(words, " pause_writeback {value}");
             count += 2;
         }
+        if self.has_atomic_blocks {
+            words += " atomic_blocks true";
+        }
         format!("{} {count}{words}", self.block_bytes)
     }
 }
@@ -340,6 +357,11 @@ mod tests {
         let again = format!("s O C {}", args.words());
         assert_eq!(parse(&again).unwrap(), args);
         assert!(parse("s O C 4096 1 cleaner rebind true").unwrap().rebinds);
+        let args = parse("s O C 4096 1 cleaner atomic_blocks true rebind true").unwrap();
+        assert!(args.rebinds && args.has_atomic_blocks);
+        assert_eq!(args.words(), "4096 1 cleaner atomic_blocks true");
+        assert!(parse("p O C 4096 0 atomic_blocks false").is_err());
+        assert!(parse("s O C 4096 0 atomic_blocks").is_err());
         assert_eq!(
             parse("s O C 4096 4 high_watermark 40 low_watermark 40").unwrap().watermarks(),
             (40, 40)

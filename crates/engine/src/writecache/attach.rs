@@ -4,7 +4,7 @@
 //! name this attach on the label. Entries that must be marked free wait for the first commit,
 //! whose counter they must not survive.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use zerocopy::IntoBytes;
 
@@ -294,6 +294,9 @@ fn take_up(
     if left.has_failed && is_ours {
         rewrite(medium, geometry)?;
     }
+    if is_ours {
+        rewrite_blocks(medium, geometry, &left.overwritten, found)?;
+    }
     if !is_ours || left.has_failed {
         if !wanted.is_empty() {
             found.notes.push(format!(
@@ -327,6 +330,28 @@ fn rewrite(medium: &Medium, geometry: &Geometry) -> Result<()> {
         medium.load(at, &mut bytes)?;
         medium.store(at, &bytes)?;
         at += bytes.len() as u64;
+    }
+    medium.settle()
+}
+
+/// The same of blocks that were being overwritten, or were and not flushed: nobody may have heard
+/// that this failed. Which version can be read now, stays.
+fn rewrite_blocks(
+    medium: &Medium,
+    geometry: &Geometry,
+    slots: &[u32],
+    found: &mut Attach,
+) -> Result<()> {
+    let slots: BTreeSet<u64> = slots.iter().map(|slot| u64::from(*slot)).collect();
+    if mutants::is(Mutant::OverwrittenUnsettled) || slots.is_empty() {
+        return Ok(());
+    }
+    let places: Vec<u64> =
+        slots.range(..geometry.blocks).map(|slot| geometry.block_at(*slot)).collect();
+    let unreadable = medium.rewrite_each(&places, geometry.block_bytes as usize)?;
+    if unreadable > 0 {
+        let what = format!("{unreadable} blocks that were being overwritten cannot be read");
+        found.notes.push(what);
     }
     medium.settle()
 }
@@ -440,6 +465,7 @@ fn assemble(
         pool,
         open,
         filling: (0..stripes).map(|_| AtomicU32::new(0)).collect(),
+        has_fresh: (0..stripes * 2).map(|_| AtomicBool::new(false)).collect(),
         promised: (0..stripes).map(|_| AtomicU32::new(0)).collect(),
         batch: AtomicU64::new(seq),
         commit: Mutex::new(Commit { seq, ..Commit::default() }),

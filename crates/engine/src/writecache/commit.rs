@@ -25,7 +25,7 @@ use crate::buffer::Buffer;
 use crate::disk::DiskIo;
 use crate::error::Status;
 use crate::mutants::{self, Mutant};
-use crate::sync::atomic::Ordering;
+use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::sync::lock;
 use crate::target::Port;
 
@@ -57,9 +57,9 @@ pub(super) struct Commit {
     pub(super) wanted: u64,
     /// Bios of the driving port that wait for rounds.
     pub(super) waiters: Vec<(u64, bool, Bio)>,
-    /// Whether the round closes a batch.
+    /// Whether it commits a batch: then it has entries to write, and the counter.
     pub(super) has_batch: bool,
-    /// Stripes that have something in it, as bits.
+    /// Stripes whose lists it closed, as bits.
     pub(super) closed: u32,
     /// Slots in no chain that this round marks free.
     pub(super) marks: Vec<u32>,
@@ -356,23 +356,30 @@ impl Writecache {
         for stripe in stripes_of(self.filled.take()) {
             let locked = self.index.lock(stripe);
             let filling = self.filling[stripe].load(Ordering::Relaxed) as usize;
-            if !commit.has_batch {
-                commit.has_batch = true;
+            if commit.closed == 0 {
                 self.batch.store(commit.seq + 1, Ordering::Release);
             }
             commit.closed |= 1 << stripe;
+            let is_fresh = self.has_fresh(stripe, filling).load(Ordering::Relaxed);
+            commit.has_batch |= is_fresh || self.is_pmem();
             self.filling[stripe].store(1 - filling as u32, Ordering::Release);
             drop(locked);
         }
         self.take_marks(commit);
-        commit.has_batch || !commit.marks.is_empty() || !commit.drops.is_empty()
+        commit.closed != 0 || !commit.marks.is_empty() || !commit.drops.is_empty()
+    }
+
+    /// Mode `s`: whether a list of a stripe, whose lock is held, has blocks that need entries, not
+    /// only overwritten ones.
+    pub(super) fn has_fresh(&self, stripe: usize, list: usize) -> &AtomicBool {
+        &self.has_fresh[stripe * 2 + list]
     }
 
     /// Takes the slots that this round marks free. Called behind the closing of the batch: what
     /// is dropped from here on is not older than anything in it.
     fn take_marks(&self, commit: &mut Commit) {
         let has_others = self.marks_count.load(Ordering::SeqCst) > 0;
-        let is_due = !commit.has_batch || self.are_due(self.marks_waiting());
+        let is_due = commit.closed == 0 || self.are_due(self.marks_waiting());
         if !has_others && (commit.superseded.is_empty() || !is_due) {
             return;
         }
@@ -468,9 +475,12 @@ impl Writecache {
             for (block, slot) in held.by_ref().take(64) {
                 if locked.make_live(slot, block, state) {
                     self.supersede(&mut locked, block, slot, superseded);
+                } else {
+                    locked.make_live(slot, block, State::overwritten_in(closing));
                 }
             }
         }
+        self.has_fresh(stripe, closing).store(false, Ordering::Relaxed);
         self.open.clear(stripe, closing);
     }
 
@@ -480,7 +490,11 @@ impl Writecache {
         while let Some((before, found)) = locked.next_older(block, at) {
             at = before;
             match found.word.state() {
-                State::Live | State::Cleaned | State::Damaged => {
+                State::Live
+                | State::OverwrittenA
+                | State::OverwrittenB
+                | State::Cleaned
+                | State::Damaged => {
                     locked.supersede_behind(before, found);
                     if mutants::is(Mutant::FreeMarkLate) {
                         self.index.retire(found.slot);
@@ -490,7 +504,15 @@ impl Writecache {
                     superseded.push(found.slot);
                     continue;
                 }
-                State::Cleaning => locked.set_state(found.slot, State::Outdated),
+                // It goes when what is on its way has arrived.
+                State::Overwriting if mutants::is(Mutant::OverwritingFreed) => {
+                    locked.supersede_behind(before, found);
+                    superseded.push(found.slot);
+                    continue;
+                }
+                State::Cleaning | State::Overwriting => {
+                    locked.set_state(found.slot, State::Outdated);
+                }
                 _ => {}
             }
             at = found.slot;

@@ -118,11 +118,16 @@ impl Writecache {
         ]
     }
 
-    fn totals(&self) -> [Fact; 6] {
+    fn totals(&self) -> [Fact; 7] {
         let counters = &self.counters;
         [
             count("commits_total", &counters.commits, "batches committed"),
             count("metadata_writes_total", &counters.metadata_writes, "writes of entries (mode s)"),
+            count(
+                "overwritten_blocks_total",
+                &counters.overwrites,
+                "blocks overwritten where they are (mode s)",
+            ),
             count("writeback_batches_total", &counters.batches, "batches written back"),
             count("written_back_bytes_total", &counters.written_back_bytes, "written back"),
             count("writeback_failures_total", &counters.writeback_failures, "batches that failed"),

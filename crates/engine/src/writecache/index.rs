@@ -5,11 +5,12 @@
 //! the order in which they came (the age list). Slots of the pool belong to nobody.
 //!
 //! 1. Links and states of slots in a chain change under their stripe's lock only.
-//! 2. A slot's content does not change from the moment it is linked until it is retired.
-//!    Retiring gives the slot another generation, so whoever copied from it without a lock sees
-//!    afterwards whether he may believe what he has.
+//! 2. A slot holds its block from the moment it is linked until it is retired; in mode `p` its
+//!    content does not change either. Retiring gives the slot another generation, so whoever copied
+//!    from it without a lock sees afterwards whether he may believe what he has.
 //! 3. A chain has, from its head on, for each block: at most one uncommitted slot of each list, at
-//!    most one of `Live`, `Cleaning`, `Cleaned` (or damaged ones), then `Outdated` and `Dropped`.
+//!    most one of `Live`, overwritten, `Cleaning`, `Cleaned` (or damaged ones), then `Outdated` and
+//!    `Dropped`.
 
 use crate::near::bring_near;
 use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -263,7 +264,7 @@ pub struct Locked<'a> {
 
 fn is_dirty(state: State) -> bool {
     use State::{Cleaning, Live, OpenA, OpenB};
-    matches!(state, OpenA | OpenB | Live | Cleaning)
+    state.is_overwritten() || matches!(state, OpenA | OpenB | Live | Cleaning)
 }
 
 impl<'a> Locked<'a> {
@@ -398,8 +399,8 @@ impl<'a> Locked<'a> {
         self.count(-1, -i32::from(is_dirty(word.state())));
     }
 
-    /// A slot that holds `block` and is not committed, in `state`, is now. Whether it is such a
-    /// one.
+    /// A slot that holds `block` and is not committed or not flushed, in `state`, is now. Whether it
+    /// is such a one.
     pub fn make_live(&mut self, slot: u32, block: u64, state: State) -> bool {
         let word = self.index.word(slot);
         let is_it = word.is_of(block, state);
@@ -408,6 +409,16 @@ impl<'a> Locked<'a> {
             self.index.set_word(slot, word.with_state(State::Live));
         }
         is_it
+    }
+
+    /// A slot whose content is about to be overwritten becomes the newest of all.
+    pub fn begin_overwrite(&mut self, slot: u32, epoch: u64) {
+        let word = self.index.word(slot);
+        self.remove_age(slot);
+        self.push_newest(slot);
+        // It stays dirty.
+        let word = Word::new(word.block(), word.generation(), State::Overwriting, epoch);
+        self.index.set_word(slot, word);
     }
 
     /// Sets the state of a slot in a chain.

@@ -158,6 +158,25 @@ impl Medium {
         Ok(())
     }
 
+    /// Writes again what `len` bytes at each of `places` read as. Says how many cannot be read: they
+    /// stay as they are.
+    pub fn rewrite_each(&self, places: &[u64], len: usize) -> Result<usize> {
+        let Medium::Disk(disk) = self else { unreachable!("only disks are overwritten") };
+        let mut unreadable = 0;
+        for places in places.chunks(SPANS_MAX) {
+            let read = |at: &u64| io(disk, Op::Read, *at, Buffer::zeroed(len));
+            let found = disk.carry_out(places.iter().map(read).collect());
+            let readable = found.into_iter().filter(|io| io.result.is_ok());
+            let writes: Vec<DiskIo> =
+                readable.map(|done| io(disk, Op::Write, done.offset, done.buffer)).collect();
+            unreadable += places.len() - writes.len();
+            carry_out(disk, writes).map_err(|status| {
+                self.error(Kind::Io, format_args!("cannot write blocks again: {status}"))
+            })?;
+        }
+        Ok(unreadable)
+    }
+
     /// The superblock at `start`.
     pub fn superblock(&self, start: u64) -> Result<Superblock> {
         let mut superblock = Superblock::new_zeroed();

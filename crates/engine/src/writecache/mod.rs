@@ -2,10 +2,11 @@
 //! dm-writecache, over persistent memory (mode `p`) or a disk (mode `s`).
 //!
 //! A write takes a free slot, puts its data there, and only then becomes the newest version of its
-//! block. No slot is ever overwritten while it is in use, in neither mode. What was written since
-//! the last commit is known in memory only (which outlives the process); a commit writes the
-//! entries of all of it, and then the commit counter, one atomic store. Write-back takes the
-//! oldest blocks with their neighbours to the origin, and frees their slots.
+//! block. What was written since the last commit is known in memory only (which outlives the
+//! process); a commit writes the entries of all of it, and then the commit counter, one atomic
+//! store. Mode `s` overwrites blocks that are committed already where they are: nothing but a flush
+//! is due then. Write-back takes the oldest blocks with their neighbours to the origin, and frees
+//! their slots.
 //!
 //! | file | what happens there |
 //! |---|---|
@@ -14,7 +15,7 @@
 //! | `format`, `inspect`, `attach` | making a cache, looking at one, opening one |
 //! | `index`, `word`, `pool` | which slot has which block; free slots |
 //! | `openlist` | what is not committed yet, also after the death of the server |
-//! | `write`, `read`, `zero` | the life of a request |
+//! | `write`, `overwrite`, `read`, `zero` | the life of a request |
 //! | `commit`, `round` | batches become durable, entries are marked free |
 //! | `writeback` | the life of data afterwards |
 //! | `control` | the background, status, messages |
@@ -34,6 +35,7 @@ pub mod inspect;
 pub mod layout;
 pub mod media;
 mod openlist;
+mod overwrite;
 mod pool;
 mod read;
 mod round;
@@ -145,6 +147,7 @@ struct Counters {
     commits: AtomicU64,
     metadata_writes: AtomicU64,
     batches: AtomicU64,
+    overwrites: AtomicU64,
     written_back_bytes: AtomicU64,
     writeback_failures: AtomicU64,
     failed_requests: AtomicU64,
@@ -185,6 +188,9 @@ pub struct Writecache {
     filling: Box<[AtomicU32]>,
     /// What the lists that are being filled have together.
     filled: Filled,
+    /// Mode `s`, for each list of each stripe: whether it has blocks that need entries. Changes
+    /// under the stripe's lock.
+    has_fresh: Box<[AtomicBool]>,
     /// Room promised in the list that is being filled; under the stripe's lock.
     promised: Box<[AtomicU32]>,
     /// Number of the batch that is open.
@@ -260,8 +266,14 @@ impl Writecache {
         self.has_failed.load(Ordering::SeqCst)
     }
 
+    /// The cache device refused a commit: what was acknowledged since the last one may be lost.
     fn fail(&self) {
         self.open.note_failure();
+        self.stop();
+    }
+
+    /// The cache device is not to be trusted any more.
+    fn stop(&self) {
         self.has_failed.store(true, Ordering::SeqCst);
         self.events.room();
     }

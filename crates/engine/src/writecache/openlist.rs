@@ -8,9 +8,10 @@
 //! 0  magic, stored last    1  version, stripes    2  attach id, as on the label
 //! 3  the run of the machine    4, 5  commit counter as it is, and as it is about to be
 //! 6  whether the cache device has failed
-//! 16 + (stripe * 2 + list) * n, an equal share of what is there:
+//! 16 + stripe * 32:  slots that are being overwritten, each plus one; 0: none (since version 2)
+//! 16 + stripes * 32 + (stripe * 2 + list) * n, an equal share of what is there:
 //!      0  number of the batch that the list was begun in    1  entries
-//!      2 ..  entries of 2 words: block, slot
+//!      2 ..  entries of 2 words: block; slot, and in bit 32 whether it was overwritten
 //! ```
 //!
 //! Each stripe has two lists: one is filled while the other one's batch is being committed. A list
@@ -23,11 +24,17 @@ use crate::sync::SharedWord;
 use crate::sync::atomic::{AtomicU64, Ordering};
 
 const MAGIC: u64 = 0x7564_6D77_636F_7031; // "udmwcop1"
-const VERSION: u64 = 1;
+/// Version 1 did not know of slots that were overwritten.
+const VERSION: u64 = 2;
+/// In an entry's second word: the slot was committed before, and has been overwritten.
+const OVERWRITTEN: u64 = 1 << 32;
 const HEADER_WORDS: usize = 16;
 const LIST_HEADER_WORDS: usize = 2;
-/// Entries of a list, where memory is not given for fewer.
-pub const LIST_MAX: usize = 4096;
+/// Slots of a stripe that can be overwritten at the same time.
+const OVERWRITING_MAX: usize = 32;
+/// Entries of a list, where memory is not given for fewer. With eight stripes that is as many words
+/// as 4096 entries were in version 1.
+pub const LIST_MAX: usize = 4096 - OVERWRITING_MAX / 4;
 /// Most stripes that a header may claim.
 pub const STRIPES_MAX: usize = 16;
 
@@ -46,6 +53,8 @@ pub type Held = (u64, u32);
 #[derive(Debug)]
 pub struct OpenLists {
     shared: SharedWords,
+    /// The word where the first list begins.
+    lists_at: usize,
     /// Words of a list.
     list_words: usize,
 }
@@ -94,20 +103,23 @@ pub struct LeftBehind {
     pub has_failed: bool,
     /// Entries, in an order that keeps the order of those for one block.
     pub held: Vec<Held>,
+    /// Slots that were committed, and have been overwritten since.
+    pub overwritten: Vec<u32>,
 }
 
 /// Words that the lists of `stripes` stripes need, for `list_max` entries each.
 pub fn words_needed(stripes: usize, list_max: usize) -> usize {
-    HEADER_WORDS + stripes * 2 * (LIST_HEADER_WORDS + list_max * 2)
+    lists_at(VERSION, stripes) + stripes * 2 * (LIST_HEADER_WORDS + list_max * 2)
 }
 
-fn list_at(list_words: usize, stripe: usize, list: usize) -> usize {
-    HEADER_WORDS + (stripe * 2 + list) * list_words
+/// Where the lists begin.
+fn lists_at(version: u64, stripes: usize) -> usize {
+    HEADER_WORDS + if version == 1 { 0 } else { stripes * OVERWRITING_MAX }
 }
 
-/// Words of a list, where `words` are there for `stripes` stripes.
-fn list_words(words: usize, stripes: usize) -> usize {
-    words.saturating_sub(HEADER_WORDS) / (stripes.max(1) * 2)
+/// Words of a list, where `words` are there for `stripes` stripes, behind `lists_at` others.
+fn list_words(words: usize, lists_at: usize, stripes: usize) -> usize {
+    words.saturating_sub(lists_at) / (stripes.max(1) * 2)
 }
 
 /// The cache device has failed: what was written since the last commit is not to be trusted.
@@ -122,12 +134,12 @@ impl OpenLists {
     pub fn fresh(shared: SharedWords, stripes: usize, attach_id: u64, seq: u64) -> OpenLists {
         let words = shared.words();
         assert!(stripes <= STRIPES_MAX && words.len() >= words_needed(stripes, 1));
-        let list_words = list_words(words.len(), stripes);
-        let list_at = |stripe: usize, list: usize| list_at(list_words, stripe, list);
+        let lists_at = lists_at(VERSION, stripes);
+        let list_words = list_words(words.len(), lists_at, stripes);
         words[WORD_MAGIC].store(0, Ordering::SeqCst);
-        for stripe in 0..stripes {
-            words[list_at(stripe, 0) + 1].store(0, Ordering::Relaxed);
-            words[list_at(stripe, 1) + 1].store(0, Ordering::Relaxed);
+        words[HEADER_WORDS..lists_at].iter().for_each(|word| word.store(0, Ordering::Relaxed));
+        for list in 0..stripes * 2 {
+            words[lists_at + list * list_words + 1].store(0, Ordering::Relaxed);
         }
         words[WORD_SHAPE].store(VERSION << 32 | stripes as u64, Ordering::Relaxed);
         words[WORD_ATTACH_ID].store(attach_id, Ordering::Relaxed);
@@ -136,7 +148,7 @@ impl OpenLists {
         words[WORD_SEQ_NEXT].store(seq, Ordering::Relaxed);
         words[WORD_FAILED].store(0, Ordering::Relaxed);
         words[WORD_MAGIC].store(MAGIC, Ordering::SeqCst);
-        OpenLists { shared, list_words }
+        OpenLists { shared, lists_at, list_words }
     }
 
     /// What a dead server left in `shared`; `None` when nothing that can be understood is there.
@@ -150,20 +162,30 @@ impl OpenLists {
         }
         let shape = words[WORD_SHAPE].load(Ordering::Relaxed);
         let stripes = (shape & 0xFFFF_FFFF) as usize;
-        let is_known = shape >> 32 == VERSION && stripes <= STRIPES_MAX;
-        if !is_known || words.len() < words_needed(stripes, 1) {
+        let version = shape >> 32;
+        let is_known = (1..=VERSION).contains(&version) && stripes <= STRIPES_MAX;
+        let lists_at = lists_at(version, stripes);
+        let list_words = list_words(words.len(), lists_at, stripes);
+        if !is_known || list_words < LIST_HEADER_WORDS {
             return None;
         }
         let mut held = Vec::new();
+        let begun = words[HEADER_WORDS..lists_at].iter().map(|word| word.load(Ordering::Acquire));
+        let mut overwritten: Vec<u32> =
+            begun.filter(|word| *word != 0).map(|word| (word - 1) as u32).collect();
         for stripe in 0..stripes {
-            let list_words = list_words(words.len(), stripes);
-            let place = |list| list_at(list_words, stripe, list);
+            let place = |list| lists_at + (stripe * 2 + list) * list_words;
             let mut lists = [0, 1].map(|list| &words[place(list)..][..list_words]);
             lists.sort_by_key(|list| list[0].load(Ordering::Relaxed));
             for list in lists {
                 let most = (list_words - LIST_HEADER_WORDS) / 2;
                 let count = (list[1].load(Ordering::Acquire) as usize).min(most);
-                held.extend(entries(list, count));
+                for (block, slot, is_overwritten) in entries(list, count) {
+                    match is_overwritten {
+                        true => overwritten.push(slot),
+                        false => held.push((block, slot)),
+                    }
+                }
             }
         }
         Some(LeftBehind {
@@ -172,6 +194,7 @@ impl OpenLists {
             is_of_this_boot: words[WORD_BOOT].load(Ordering::Relaxed) == shared.boot(),
             has_failed: words[WORD_FAILED].load(Ordering::Relaxed) != 0,
             held,
+            overwritten,
         })
     }
 
@@ -181,7 +204,37 @@ impl OpenLists {
     }
 
     fn list(&self, stripe: usize, list: usize) -> &[SharedWord] {
-        &self.shared.words()[list_at(self.list_words, stripe, list)..][..self.list_words]
+        let at = self.lists_at + (stripe * 2 + list) * self.list_words;
+        &self.shared.words()[at..][..self.list_words]
+    }
+
+    fn overwriting(&self, stripe: usize) -> &[SharedWord] {
+        &self.shared.words()[HEADER_WORDS + stripe * OVERWRITING_MAX..][..OVERWRITING_MAX]
+    }
+
+    /// Notes that `slots` are about to be overwritten. `false`: there is no room for that. Called,
+    /// as all that changes a stripe's words, under its lock.
+    pub fn begin_overwrite(&self, stripe: usize, slots: &[u32]) -> bool {
+        let is_free = |word: &&SharedWord| word.load(Ordering::Relaxed) == 0;
+        let mut free = self.overwriting(stripe).iter().filter(is_free);
+        let places: Vec<&SharedWord> = free.by_ref().take(slots.len()).collect();
+        if places.len() < slots.len() {
+            return false;
+        }
+        for (place, slot) in places.into_iter().zip(slots) {
+            place.store(u64::from(*slot) + 1, Ordering::Release);
+        }
+        true
+    }
+
+    /// That is done.
+    pub fn end_overwrite(&self, stripe: usize, slots: &[u32]) {
+        for word in self.overwriting(stripe) {
+            let slot = word.load(Ordering::Relaxed).checked_sub(1);
+            if slot.is_some_and(|slot| slots.contains(&(slot as u32))) {
+                word.store(0, Ordering::Release);
+            }
+        }
     }
 
     /// Entries of a list.
@@ -192,6 +245,15 @@ impl OpenLists {
     /// Appends entries: `slots` hold the blocks from `first` on. The list must have room. `batch`:
     /// the batch that is open now. Whoever finds the list later finds all of them or none.
     pub fn push(&self, stripe: usize, list: usize, first: u64, slots: &[u32], batch: u64) {
+        self.append(stripe, list, first, slots, batch, 0);
+    }
+
+    /// The same of slots that were committed, and have been overwritten.
+    pub fn push_overwritten(&self, stripe: usize, list: usize, (block, slot): Held, batch: u64) {
+        self.append(stripe, list, block, &[slot], batch, OVERWRITTEN);
+    }
+
+    fn append(&self, stripe: usize, list: usize, first: u64, slots: &[u32], batch: u64, flag: u64) {
         let words = self.list(stripe, list);
         let count = words[1].load(Ordering::Relaxed) as usize;
         if count == 0 {
@@ -200,16 +262,16 @@ impl OpenLists {
         let places = words[LIST_HEADER_WORDS + count * 2..][..slots.len() * 2].as_chunks::<2>().0;
         for ((place, block), slot) in places.iter().zip(first..).zip(slots) {
             place[0].store(block, Ordering::Relaxed);
-            place[1].store(u64::from(*slot), Ordering::Relaxed);
+            place[1].store(u64::from(*slot) | flag, Ordering::Relaxed);
         }
         words[1].store((count + slots.len()) as u64, Ordering::Release);
     }
 
-    /// The entries of a list, as many as it has now.
+    /// The entries of a list, as many as it has now: those of overwritten slots, too.
     pub fn all(&self, stripe: usize, list: usize) -> impl ExactSizeIterator<Item = Held> + '_ {
         let words = self.list(stripe, list);
         let count = words[1].load(Ordering::Acquire) as usize;
-        entries(words, count)
+        entries(words, count).map(|(block, slot, _)| (block, slot))
     }
 
     /// Empties a list, once its batch is durable.
@@ -234,11 +296,16 @@ impl OpenLists {
     }
 }
 
-/// The first `count` entries of a list.
-fn entries(list: &[SharedWord], count: usize) -> impl ExactSizeIterator<Item = Held> + '_ {
+/// The first `count` entries of a list: block, slot, whether it was overwritten.
+fn entries(
+    list: &[SharedWord],
+    count: usize,
+) -> impl ExactSizeIterator<Item = (u64, u32, bool)> + '_ {
     let places = list[LIST_HEADER_WORDS..][..count * 2].as_chunks::<2>().0;
     let word = |word: &SharedWord| word.load(Ordering::Relaxed);
-    places.iter().map(move |[block, slot]| (word(block), word(slot) as u32))
+    places
+        .iter()
+        .map(move |[block, slot]| (word(block), word(slot) as u32, word(slot) & OVERWRITTEN != 0))
 }
 
 #[cfg(test)]
@@ -264,5 +331,34 @@ mod tests {
         assert_eq!((found.held.len(), found.seqs), (4, [6, 6]));
         assert!(lists.all(1, 0).eq([(10, 2)]));
         assert_eq!(lists.len(1, 0), 1);
+    }
+
+    #[test]
+    fn the_next_server_finds_what_was_being_overwritten() {
+        let shared = SharedWords::private(words_needed(2, 4));
+        let lists = OpenLists::fresh(shared.clone(), 2, 77, 5);
+        assert!(lists.begin_overwrite(1, &[7, 8]));
+        assert!(lists.begin_overwrite(0, &[0]));
+        assert!(!lists.begin_overwrite(1, &[9; OVERWRITING_MAX - 1]));
+        lists.push_overwritten(1, 0, (4, 7), 5);
+        lists.end_overwrite(1, &[7]);
+        let mut found = OpenLists::left_behind(&shared).unwrap();
+        found.overwritten.sort_unstable();
+        assert_eq!((found.held, found.overwritten), (vec![], vec![0, 7, 8]));
+    }
+
+    #[test]
+    fn what_a_server_before_left_is_understood() {
+        let shared = SharedWords::private(HEADER_WORDS + 4 * (LIST_HEADER_WORDS + 2 * 3));
+        let words = shared.words();
+        let store = |at: usize, value: u64| words[at].store(value, Ordering::SeqCst);
+        store(WORD_SHAPE, 1 << 32 | 2);
+        store(WORD_BOOT, shared.boot());
+        // The second stripe's first list: block 5 is in slot 6.
+        let at = HEADER_WORDS + 2 * (LIST_HEADER_WORDS + 2 * 3);
+        [9, 1, 5, 6].into_iter().enumerate().for_each(|(nth, word)| store(at + nth, word));
+        store(WORD_MAGIC, MAGIC);
+        let found = OpenLists::left_behind(&shared).unwrap();
+        assert_eq!((found.held, found.overwritten), (vec![(5, 6)], vec![]));
     }
 }

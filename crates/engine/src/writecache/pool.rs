@@ -54,6 +54,15 @@ impl Slots {
     }
 }
 
+impl FromIterator<u32> for Slots {
+    /// No more than [`SLOTS_MAX`].
+    fn from_iter<I: IntoIterator<Item = u32>>(all: I) -> Slots {
+        let mut slots = Slots::default();
+        all.into_iter().for_each(|slot| slots.push(slot));
+        slots
+    }
+}
+
 impl std::ops::Deref for Slots {
     type Target = [u32];
 

@@ -2,7 +2,8 @@
 //!
 //! No lock is held and nothing is pinned while a slot is read: a slot's content stays as it is
 //! until it is retired, and whoever has read it looks again whether that happened meanwhile. If
-//! so, its block is looked up anew.
+//! so, its block is looked up anew. What mode `s` overwrites in place stays the same block's: a read
+//! that meets such a write finds old or new, as on any disk.
 
 use crate::bio::{Bio, Op};
 use crate::buffer::Buffer;
@@ -120,7 +121,7 @@ impl Writecache {
                 if newest.is_some_and(|found| found.word.state() == State::Damaged) {
                     return Err(Status::Corrupt);
                 }
-                let is_doubtful = newest.is_some_and(|found| found.word.state().is_uncommitted());
+                let is_doubtful = newest.is_some_and(|found| found.word.state().is_unflushed());
                 if is_doubtful && self.has_failed() {
                     // A flush that failed may have lost it.
                     return Err(Status::Io);

@@ -5,6 +5,7 @@
 //! There only the metadata sectors are written that the round touches, in the medium's own unit of
 //! atomicity, made anew from the index: entries that stay live get the number below the counter,
 //! whatever number they had, which says the same. Those that are not needed any more are free.
+//! A round that closes nothing but overwritten blocks is a flush of the medium, and no more.
 
 use zerocopy::IntoBytes;
 
@@ -273,6 +274,9 @@ impl Writecache {
                 if state == State::open_in(filling) { Entry::FRESH } else { entry(seq) }
             }
             State::Live | State::Cleaning | State::Cleaned | State::Dropped => {
+                entry(seq.saturating_sub(1))
+            }
+            State::Overwriting | State::OverwrittenA | State::OverwrittenB => {
                 entry(seq.saturating_sub(1))
             }
             State::Free | State::Outdated | State::Marking => Entry::FRESH,

@@ -21,6 +21,12 @@ pub enum State {
     OpenB,
     /// Committed, and not on the origin.
     Live,
+    /// Committed, and a write that overwrites it is on its way.
+    Overwriting,
+    /// Committed, and overwritten; that is not flushed, and is in list 0 of its stripe.
+    OverwrittenA,
+    /// The same, in list 1.
+    OverwrittenB,
     /// Committed, and being written back.
     Cleaning,
     /// Written back, but a newer version is on its way: that one's commit lets this one go.
@@ -46,6 +52,9 @@ impl State {
             State::OpenA,
             State::OpenB,
             State::Live,
+            State::Overwriting,
+            State::OverwrittenA,
+            State::OverwrittenB,
             State::Cleaning,
             State::Cleaned,
             State::Outdated,
@@ -65,7 +74,7 @@ impl State {
     /// Whether reads may use the slot.
     pub fn is_readable(self) -> bool {
         use State::{Cleaned, Cleaning, Live, OpenA, OpenB};
-        matches!(self, OpenA | OpenB | Live | Cleaning | Cleaned)
+        self.is_overwritten() || matches!(self, OpenA | OpenB | Live | Cleaning | Cleaned)
     }
 
     /// Whether no commit has made it durable.
@@ -73,9 +82,24 @@ impl State {
         matches!(self, State::OpenA | State::OpenB)
     }
 
+    /// Whether no flush has made its content durable.
+    pub fn is_unflushed(self) -> bool {
+        self.is_uncommitted() || self.is_overwritten()
+    }
+
     /// Not committed, in this list.
     pub fn open_in(list: usize) -> State {
         if list == 0 { State::OpenA } else { State::OpenB }
+    }
+
+    /// Whether it was overwritten, or is being so, and no flush has made that durable.
+    pub fn is_overwritten(self) -> bool {
+        matches!(self, State::Overwriting | State::OverwrittenA | State::OverwrittenB)
+    }
+
+    /// Overwritten, in this list.
+    pub fn overwritten_in(list: usize) -> State {
+        if list == 0 { State::OverwrittenA } else { State::OverwrittenB }
     }
 }
 

@@ -42,8 +42,18 @@ pub(super) struct Stage {
     len: u64,
     outstanding: u32,
     status: Result<(), Status>,
-    /// Where the data goes; none if to the origin.
-    slots: Slots,
+    destination: Destination,
+}
+
+/// Where the data of a stage goes.
+#[derive(Debug)]
+enum Destination {
+    /// Past the cache.
+    Origin,
+    /// To slots that were free.
+    Free(Slots),
+    /// To those that have its blocks already.
+    Same(Slots),
 }
 
 /// A run of slots that lie side by side: nth of the first, and how many.
@@ -71,6 +81,12 @@ impl Writecache {
             let (is_cached, count) = self.destination(&bio, first, count);
             if !is_cached {
                 return self.pass_by(bio, count, port);
+            }
+            if !self.is_pmem()
+                && !self.args.has_atomic_blocks
+                && let Some(slots) = self.claim(first, count)
+            {
+                return self.send(bio, Destination::Same(slots), port);
             }
             let mut slots = Slots::default();
             if self.pool.take(port.id, count, &mut slots) {
@@ -113,7 +129,7 @@ impl Writecache {
                     }
                     bio.progress += slots.len() as u64 * block_bytes;
                 }
-                Medium::Disk(_) => return self.send(bio, slots, port),
+                Medium::Disk(_) => return self.send(bio, Destination::Free(slots), port),
             }
         }
         self.written(bio, port);
@@ -158,7 +174,7 @@ impl Writecache {
     }
 
     /// Others have kept or broken their promises: somebody may wait for that.
-    fn signal_list(&self) {
+    pub(super) fn signal_list(&self) {
         if mutants::is(Mutant::PromisesUnheard) {
             return;
         }
@@ -169,10 +185,15 @@ impl Writecache {
 
     fn unpromise(&self, first: u64, count: usize) {
         let locked = self.index.lock_of(first);
-        let promised = &self.promised[locked.stripe()];
-        promised.store(promised.load(Ordering::Relaxed) - count as u32, Ordering::Relaxed);
+        self.keep_promise(locked.stripe(), count);
         drop(locked);
         self.signal_list();
+    }
+
+    /// The promise of room for `count` blocks is kept, or not needed. The stripe is locked.
+    pub(super) fn keep_promise(&self, stripe: usize, count: usize) {
+        let promised = &self.promised[stripe];
+        promised.store(promised.load(Ordering::Relaxed) - count as u32, Ordering::Relaxed);
     }
 
     /// Copies the stage's data into its slots.
@@ -189,11 +210,14 @@ impl Writecache {
     }
 
     /// Sends the stage's data to its slots.
-    fn send(&self, mut bio: Bio, slots: Slots, port: &mut Port) {
+    fn send(&self, mut bio: Bio, mut destination: Destination, port: &mut Port) {
         let Medium::Disk(disk) = &self.medium else { unreachable!("mode s is over a disk") };
+        let (Destination::Free(slots) | Destination::Same(slots)) = &destination else {
+            unreachable!("what passes by has no slots")
+        };
         let block_bytes = self.geometry.block_bytes as usize;
         let len = slots.len() * block_bytes;
-        let pieces: Vec<(usize, usize)> = runs(&slots).collect();
+        let pieces: Vec<(usize, usize)> = runs(slots).collect();
         let is_lent = pieces.len() == 1 && len as u64 == bio.len;
         let start = bio.progress as usize;
         let mut lent = is_lent.then(|| std::mem::replace(&mut bio.buffer, Buffer::empty()));
@@ -218,12 +242,13 @@ impl Writecache {
             });
         }
         let outstanding = pieces.len() as u32;
-        let mut slots = slots;
-        let is_early = mutants::is(Mutant::EntryBeforeData);
-        if is_early && self.publish(self.block_at(bio.offset + bio.progress), &slots) {
-            slots = Slots::default();
+        if mutants::is(Mutant::EntryBeforeData)
+            && let Destination::Free(slots) = &destination
+            && self.publish(self.block_at(bio.offset + bio.progress), slots)
+        {
+            destination = Destination::Free(Slots::default());
         }
-        let stage = Stage { bio, len: len as u64, outstanding, status: Ok(()), slots };
+        let stage = Stage { bio, len: len as u64, outstanding, status: Ok(()), destination };
         let place = u64::from(self.jobs.writes.of(port).insert(stage));
         port.ios.range_mut(first..).for_each(|io| io.token |= place);
     }
@@ -243,7 +268,8 @@ impl Writecache {
         };
         self.tear();
         let offset = bio.offset + bio.progress;
-        let stage = Stage { bio, len, outstanding: 1, status: Ok(()), slots: Slots::default() };
+        let destination = Destination::Origin;
+        let stage = Stage { bio, len, outstanding: 1, status: Ok(()), destination };
         let place = u64::from(self.jobs.writes.of(port).insert(stage));
         let token = TOKEN_WRITE | u64::from(is_lent) << OWN_SHIFT | place;
         port.ios.push_back(self.origin_io(Op::Write, offset, len, buffer, token));
@@ -271,21 +297,26 @@ impl Writecache {
     }
 
     fn end_stage(&self, stage: Stage, port: &mut Port) {
-        let Stage { mut bio, len, status, slots, .. } = stage;
+        let Stage { mut bio, len, status, destination, .. } = stage;
         let first = self.block_at(bio.offset + bio.progress);
-        if let Err(status) = status {
-            if !mutants::is(Mutant::FailedWriteMapped) || !self.publish(first, &slots) {
-                self.give_back(first, &slots);
+        match (&destination, status) {
+            (Destination::Origin, Ok(())) => _ = self.bypassed.fetch_add(1, Ordering::SeqCst),
+            (Destination::Origin, Err(_)) => {}
+            (Destination::Free(slots), Ok(())) => {
+                let has_room = self.publish(first, slots);
+                assert!(has_room, "room was promised");
             }
+            (Destination::Free(slots), Err(_)) => {
+                if !mutants::is(Mutant::FailedWriteMapped) || !self.publish(first, slots) {
+                    self.give_back(first, slots);
+                }
+            }
+            (Destination::Same(slots), status) => self.overwritten(first, slots, status),
+        }
+        if let Err(status) = status {
             self.counters.failed_requests.fetch_add(1, Ordering::Relaxed);
             self.events.work();
             return port.finish(bio, Err(status));
-        }
-        if slots.is_empty() {
-            self.bypassed.fetch_add(1, Ordering::SeqCst);
-        } else {
-            let has_room = self.publish(first, &slots);
-            assert!(has_room, "room was promised");
         }
         bio.progress += len;
         self.write(bio, port);
@@ -338,9 +369,8 @@ impl Writecache {
             }
         });
         if !self.is_pmem() {
-            let promised = &self.promised[stripe];
-            let rest = promised.load(Ordering::Relaxed) - slots.len() as u32;
-            promised.store(rest, Ordering::Relaxed);
+            self.has_fresh(stripe, filling).store(true, Ordering::Relaxed);
+            self.keep_promise(stripe, slots.len());
         }
         let count = slots.len() as u64;
         add(&stats.writes, count);

@@ -547,9 +547,10 @@ impl Taker<'_> {
         };
         let mut versions = self.locked.versions(block);
         let newest = versions.next()?;
-        let is_free = newest.word.state() == State::Live
-            && !self.zeroing.iter().any(is_zeroed)
-            && !versions.any(is_moving);
+        let state = newest.word.state();
+        let is_flushed = state == State::Live
+            || state.is_overwritten() && mutants::is(Mutant::UnflushedWrittenBack);
+        let is_free = is_flushed && !self.zeroing.iter().any(is_zeroed) && !versions.any(is_moving);
         is_free.then_some(newest.slot)
     }
 

@@ -35,7 +35,7 @@ struct Contents {
     has_any: bool,
     /// Something that a commit must deal with first.
     has_unsettled: bool,
-    /// Something that is being written back.
+    /// Something that is being written back, or overwritten.
     has_moving: bool,
 }
 
@@ -80,7 +80,10 @@ impl Writecache {
                 match found.word.state() {
                     State::OpenA | State::OpenB => contents.has_unsettled = true,
                     State::Dropped | State::Marking => contents.has_unsettled = true,
-                    State::Cleaning | State::Outdated => contents.has_moving = true,
+                    State::OverwrittenA | State::OverwrittenB => contents.has_unsettled = true,
+                    State::Cleaning | State::Outdated | State::Overwriting => {
+                        contents.has_moving = true;
+                    }
                     _ => {}
                 }
             }

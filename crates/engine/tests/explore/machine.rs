@@ -346,6 +346,7 @@ impl Machine {
         let subject = self.kind.open(self.devices.clone(), self.attaches, who);
         self.subject = Some(subject.map_err(|error| format!("attach: {error}"))?);
         self.note(Event::Attached);
+        self.model.show();
         self.claim();
         Ok(())
     }

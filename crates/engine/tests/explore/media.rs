@@ -116,6 +116,7 @@ pub fn change(
     let block_slots = (block / 512) as usize;
     let wrote = match what {
         What::TwoFlushes { first, second } => {
+            media.activate();
             // Blocks of more than a sector would need what the rest of them holds.
             let slots = if block_slots == 1 { vec![first, second] } else { Vec::new() };
             let mut wrote = Vec::new();
@@ -152,6 +153,25 @@ pub fn change(
 }
 
 impl Media<'_> {
+    /// What was never committed is marked free, and what a newer entry has superseded: before the
+    /// first commit could bring it to life.
+    fn activate(&mut self) {
+        let newest = self.newest().unwrap_or_default();
+        for nth in 0..self.entries.len() {
+            let (sector, seq) = self.entries[nth];
+            let is_superseded = newest.get(&sector).is_some_and(|of| self.entries[*of].1 > seq);
+            if seq != FREE && (seq >= self.counter || is_superseded) {
+                self.mark(nth, FREE);
+            }
+        }
+    }
+
+    fn mark(&mut self, nth: usize, seq: u64) {
+        self.entries[nth].1 = seq;
+        let at = (self.start + 64) as usize + 16 * nth + 8;
+        self.twin.poke(at, &seq.to_le_bytes());
+    }
+
     /// Fills a free block with `stamp`. `false`: there is none.
     fn add(&mut self, slot: usize, seq: u64, stamp: u64) -> bool {
         let Some(nth) = self.entries.iter().rposition(|entry| entry.1 == FREE) else {
@@ -160,11 +180,10 @@ impl Media<'_> {
         let mut data = vec![0; self.block as usize];
         fill(&mut data, stamp);
         self.twin.poke(self.place(nth) as usize, &data);
-        self.entries[nth] = (offset_of(slot) / 512, seq);
-        let (sector, seq) = self.entries[nth];
-        let at = (self.start + 64) as usize + 16 * nth;
-        self.twin.poke(at, &sector.to_le_bytes());
-        self.twin.poke(at + 8, &seq.to_le_bytes());
+        let sector = offset_of(slot) / 512;
+        self.entries[nth].0 = sector;
+        self.twin.poke((self.start + 64) as usize + 16 * nth, &sector.to_le_bytes());
+        self.mark(nth, seq);
         true
     }
 

@@ -112,6 +112,8 @@ struct Interval {
 pub struct Model {
     pub salt: u64,
     next_version: u64,
+    /// What a dead process has left of each slot, until the next one serves.
+    left: Vec<usize>,
     /// Contents in the order in which they were asked for.
     pub versions: Vec<Vec<u64>>,
     /// The oldest version that a power cut may leave.
@@ -145,6 +147,7 @@ impl Model {
         Model {
             salt,
             next_version: 1,
+            left: Vec::new(),
             versions,
             flushed: vec![0; SLOTS],
             done: vec![0; SLOTS],
@@ -167,8 +170,9 @@ impl Model {
         if is_zero { 0 } else { stamp(self.salt, slot, self.next_version) }
     }
 
-    /// The server serves: its label is stored.
+    /// The server serves: clients see what the crash left, and its label is stored.
     pub fn attached(&mut self) {
+        self.show();
         if self.is_formatting {
             self.percents = vec![70];
         }
@@ -264,20 +268,10 @@ impl Model {
         self.next_version += 1;
     }
 
-    /// A crash left these contents, and the next attach shows them: versions beyond never were.
-    pub fn adopt(&mut self, found: &[u64], is_power_cut: bool) {
-        self.pending.clear();
-        self.flushes.clear();
-        for (slot, &stamp) in found.iter().enumerate() {
-            let oldest = if is_power_cut { self.flushed[slot] } else { self.done[slot] };
-            let versions = &mut self.versions[slot];
-            let now =
-                oldest + versions[oldest..].iter().rposition(|version| *version == stamp).unwrap();
-            versions.truncate(now + 1);
-            self.done[slot] = now;
-            if is_power_cut {
-                self.flushed[slot] = now;
-            }
+    /// Clients see what the crash left: versions beyond never were.
+    pub fn show(&mut self) {
+        for (slot, now) in std::mem::take(&mut self.left).into_iter().enumerate() {
+            self.versions[slot].truncate(now + 1);
         }
         for interval in &mut self.intervals {
             let newest = interval.newest.iter_mut().flatten();
@@ -285,7 +279,27 @@ impl Model {
                 *newest = (*newest).min(versions.len() - 1);
             }
         }
+    }
+
+    /// A crash left these contents. The next attach shows them; but of a dead process, another
+    /// version may still be what a power cut leaves, until an attach has settled that.
+    pub fn adopt(&mut self, found: &[u64], is_power_cut: bool) {
+        self.pending.clear();
+        self.flushes.clear();
+        self.left.clear();
+        for (slot, &stamp) in found.iter().enumerate() {
+            let oldest = if is_power_cut { self.flushed[slot] } else { self.done[slot] };
+            let versions = &self.versions[slot];
+            let now =
+                oldest + versions[oldest..].iter().rposition(|version| *version == stamp).unwrap();
+            self.left.push(now);
+            self.done[slot] = now;
+            if is_power_cut {
+                self.flushed[slot] = now;
+            }
+        }
         if is_power_cut {
+            self.show();
             self.border();
         }
     }

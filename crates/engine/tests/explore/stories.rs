@@ -53,12 +53,14 @@ fn of_pcache(seed: u64) -> Story {
 /// Seeds of writecache's histories in the normal run.
 pub const WRITECACHE: Range<u64> = 500_000..501_000;
 /// As `REGRESSIONS`, of writecache.
-pub const WRITECACHE_REGRESSIONS: [u64; 2] = [
+pub const WRITECACHE_REGRESSIONS: [u64; 3] = [
     // A kernel wrote where a write had failed before: a defect of the explorer.
     20_261_122_000_668,
     // A server died with a flush of the origin under way, and that lost what had passed the cache
     // by though the next server's flush succeeded: a demand that nobody can meet.
     20_261_125_002_434,
+    // A kernel committed without having freed what a failed commit had left: no kernel does.
+    20_261_127_006_082,
 ];
 const GROUNDS: [Ground; 3] =
     [Ground::Disk, Ground::Memory(Persistence::Cpu), Ground::Memory(Persistence::Msync)];
@@ -84,24 +86,32 @@ pub fn story(seed: u64) -> Story {
     if is_writecache { of_writecache(seed) } else { of_pcache(seed) }
 }
 
-/// The first ones are the written programs: over a disk and over memory, with blocks of one
-/// sector and of two.
+/// The first ones are the written programs: over a disk, where blocks are overwritten or are not,
+/// and over memory; with blocks of one sector and of two.
 fn of_writecache(seed: u64) -> Story {
     let stories = program_wc::STORIES;
     let nth = seed.wrapping_sub(WRITECACHE.start) as usize;
-    if nth < 4 * stories.len() {
+    if nth < 6 * stories.len() {
         let (variant, nth) = (nth / stories.len(), nth % stories.len());
         // The last one needs entries in two sectors.
         let blocks = if nth + 1 == stories.len() { 33 } else { 13 };
-        let kind = WritecacheKind::new(GROUNDS[variant % 2], 512 << (variant / 2), blocks, "0");
+        let (ground, options) = [
+            (Ground::Disk, "0"),
+            (Ground::Memory(Persistence::Cpu), "0"),
+            (Ground::Disk, "0 atomic_blocks true"),
+        ][variant % 3];
+        let kind = WritecacheKind::new(ground, 512 << (variant / 3), blocks, options);
         return (Arc::new(kind), stories[nth].to_vec());
     }
     let mut prng = Prng::new(seed);
     let ground = GROUNDS[[0, 0, 0, 1, 1, 2][prng.below(6) as usize]];
     let block_bytes = if prng.one_in(3) { 1024 } else { 512 };
     let blocks = [9, 13, 27, 33][prng.below(4) as usize];
-    let options = OPTIONS[prng.below(OPTIONS.len() as u64) as usize];
-    let kind = WritecacheKind::new(ground, block_bytes, blocks, options);
+    let mut options = OPTIONS[prng.below(OPTIONS.len() as u64) as usize].to_string();
+    if ground == Ground::Disk && prng.one_in(3) {
+        options += " atomic_blocks true";
+    }
+    let kind = WritecacheKind::new(ground, block_bytes, blocks, &options);
     let longest = if seed < LONG_FROM { 40 } else { 120 };
     let len = 6 + prng.below(longest) as usize;
     let has_kernel = prng.one_in(3);

@@ -25,6 +25,7 @@ pub(crate) const STORIES: &[Story] = &[
     Story { name: "reread", play: parts::reread, times: 2 },
     Story { name: "single", play: parts::single, times: 1 },
     Story { name: "free", play: parts::free, times: 2 },
+    Story { name: "zeroed", play: parts::zeroed, times: 1 },
     Story { name: "crowded", play: whole::crowded, times: 4 },
     Story { name: "group", play: whole::group, times: 1 },
     Story { name: "doze", play: whole::doze, times: 1 },
@@ -60,7 +61,8 @@ impl Writecache {
                 places[slot as usize] += 1;
                 let state = self.index.word(slot).state();
                 self.audit_chained(stripe, slot, dropped.contains(&slot))?;
-                let is_aged = matches!(state, State::OpenA | State::OpenB | State::Live);
+                let is_aged = matches!(state, State::OpenA | State::OpenB | State::Live)
+                    || state.is_overwritten();
                 if aged.contains(&slot) != is_aged {
                     return Err(format!("slot {slot} is {state:?}, in the age list: {}", !is_aged));
                 }
@@ -97,11 +99,15 @@ impl Writecache {
         }
         let is_held = |list: usize| self.open.all(stripe, list).any(|held| held == (block, slot));
         for list in 0..2 {
-            if state == State::open_in(list) && !is_held(list) {
+            let listed = [State::open_in(list), State::overwritten_in(list)];
+            if listed.contains(&state) && !is_held(list) {
                 return Err(format!("slot {slot} is {state:?}, but not in the list"));
             }
         }
-        let current = |state| matches!(state, State::Live | State::Cleaning | State::Cleaned);
+        let current = |state: State| {
+            state.is_overwritten()
+                || matches!(state, State::Live | State::Cleaning | State::Cleaned)
+        };
         let versions: Vec<State> =
             self.index.lock(stripe).versions(block).map(|found| found.word.state()).collect();
         let is_ordered = versions.is_sorted_by_key(|state| match state {
@@ -140,7 +146,7 @@ impl Writecache {
     /// Whether the newest version of a block is durable, in this cache or on the origin.
     fn is_committed(&self, block: u64) -> bool {
         let newest = self.index.lock_of(block).newest(block);
-        newest.is_none_or(|found| !found.word.state().is_uncommitted())
+        newest.is_none_or(|found| !found.word.state().is_unflushed())
     }
 
     /// Whether nothing waits for a commit or for a mark.

@@ -109,6 +109,27 @@ pub fn free(mut prng: Prng) {
     world.judge();
 }
 
+/// A block is durably zeroed while it is written again, and the power is cut: what was there before
+/// both is gone as soon as the zeroes are acknowledged.
+pub fn zeroed(mut prng: Prng) {
+    let areas = &[(0, 2)];
+    let plan = Plan { mode: any_mode(&mut prng), slots: 4, options: "0", list_max: 8, areas };
+    let world = World::new(plan);
+    let keeper = world.keeper(&mut prng);
+    world.client().write(0, 2, true);
+    let parts = [
+        world.part(&mut prng, |client, _| client.zero(0, 2, true)),
+        world.part(&mut prng, |client, _| client.write(0, 2, false)),
+    ];
+    let threads = parts.map(thread::spawn);
+    (0..prng.below(60)).for_each(|_| thread::yield_now());
+    let rest = world.cut(&mut prng);
+    threads.into_iter().for_each(|thread| thread.join().unwrap());
+    keeper.stop();
+    drop(world);
+    World::judge_rest(plan, rest);
+}
+
 /// Slots are taken and put back by several threads, each of which has a reserve.
 pub fn pool(mut prng: Prng) {
     let count = [1, 2, 70][prng.below(3) as usize];

@@ -18,16 +18,21 @@ pub fn any_mode(prng: &mut Prng) -> Mode {
 }
 
 /// Words of a table by chance: commits by need only, or after every write; write-back of
-/// everything at once, when half is used, or of a full cache only.
+/// everything at once, when half is used, or of a full cache only; blocks overwritten or not.
 fn any_options(prng: &mut Prng) -> &'static str {
-    const OPTIONS: [&str; 5] = [
+    const OPTIONS: [&str; 10] = [
         "0",
+        "0 atomic_blocks true",
         "2 autocommit_blocks 2",
+        "2 autocommit_blocks 2 atomic_blocks true",
         "4 high_watermark 0 low_watermark 0",
+        "4 high_watermark 0 low_watermark 0 atomic_blocks true",
         "4 high_watermark 100 low_watermark 100",
+        "4 high_watermark 100 low_watermark 100 atomic_blocks true",
         "2 max_age 0",
+        "2 max_age 0 atomic_blocks true",
     ];
-    OPTIONS[prng.below(5) as usize]
+    OPTIONS[prng.below(10) as usize]
 }
 
 fn any_plan(prng: &mut Prng, slots: u64, areas: &'static [(u64, u64)]) -> Plan {

@@ -1,0 +1,104 @@
+//! Mode `s`: a committed block is overwritten where it is, as the kernel does. That is one write,
+//! and a flush when a client asks for one: no entry, no counter, no mark.
+//!
+//! A crash leaves of it what it leaves of a write to any disk: of each sector the old content or
+//! the new, and the new once it is flushed. The rest of the house must not notice, so:
+//!
+//! 1. While the write is on its way, its slots are `Overwriting`. They are neither written back nor
+//!    overwritten by another write, which takes free slots instead. What supersedes them leaves
+//!    them `Outdated` until the write is back: no slot in flight ever goes to another block.
+//! 2. Then they are in the list of their stripe, as blocks that are not committed, until a round has
+//!    flushed. Write-back keeps away from them: the origin never has what a power cut could take
+//!    back. A round that closes nothing else is a flush of the medium.
+//! 3. When the write fails, nobody knows which version the medium will show from now on, or after
+//!    the next crash. The cache has failed, as after a commit that failed, and these blocks are not
+//!    read any more. The next server finds in shared memory what was on its way, and what was not
+//!    flushed. It writes again what it reads there, so that it stays; whether anybody has heard of
+//!    a failure or not.
+//! 4. Nothing is overwritten in a range that a discard is zeroing: it lets go of what was there
+//!    when it began.
+
+use crate::error::Status;
+use crate::mutants::{self, Mutant};
+use crate::sync::atomic::Ordering;
+use crate::sync::lock;
+
+use super::index::State;
+use super::pool::Slots;
+use super::{Writecache, add};
+
+impl Writecache {
+    /// Claims the slots of `count` blocks from `first` on to be overwritten, if all of them are
+    /// there, lie side by side, and nothing else is done with them. Room for them in the list is
+    /// promised.
+    pub(super) fn claim(&self, first: u64, count: usize) -> Option<Slots> {
+        let mut locked = self.index.lock_of(first);
+        let lead = locked.newest(first)?.slot;
+        let is_claimable = |(block, slot): (u64, u32)| {
+            locked.newest(block).is_some_and(|found| {
+                use State::{Live, OverwrittenA, OverwrittenB};
+                found.slot == slot
+                    && matches!(found.word.state(), Live | OverwrittenA | OverwrittenB)
+            })
+        };
+        let end = first + count as u64;
+        if !(first..end).zip(lead..).all(is_claimable) {
+            return None;
+        }
+        // Under the stripe's lock: a discard that is not yet in the list will see the claim.
+        let meets = |range: &(u64, u64)| range.0 < end && first < range.1;
+        if lock(&self.zeroing).iter().any(meets) && !mutants::is(Mutant::OverwrittenWhileZeroed) {
+            return None;
+        }
+        let stripe = locked.stripe();
+        let filling = self.filling[stripe].load(Ordering::Relaxed) as usize;
+        let promised = self.promised[stripe].load(Ordering::Relaxed) as usize + count;
+        let slots: Slots = (lead..).take(count).collect();
+        if self.open.len(stripe, filling) + promised > self.open.list_max()
+            || !self.open.begin_overwrite(stripe, &slots)
+        {
+            return None;
+        }
+        self.promised[stripe].store(promised as u32, Ordering::Relaxed);
+        let epoch = self.epoch.load(Ordering::Relaxed);
+        slots.iter().for_each(|slot| locked.begin_overwrite(*slot, epoch));
+        Some(slots)
+    }
+
+    /// The write of `slots`, which were claimed, is back.
+    pub(super) fn overwritten(&self, first: u64, slots: &Slots, status: Result<(), Status>) {
+        let mut locked = self.index.lock_of(first);
+        let stripe = locked.stripe();
+        let filling = self.filling[stripe].load(Ordering::Relaxed) as usize;
+        let batch = self.batch.load(Ordering::Relaxed);
+        for (block, &slot) in (first..).zip(slots.iter()) {
+            if self.index.word(slot).state() == State::Outdated {
+                self.drop_outdated(&mut locked, slot);
+                continue;
+            }
+            if mutants::is(Mutant::OverwriteUncounted) {
+                locked.set_state(slot, State::Live);
+                continue;
+            }
+            let is_first = self.open.len(stripe, filling) == 0;
+            self.filled.add(stripe, is_first, 1);
+            self.open.push_overwritten(stripe, filling, (block, slot), batch);
+            locked.set_state(slot, State::overwritten_in(filling));
+        }
+        // Behind their entries: at no moment would the next server find neither.
+        self.open.end_overwrite(stripe, slots);
+        self.keep_promise(stripe, slots.len());
+        let stats = &self.stats[stripe];
+        add(&stats.writes, slots.len() as u64);
+        add(&stats.hits_committed, slots.len() as u64);
+        self.counters.overwrites.fetch_add(slots.len() as u64, Ordering::Relaxed);
+        drop(locked);
+        if status.is_err() {
+            // What others have written is not in doubt.
+            self.stop();
+        }
+        self.signal_list();
+        // A discard may have waited for the write.
+        self.signal_batch_end();
+    }
+}
