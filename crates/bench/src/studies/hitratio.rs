@@ -154,6 +154,7 @@ fn measure(setup: &Setup, trace: &Trace, blocks: u64, words: &str) -> Result<Cou
         name: "void".into(),
         size_bytes: trace.device_blocks() * BLOCK,
         block_bytes: 512,
+        atomic_bytes: 512,
         has_discard: false,
         identity: "void".into(),
         kernel_name: "void".into(),

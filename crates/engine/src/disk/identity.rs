@@ -42,12 +42,12 @@ fn of_block_device(stat: &Statx, size_bytes: u64) -> String {
         ("backend", "nbd", true),
     ];
     let found = words.iter().find_map(|(file, word, has_size)| {
-        Some((format!("{word} {}", sysfs(stat, file)?), *has_size))
+        Some((format!("{word} {}", sysfs(number(stat), file)?), *has_size))
     });
     // Where nothing says who it is, its name and size are better than nothing.
     let (found, has_size) =
         found.unwrap_or_else(|| (format!("block device {}", kernel_word(stat)), true));
-    let partition = match sysfs(stat, "partition") {
+    let partition = match sysfs(number(stat), "partition") {
         Some(number) => format!(" partition {number}"),
         None => String::new(),
     };
@@ -57,19 +57,24 @@ fn of_block_device(stat: &Statx, size_bytes: u64) -> String {
 
 /// The kernel's own name of a block device: `vda`, `loop0`.
 fn kernel_word(stat: &Statx) -> String {
-    let link = std::fs::canonicalize(folder(stat)).ok();
+    let link = std::fs::canonicalize(folder(number(stat))).ok();
     let name = link.as_ref().and_then(|path| path.file_name());
     name.map_or_else(|| "without a name".into(), |name| name.to_string_lossy().into_owned())
 }
 
-fn folder(stat: &Statx) -> PathBuf {
-    format!("/sys/dev/block/{}:{}", stat.stx_rdev_major, stat.stx_rdev_minor).into()
+/// The number of a block device, major and minor.
+pub(super) fn number(stat: &Statx) -> (u32, u32) {
+    (stat.stx_rdev_major, stat.stx_rdev_minor)
+}
+
+fn folder((major, minor): (u32, u32)) -> PathBuf {
+    format!("/sys/dev/block/{major}:{minor}").into()
 }
 
 /// What sysfs says in `file` about a block device, or about the disk that it is a partition of.
 /// Empty answers are none.
-pub(super) fn sysfs(stat: &Statx, file: &str) -> Option<String> {
-    let own = folder(stat);
+pub(super) fn sysfs(device: (u32, u32), file: &str) -> Option<String> {
+    let own = folder(device);
     // Resolved by the kernel, through the link: the folder above a partition's is its disk's.
     let places = match own.join("partition").exists() {
         true => vec![own.join(file), own.join("..").join(file)],

@@ -50,6 +50,9 @@ pub struct DiskLimits {
     pub size_bytes: u64,
     /// The smallest write the device takes without read-modify-write: its logical block size.
     pub block_bytes: u32,
+    /// A write of so many bytes, at a multiple of them, is there whole or not at all after a power
+    /// cut. At least `block_bytes`.
+    pub atomic_bytes: u32,
     /// Whether discard does something.
     pub has_discard: bool,
     /// What stays the same for this device over restarts and tells it from others; see

@@ -117,6 +117,11 @@ pub(super) fn open(path: &Path, options: &FileOptions) -> Result<Opened> {
     let limits = DiskLimits {
         size_bytes,
         block_bytes: logical_block,
+        atomic_bytes: match direct {
+            Some(_) => atomic_bytes(&file, &stat, is_block_device).max(logical_block),
+            // What is in the page cache may change while it is written out.
+            None => logical_block,
+        },
         has_discard: !is_read_only && has_discard(&file, &stat, is_block_device),
         identity: identity::of(&file, &stat, is_block_device, size_bytes),
         kernel_name: match is_block_device {
@@ -136,6 +141,25 @@ pub(super) fn open(path: &Path, options: &FileOptions) -> Result<Opened> {
         is_read_only,
     };
     Ok(Opened { limits, files })
+}
+
+/// Bytes that the device says it writes whole or not at all: its physical block size is, by the
+/// kernel's ABI (`sysfs-block`), the smallest unit that it can write atomically. A file system may
+/// put a file's blocks anywhere, but aligned to its own. 0: nobody says.
+fn atomic_bytes(file: &OwnedFd, stat: &Statx, is_block_device: bool) -> u32 {
+    let (device, own) = match is_block_device {
+        true => ((stat.stx_rdev_major, stat.stx_rdev_minor), u64::from(u32::MAX)),
+        false => {
+            let block = rustix::fs::fstatvfs(file).map_or(0, |statvfs| statvfs.f_frsize);
+            ((stat.stx_dev_major, stat.stx_dev_minor), block)
+        }
+    };
+    let number = |file: &str| identity::sysfs(device, file)?.parse::<u32>().ok();
+    let physical = number("queue/physical_block_size").filter(|size| size.is_power_of_two());
+    match (physical, number("alignment_offset")) {
+        (Some(physical), Some(0)) if own >= u64::from(physical) => physical,
+        _ => 0,
+    }
 }
 
 /// Opens `path` so that nobody else can who asks the same way.
@@ -259,7 +283,7 @@ fn probe_dontcache(file: &OwnedFd, name: &str) -> Result<i32> {
 /// Whether a discard would do something.
 fn has_discard(file: &OwnedFd, stat: &Statx, is_block_device: bool) -> bool {
     if is_block_device {
-        let most = identity::sysfs(stat, "queue/discard_max_bytes");
+        let most = identity::sysfs(identity::number(stat), "queue/discard_max_bytes");
         return most.is_some_and(|bytes| bytes != "0");
     }
     // A hole behind the end of the file changes nothing; whether it may be made tells.

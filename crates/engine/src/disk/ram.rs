@@ -75,6 +75,7 @@ impl RamDisk {
             name: "ram".into(),
             size_bytes,
             block_bytes,
+            atomic_bytes: block_bytes,
             has_discard: true,
             identity: "ram".into(),
             kernel_name: "ram".into(),

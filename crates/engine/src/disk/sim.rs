@@ -67,6 +67,7 @@ impl SimDisk {
             name: "sim".into(),
             size_bytes: size_bytes / SECTOR * SECTOR,
             block_bytes,
+            atomic_bytes: block_bytes,
             has_discard: true,
             identity: "sim".into(),
             kernel_name: "sim".into(),

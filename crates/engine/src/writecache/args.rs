@@ -77,8 +77,10 @@ pub struct TableArgs {
     pub options: Options,
     /// Attach although the label names another origin.
     pub rebinds: bool,
-    /// No block is overwritten where it is, so no power cut leaves one half old and half new.
-    pub has_atomic_blocks: bool,
+    /// Whether a power cut never leaves a block half old and half new. That takes a device that
+    /// writes blocks whole (what it says of itself, if nothing is given), or never to overwrite one
+    /// where it is.
+    pub atomic_blocks: Option<bool>,
 }
 
 /// An error about one of the words.
@@ -125,7 +127,7 @@ impl TableArgs {
             block_bytes,
             options: Options::default(),
             rebinds: false,
-            has_atomic_blocks: false,
+            atomic_blocks: None,
         };
         args.take_counted(words)?;
         Ok(args)
@@ -155,9 +157,9 @@ impl TableArgs {
             match ours {
                 ["rebind", "true"] => self.rebinds = true,
                 ["rebind", "false"] => self.rebinds = false,
-                ["atomic_blocks", "true"] => self.has_atomic_blocks = true,
+                ["atomic_blocks", "true"] => self.atomic_blocks = Some(true),
                 ["atomic_blocks", "false"] if self.mode == Mode::Ssd => {
-                    self.has_atomic_blocks = false;
+                    self.atomic_blocks = Some(false);
                 }
                 ["atomic_blocks", "false"] => {
                     let details = "mode p never overwrites a block where it is";
@@ -265,8 +267,8 @@ impl TableArgs {
             let _ = write!(words, " pause_writeback {value}");
             count += 2;
         }
-        if self.has_atomic_blocks {
-            words += " atomic_blocks true";
+        if let Some(is_atomic) = self.atomic_blocks {
+            let _ = write!(words, " atomic_blocks {is_atomic}");
         }
         format!("{} {count}{words}", self.block_bytes)
     }
@@ -358,7 +360,7 @@ mod tests {
         assert_eq!(parse(&again).unwrap(), args);
         assert!(parse("s O C 4096 1 cleaner rebind true").unwrap().rebinds);
         let args = parse("s O C 4096 1 cleaner atomic_blocks true rebind true").unwrap();
-        assert!(args.rebinds && args.has_atomic_blocks);
+        assert_eq!((args.rebinds, args.atomic_blocks), (true, Some(true)));
         assert_eq!(args.words(), "4096 1 cleaner atomic_blocks true");
         assert!(parse("p O C 4096 0 atomic_blocks false").is_err());
         assert!(parse("s O C 4096 0 atomic_blocks").is_err());

@@ -29,6 +29,7 @@ use super::layout::{
 };
 use super::media::Medium;
 use super::openlist::{Filled, Held, OpenLists, note_failure};
+use super::overwrite;
 use super::pool::{Pool, SLOTS_MAX};
 use super::walk::{Census, Finder, walk};
 use super::{Counters, Jobs, ORIGIN_BYTES_MAX, OpenOptions, Stats, Writecache};
@@ -461,6 +462,7 @@ fn assemble(
     let mark = |percent: u32| (geometry.blocks * u64::from(100 - percent) + 50) / 100;
     let is_dirty = index.dirty() > 0;
     Writecache {
+        overwrites: overwrite::is_wanted(&args, &medium, &geometry),
         label,
         pool,
         open,

@@ -55,6 +55,10 @@ impl Writecache {
                 "the cache device refused a commit: only reads of what was committed go on",
             ),
         ];
+        if let Medium::Disk(_) = &self.medium {
+            let about = "committed blocks are overwritten where they are";
+            facts.push(flag("overwrites_blocks", self.overwrites, about));
+        }
         if let Medium::Pmem(pmem) = &self.medium {
             let medium = pmem.medium();
             facts.push(text("medium", &medium.description, "what makes stores durable there"));

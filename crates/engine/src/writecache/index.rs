@@ -399,8 +399,8 @@ impl<'a> Locked<'a> {
         self.count(-1, -i32::from(is_dirty(word.state())));
     }
 
-    /// A slot that holds `block` and is not committed or not flushed, in `state`, is now. Whether it
-    /// is such a one.
+    /// A slot that holds `block` and is not committed or not flushed, in `state`, is now. Whether
+    /// it is such a one.
     pub fn make_live(&mut self, slot: u32, block: u64, state: State) -> bool {
         let word = self.index.word(slot);
         let is_it = word.is_of(block, state);

@@ -158,8 +158,8 @@ impl Medium {
         Ok(())
     }
 
-    /// Writes again what `len` bytes at each of `places` read as. Says how many cannot be read: they
-    /// stay as they are.
+    /// Writes again what `len` bytes at each of `places` read as. Says how many cannot be read:
+    /// they stay as they are.
     pub fn rewrite_each(&self, places: &[u64], len: usize) -> Result<usize> {
         let Medium::Disk(disk) = self else { unreachable!("only disks are overwritten") };
         let mut unreadable = 0;

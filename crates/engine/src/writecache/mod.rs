@@ -180,6 +180,8 @@ pub struct Writecache {
     medium: Medium,
     origin: Arc<dyn Disk>,
     geometry: Geometry,
+    /// Whether committed blocks are overwritten where they are.
+    overwrites: bool,
     label: Label,
     index: Index,
     pool: Pool,

@@ -1,15 +1,16 @@
 //! Mode `s`: a committed block is overwritten where it is, as the kernel does. That is one write,
-//! and a flush when a client asks for one: no entry, no counter, no mark.
+//! and a flush when a client asks for one: no entry, no counter, no mark. Where the medium may tear
+//! a block, that is only done if the table says so (`atomic_blocks false`).
 //!
-//! A crash leaves of it what it leaves of a write to any disk: of each sector the old content or
-//! the new, and the new once it is flushed. The rest of the house must not notice, so:
+//! A crash leaves of it what it leaves of a write to any disk: of what the disk writes whole the
+//! old content or the new, and the new once it is flushed. The rest of the house must not notice:
 //!
 //! 1. While the write is on its way, its slots are `Overwriting`. They are neither written back nor
 //!    overwritten by another write, which takes free slots instead. What supersedes them leaves
 //!    them `Outdated` until the write is back: no slot in flight ever goes to another block.
-//! 2. Then they are in the list of their stripe, as blocks that are not committed, until a round has
-//!    flushed. Write-back keeps away from them: the origin never has what a power cut could take
-//!    back. A round that closes nothing else is a flush of the medium.
+//! 2. Then they are in the list of their stripe, as blocks that are not committed, until a round
+//!    has flushed. Write-back keeps away from them: the origin never has what a power cut could
+//!    take back. A round that closes nothing else is a flush of the medium.
 //! 3. When the write fails, nobody knows which version the medium will show from now on, or after
 //!    the next crash. The cache has failed, as after a commit that failed, and these blocks are not
 //!    read any more. The next server finds in shared memory what was on its way, and what was not
@@ -23,9 +24,22 @@ use crate::mutants::{self, Mutant};
 use crate::sync::atomic::Ordering;
 use crate::sync::lock;
 
+use super::args::TableArgs;
 use super::index::State;
+use super::layout::Geometry;
+use super::media::Medium;
 use super::pool::Slots;
 use super::{Writecache, add};
+
+/// Whether committed blocks are overwritten where they are: where the medium writes a block whole,
+/// or the user does not mind that a power cut tears it.
+pub(super) fn is_wanted(args: &TableArgs, medium: &Medium, geometry: &Geometry) -> bool {
+    let Medium::Disk(disk) = medium else { return false };
+    let block_bytes = geometry.block_bytes;
+    let is_aligned = geometry.block_at(0).is_multiple_of(u64::from(block_bytes));
+    let is_whole = is_aligned && disk.limits().atomic_bytes >= block_bytes;
+    args.atomic_blocks.map_or(is_whole, |is_atomic| !is_atomic)
+}
 
 impl Writecache {
     /// Claims the slots of `count` blocks from `first` on to be overwritten, if all of them are

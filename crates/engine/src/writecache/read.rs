@@ -2,8 +2,8 @@
 //!
 //! No lock is held and nothing is pinned while a slot is read: a slot's content stays as it is
 //! until it is retired, and whoever has read it looks again whether that happened meanwhile. If
-//! so, its block is looked up anew. What mode `s` overwrites in place stays the same block's: a read
-//! that meets such a write finds old or new, as on any disk.
+//! so, its block is looked up anew. What mode `s` overwrites in place stays the same block's: a
+//! read that meets such a write finds old or new, as on any disk.
 
 use crate::bio::{Bio, Op};
 use crate::buffer::Buffer;

@@ -82,8 +82,7 @@ impl Writecache {
             if !is_cached {
                 return self.pass_by(bio, count, port);
             }
-            if !self.is_pmem()
-                && !self.args.has_atomic_blocks
+            if self.overwrites
                 && let Some(slots) = self.claim(first, count)
             {
                 return self.send(bio, Destination::Same(slots), port);

@@ -208,6 +208,8 @@ impl Explorer {
             Event::OriginWrite(id, slots) => walk.model.origin_write(id, &slots),
             Event::OriginDone(id, is_good) => walk.model.origin_done(id, is_good),
             Event::OriginFlush(id) => walk.model.origin_flush(id),
+            Event::OriginGone(id) => walk.model.origin_gone(id),
+            Event::Left(found) => walk.model.left(&found),
             Event::Elsewhere(image, writes) => {
                 // Durable as it is, also where a write had failed before.
                 walk.in_flight = InFlight::found(self.kind.ground(), &Sectors::default());

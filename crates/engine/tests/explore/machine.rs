@@ -39,6 +39,7 @@ impl Origin {
             name: name.into(),
             size_bytes: ORIGIN_BYTES,
             block_bytes: 512,
+            atomic_bytes: 512,
             has_discard: true,
             identity: name.into(),
             kernel_name: name.into(),
@@ -278,7 +279,8 @@ impl Machine {
             }
             Step::Kill => {
                 self.kill();
-                self.attach(Who::Server)
+                self.attach(Who::Server)?;
+                self.take_stock()
             }
             Step::Reformat => {
                 self.ask(Ask::Flush, true)?;
@@ -371,14 +373,15 @@ impl Machine {
         Ok(())
     }
 
-    /// The process is gone; what was on its way to the disks arrives or does not, and a flush of the
-    /// origin has failed with nobody to hear of it.
+    /// The process is gone; what was on its way to the disks arrives or does not, and a flush of
+    /// the origin has failed with nobody to hear of it.
     fn kill(&mut self) {
         for (id, io) in std::mem::take(&mut self.writes) {
             let is_good = self.prng.one_in(2);
-            if io.op == Op::Flush && self.has_passed_by {
-                // Not done. Had it failed unheard, what passed the cache by would be lost, and no
-                // server could know or bring it back.
+            if self.has_passed_by && (io.op == Op::Flush || !is_good) {
+                // Had it failed unheard, what passed the cache by would be lost, or come back at
+                // any time, and no server could know or help.
+                self.note(Event::OriginGone(id));
                 continue;
             }
             if io.op == Op::Write && is_good {

@@ -304,6 +304,12 @@ impl Model {
         }
     }
 
+    /// A process died, and clients have seen what the next one shows.
+    pub fn left(&mut self, found: &[u64]) {
+        self.adopt(found, false);
+        self.show();
+    }
+
     /// Whether a slot may show `stamp` after a power cut, or after the death of the process.
     pub fn may_show(&self, slot: usize, stamp: u64, is_power_cut: bool) -> bool {
         let oldest = if is_power_cut { self.flushed[slot] } else { self.done[slot] };
@@ -346,6 +352,13 @@ impl Model {
                     slot.later.push((self.newest_write, before, true));
                 }
             }
+        }
+    }
+
+    pub fn origin_gone(&mut self, id: u32) {
+        self.flushes.remove(&id);
+        for slot in &mut self.origin {
+            slot.in_flight.retain(|entry| entry.0 != id);
         }
     }
 

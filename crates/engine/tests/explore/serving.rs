@@ -330,6 +330,32 @@ impl Machine {
         Ok(())
     }
 
+    /// Clients look at everything after a death: that is what must stay from now on.
+    pub(crate) fn take_stock(&mut self) -> Outcome {
+        let mut found = Vec::with_capacity(SLOTS);
+        for first in (0..SLOTS).step_by(self.kind.block_slots()) {
+            let count = self.kind.block_slots();
+            let id = self.id();
+            let read = Bio::read(offset_of(first), Buffer::zeroed(count * SECTOR), u64::from(id));
+            let done = self.serve(read)?;
+            if let Err(status) = done.status {
+                return self.excused(format!("a read after a death fails: {status}"));
+            }
+            for (nth, sector) in done.buffer.as_slice().chunks(SECTOR).enumerate() {
+                let stamp = stamp_of(sector);
+                let stamp = stamp.filter(|stamp| self.model.may_show(first + nth, *stamp, false));
+                let Some(stamp) = stamp else {
+                    let slot = first + nth;
+                    return Err(format!("slot {slot} does not show the last write after a death"));
+                };
+                found.push(stamp);
+            }
+        }
+        self.model.left(&found);
+        self.note(Event::Left(found));
+        Ok(())
+    }
+
     pub(crate) fn check_content(&mut self) -> Outcome {
         self.is_holding_reads = false;
         self.settle();

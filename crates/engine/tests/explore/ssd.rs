@@ -34,6 +34,7 @@ impl Ssd {
             name: NAME.into(),
             size_bytes: size_bytes as u64,
             block_bytes: 512,
+            atomic_bytes: 512,
             has_discard: true,
             identity: NAME.into(),
             kernel_name: NAME.into(),

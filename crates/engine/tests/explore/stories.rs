@@ -98,7 +98,7 @@ fn of_writecache(seed: u64) -> Story {
         let (ground, options) = [
             (Ground::Disk, "0"),
             (Ground::Memory(Persistence::Cpu), "0"),
-            (Ground::Disk, "0 atomic_blocks true"),
+            (Ground::Disk, ["0 atomic_blocks true", "0 atomic_blocks false"][variant / 3]),
         ][variant % 3];
         let kind = WritecacheKind::new(ground, 512 << (variant / 3), blocks, options);
         return (Arc::new(kind), stories[nth].to_vec());
@@ -108,8 +108,8 @@ fn of_writecache(seed: u64) -> Story {
     let block_bytes = if prng.one_in(3) { 1024 } else { 512 };
     let blocks = [9, 13, 27, 33][prng.below(4) as usize];
     let mut options = OPTIONS[prng.below(OPTIONS.len() as u64) as usize].to_string();
-    if ground == Ground::Disk && prng.one_in(3) {
-        options += " atomic_blocks true";
+    if ground == Ground::Disk && prng.one_in(2) {
+        options += ["", " atomic_blocks true", " atomic_blocks false"][prng.below(3) as usize];
     }
     let kind = WritecacheKind::new(ground, block_bytes, blocks, &options);
     let longest = if seed < LONG_FROM { 40 } else { 120 };

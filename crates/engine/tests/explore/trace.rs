@@ -56,6 +56,10 @@ pub enum Event {
     OriginWrite(u32, Vec<(usize, u64)>),
     OriginDone(u32, bool),
     OriginFlush(u32),
+    /// It was on its way when the process died, and has not happened.
+    OriginGone(u32),
+    /// The next server shows this of each slot.
+    Left(Vec<u64>),
     /// A kernel had the devices: this is on the medium now, and it wrote these slots with these
     /// contents, each followed by a flush.
     Elsewhere(Vec<u8>, Vec<(usize, u64)>),

@@ -15,6 +15,7 @@ mod defects;
 mod errors;
 mod model;
 mod options;
+mod overwrite;
 mod refusals;
 mod vectors;
 mod world;

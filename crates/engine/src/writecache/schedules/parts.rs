@@ -113,7 +113,8 @@ pub fn free(mut prng: Prng) {
 /// both is gone as soon as the zeroes are acknowledged.
 pub fn zeroed(mut prng: Prng) {
     let areas = &[(0, 2)];
-    let plan = Plan { mode: any_mode(&mut prng), slots: 4, options: "0", list_max: 8, areas };
+    let (mode, options) = (Mode::Ssd, "0 atomic_blocks false");
+    let plan = Plan { mode, slots: 4, options, list_max: 8, areas };
     let world = World::new(plan);
     let keeper = world.keeper(&mut prng);
     world.client().write(0, 2, true);

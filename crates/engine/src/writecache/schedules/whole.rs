@@ -22,15 +22,15 @@ pub fn any_mode(prng: &mut Prng) -> Mode {
 fn any_options(prng: &mut Prng) -> &'static str {
     const OPTIONS: [&str; 10] = [
         "0",
-        "0 atomic_blocks true",
+        "0 atomic_blocks false",
         "2 autocommit_blocks 2",
-        "2 autocommit_blocks 2 atomic_blocks true",
+        "2 autocommit_blocks 2 atomic_blocks false",
         "4 high_watermark 0 low_watermark 0",
-        "4 high_watermark 0 low_watermark 0 atomic_blocks true",
+        "4 high_watermark 0 low_watermark 0 atomic_blocks false",
         "4 high_watermark 100 low_watermark 100",
-        "4 high_watermark 100 low_watermark 100 atomic_blocks true",
+        "4 high_watermark 100 low_watermark 100 atomic_blocks false",
         "2 max_age 0",
-        "2 max_age 0 atomic_blocks true",
+        "2 max_age 0 atomic_blocks false",
     ];
     OPTIONS[prng.below(10) as usize]
 }
