@@ -19,7 +19,7 @@ pub fn any_mode(prng: &mut Prng) -> Mode {
 
 /// Words of a table by chance: commits by need only, or after every write; write-back of
 /// everything at once, when half is used, or of a full cache only; blocks overwritten or not.
-fn any_options(prng: &mut Prng) -> &'static str {
+fn any_options(prng: &mut Prng, mode: Mode) -> &'static str {
     const OPTIONS: [&str; 10] = [
         "0",
         "0 atomic_blocks false",
@@ -32,12 +32,14 @@ fn any_options(prng: &mut Prng) -> &'static str {
         "2 max_age 0",
         "2 max_age 0 atomic_blocks false",
     ];
-    OPTIONS[prng.below(10) as usize]
+    let overwrites = mode == Mode::Ssd && prng.one_in(2);
+    OPTIONS[2 * prng.below(5) as usize + usize::from(overwrites)]
 }
 
 fn any_plan(prng: &mut Prng, slots: u64, areas: &'static [(u64, u64)]) -> Plan {
     let list_max = [2, 3, 8][prng.below(3) as usize];
-    Plan { mode: any_mode(prng), slots, options: any_options(prng), list_max, areas }
+    let mode = any_mode(prng);
+    Plan { mode, slots, options: any_options(prng, mode), list_max, areas }
 }
 
 /// Blocks by chance, in sectors, out of the four from `base` on.
