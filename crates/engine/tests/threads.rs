@@ -152,4 +152,6 @@ fn threads_share_a_small_writecache_in_memory() {
 #[test]
 fn threads_share_a_small_writecache_on_a_disk() {
     share("writecache s O S 512 4 autocommit_blocks 16 pause_writeback 0", 512);
+    let torn = "writecache s O S 4096 4 autocommit_blocks 16 pause_writeback 0 atomic_blocks false";
+    share(torn, 4096);
 }

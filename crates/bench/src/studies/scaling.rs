@@ -36,8 +36,8 @@ pub fn run(setup: &Setup) -> Result<Study> {
         "scaling",
         "what the cost of a request depends on",
         "Random requests in process to a pcache of 512 MiB in memory, with a disk in memory \
-         behind it: by threads, as the cache fills (clean data, 4 KiB), as dirty data grows \
-         (nothing is written back), and by the size of the request beside the bare durable copy. \
+         behind it: by threads (nothing is written back meanwhile), as the cache fills (clean \
+         data, 4 KiB), as dirty data grows (nothing is written back), and by the size of the request beside the bare durable copy. \
          Except by threads, times are medians of batches of 16.",
     );
     let repeats = setup.repeats(3, 7);
@@ -59,15 +59,17 @@ fn thread_counts() -> Vec<u32> {
 fn threads(setup: &Setup, repeats: usize, study: &mut Study) -> Result<()> {
     let counts = thread_counts();
     let span = 192 * MIB;
-    let cache = setup.cache("scaling-threads", ram_disk(GIB), "0")?;
-    let _background = Queue::background("udm-background", &cache.device)?;
+    // Nobody writes back meanwhile: that would take a processor, and be what is measured.
+    let cache = setup.cache("scaling-threads", ram_disk(GIB), "0 retention fifo")?;
+    let mut keeper = Keeper::new(&cache.device, Ring::without_kernel())?;
     let runtime = setup.choose(Duration::from_millis(150), Duration::from_millis(500));
     let job = Job { size: span, runtime, ..Job::default() };
     let mut rates = vec![vec![Vec::new(); counts.len()]; 2];
     for repeat in 0..repeats {
         for (nth, count) in counts.iter().enumerate() {
             for (kind, rw) in [Rw::Randwrite, Rw::Randread].into_iter().enumerate() {
-                load::refill(&cache.device, span)?;
+                load::fill(&cache.device, span)?;
+                keeper.drain();
                 // As much for each thread; together no more than the cache takes.
                 let io_size = match rw {
                     Rw::Randwrite => 160 * MIB,
@@ -76,6 +78,7 @@ fn threads(setup: &Setup, repeats: usize, study: &mut Study) -> Result<()> {
                 let randseed = repeat as u64 + 1;
                 let job = Job { rw, numjobs: *count, io_size, randseed, ..job.clone() };
                 rates[kind][nth].push(load::run(&cache.device, &job)?.iops());
+                keeper.drain();
             }
         }
     }

@@ -166,17 +166,18 @@ fn setup_writecache(seed: u64) -> Setup {
         _ => "0",
     };
     let mode = if is_on_disk { "s" } else { "p" };
+    let cache_bytes = (64 << 10) << prng.below(6);
+    let persistence = if prng.one_in(3) { Persistence::Msync } else { Persistence::Cpu };
+    let clients = 1 + prng.below(4) as usize;
+    // Blocks of several sectors, too, are overwritten where they are.
+    let tears = if is_on_disk && prng.one_in(2) { " atomic_blocks false" } else { "" };
     Setup {
         seed,
-        engine: Engine::Writecache {
-            is_on_disk,
-            cache_bytes: (64 << 10) << prng.below(6),
-            block_sectors,
-        },
+        engine: Engine::Writecache { is_on_disk, cache_bytes, block_sectors },
         backing_bytes: 5 * MIB,
-        persistence: if prng.one_in(3) { Persistence::Msync } else { Persistence::Cpu },
-        clients: 1 + prng.below(4) as usize,
-        words: format!("writecache {mode} B C {} {options}", block_sectors * 512),
+        persistence,
+        clients,
+        words: format!("writecache {mode} B C {} {options}{tears}", block_sectors * 512),
         is_ordered: false,
         trouble,
     }
