@@ -51,7 +51,7 @@ pub struct DiskLimits {
     /// The smallest write the device takes without read-modify-write: its logical block size.
     pub block_bytes: u32,
     /// A write of so many bytes, at a multiple of them, is there whole or not at all after a power
-    /// cut. At least `block_bytes`.
+    /// cut; 0: nobody knows.
     pub atomic_bytes: u32,
     /// Whether discard does something.
     pub has_discard: bool,

@@ -118,9 +118,9 @@ pub(super) fn open(path: &Path, options: &FileOptions) -> Result<Opened> {
         size_bytes,
         block_bytes: logical_block,
         atomic_bytes: match direct {
-            Some(_) => atomic_bytes(&file, &stat, is_block_device).max(logical_block),
+            Some(_) => atomic_bytes(&file, &stat, is_block_device, logical_block),
             // What is in the page cache may change while it is written out.
-            None => logical_block,
+            None => 0,
         },
         has_discard: !is_read_only && has_discard(&file, &stat, is_block_device),
         identity: identity::of(&file, &stat, is_block_device, size_bytes),
@@ -143,10 +143,10 @@ pub(super) fn open(path: &Path, options: &FileOptions) -> Result<Opened> {
     Ok(Opened { limits, files })
 }
 
-/// Bytes that the device says it writes whole or not at all: its physical block size is, by the
-/// kernel's ABI (`sysfs-block`), the smallest unit that it can write atomically. A file system may
-/// put a file's blocks anywhere, but aligned to its own. 0: nobody says.
-fn atomic_bytes(file: &OwnedFd, stat: &Statx, is_block_device: bool) -> u32 {
+/// Bytes that the device says it writes whole or not at all: its logical block, or its physical one,
+/// which is, by the kernel's ABI (`sysfs-block`), the smallest unit that it can write atomically. A
+/// file system may put a file's blocks anywhere, but aligned to its own. 0: nobody knows.
+fn atomic_bytes(file: &OwnedFd, stat: &Statx, is_block_device: bool, logical: u32) -> u32 {
     let (device, own) = match is_block_device {
         true => ((stat.stx_rdev_major, stat.stx_rdev_minor), u64::from(u32::MAX)),
         false => {
@@ -154,11 +154,15 @@ fn atomic_bytes(file: &OwnedFd, stat: &Statx, is_block_device: bool) -> u32 {
             ((stat.stx_dev_major, stat.stx_dev_minor), block)
         }
     };
+    if identity::sysfs(device, "loop/backing_file").is_some() {
+        // That goes through a page cache, or through a file whose blocks are anywhere.
+        return 0;
+    }
     let number = |file: &str| identity::sysfs(device, file)?.parse::<u32>().ok();
     let physical = number("queue/physical_block_size").filter(|size| size.is_power_of_two());
     match (physical, number("alignment_offset")) {
-        (Some(physical), Some(0)) if own >= u64::from(physical) => physical,
-        _ => 0,
+        (Some(physical), Some(0)) if own >= u64::from(physical) => physical.max(logical),
+        _ => logical,
     }
 }
 

@@ -64,6 +64,27 @@ fn direct_file_conforms() {
     check_all(&disk, &mut Ring::new(8).unwrap());
 }
 
+/// A write of several sectors is only taken for whole where the device below says so.
+#[test]
+fn what_is_written_whole_is_what_the_device_says() {
+    let folder = folder();
+    let path = empty_file(&folder, SIZE);
+    for io in [IoMode::Buffered, IoMode::Lazy] {
+        assert_eq!(open(&path, io).limits().atomic_bytes, 0);
+    }
+    let disk = FileDisk::open(&path, &options(IoMode::Auto)).unwrap();
+    if !disk.is_direct() {
+        eprintln!("SKIPPED: direct I/O does not work on {}", path.display());
+        return;
+    }
+    let device = rustix::fs::stat(&path).unwrap().st_dev;
+    let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
+    let said = format!("/sys/dev/block/{major}:{minor}/queue/physical_block_size");
+    let said = std::fs::read_to_string(said).ok().map(|size| size.trim().parse::<u32>().unwrap());
+    let atomic = disk.limits().atomic_bytes;
+    assert!([0, 512, said.unwrap_or(512)].contains(&atomic), "{atomic}, {said:?}");
+}
+
 #[test]
 fn direct_file_with_coarse_alignment_conforms() {
     let folder = folder();
@@ -199,6 +220,7 @@ fn loop_device_conforms() {
         check_all(&disk, &mut Ring::new(64).unwrap());
         assert_eq!(disk.limits().block_bytes, 512);
         assert!(disk.limits().identity.starts_with("loop on /"), "{:?}", disk.limits());
+        assert_eq!(disk.limits().atomic_bytes, 0);
         assert!(disk.limits().kernel_name.starts_with("7:"));
     }
 }
