@@ -8,7 +8,7 @@
 //!   [`simple`], [`pcache`] and [`writecache`] keep it;
 //! * assembly: [`table`] (dmsetup's lines), [`world`] (from lines to targets), [`device`] (active
 //!   and inactive table), [`local`] (the in-process caller), [`queue`] (one thread, one ring, one
-//!   loop).
+//!   loop), `crew` (threads that help to open a cache).
 
 #![deny(unsafe_code)]
 
@@ -16,6 +16,7 @@ pub mod attaching;
 pub mod bio;
 pub mod buffer;
 pub mod crc;
+mod crew;
 pub mod device;
 pub mod disk;
 pub mod error;

@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 
 use crate::attaching::AttachProgress;
 use crate::crc::pcache_crc;
+use crate::crew;
 use crate::device::LoadedTable;
 use crate::disk::{Disk, FileDisk, FileOptions, OpenMode};
 use crate::error::{Error, Kind, Result};
@@ -226,6 +227,7 @@ impl Builder<'_> {
         let mut options = writecache::OpenOptions::new(self.options.attach_id);
         options.force_format = self.options.force_format;
         options.progress = Arc::clone(&self.options.progress);
+        options.threads = crew::processors();
         let words = writecache::shared_words(options.stripes);
         let name = shared_name("writecache", &cache.path);
         let len = line.len_bytes();

@@ -218,7 +218,9 @@ impl Stage {
     fn attach(&self, count: u64, left: Left) -> Result<(f64, f64)> {
         let block_bytes = u64::from(self.block_bytes);
         let origin = ram_disk(Stage::origin_blocks(count) * block_bytes);
-        let (words, options) = (format!("{block_bytes} 0"), OpenOptions::new(1));
+        let threads = std::thread::available_parallelism().map_or(1, usize::from);
+        let options = OpenOptions { threads, ..OpenOptions::new(1) };
+        let words = format!("{block_bytes} 0");
         // What the one before leaves behind is not waited for within the time.
         drop(self.open()?);
         let start = Instant::now();

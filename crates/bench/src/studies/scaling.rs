@@ -37,7 +37,8 @@ pub fn run(setup: &Setup) -> Result<Study> {
         "what the cost of a request depends on",
         "Random requests in process to a pcache of 512 MiB in memory, with a disk in memory \
          behind it: by threads (nothing is written back meanwhile), as the cache fills (clean \
-         data, 4 KiB), as dirty data grows (nothing is written back), and by the size of the request beside the bare durable copy. \
+         data, 4 KiB), as dirty data grows (nothing is written back), and by the size of the \
+         request beside the bare durable copy. \
          Except by threads, times are medians of batches of 16.",
     );
     let repeats = setup.repeats(3, 7);

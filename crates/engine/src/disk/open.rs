@@ -143,9 +143,10 @@ pub(super) fn open(path: &Path, options: &FileOptions) -> Result<Opened> {
     Ok(Opened { limits, files })
 }
 
-/// Bytes that the device says it writes whole or not at all: its logical block, or its physical one,
-/// which is, by the kernel's ABI (`sysfs-block`), the smallest unit that it can write atomically. A
-/// file system may put a file's blocks anywhere, but aligned to its own. 0: nobody knows.
+/// Bytes that the device says it writes whole or not at all: its logical block, or its physical
+/// one, which is, by the kernel's ABI (`sysfs-block`), the smallest unit that it can write
+/// atomically. A file system may put a file's blocks anywhere, but aligned to its own. 0: nobody
+/// knows.
 fn atomic_bytes(file: &OwnedFd, stat: &Statx, is_block_device: bool, logical: u32) -> u32 {
     let (device, own) = match is_block_device {
         true => ((stat.stx_rdev_major, stat.stx_rdev_minor), u64::from(u32::MAX)),

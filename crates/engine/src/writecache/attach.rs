@@ -37,6 +37,9 @@ use super::{Counters, Jobs, ORIGIN_BYTES_MAX, OpenOptions, Stats, Writecache};
 /// A commit counter beyond this was not reached by counting.
 const SEQ_MAX: u64 = 1 << 62;
 
+/// From so many entries on, threads share them.
+const SHARED_BLOCKS_MIN: u64 = 64 << 10;
+
 /// What the walk found, in the index.
 struct Attach {
     index: Index,
@@ -50,7 +53,29 @@ struct Attach {
     owes_flush: bool,
 }
 
-impl Finder for Attach {
+/// What one of several threads found: of a part of the stripes.
+struct Part<'a> {
+    index: &'a Index,
+    /// Which part, of how many.
+    share: (usize, usize),
+    aside: HashMap<u32, Entry>,
+    stale: Vec<u32>,
+    uncommitted: Vec<u32>,
+}
+
+impl Part<'_> {
+    fn of(index: &Index, nth: usize, count: usize) -> Part<'_> {
+        let (aside, stale, uncommitted) = (HashMap::new(), Vec::new(), Vec::new());
+        Part { index, share: (nth, count), aside, stale, uncommitted }
+    }
+}
+
+impl Finder for Part<'_> {
+    fn is_mine(&self, block: u64) -> bool {
+        let (nth, count) = self.share;
+        count == 1 || self.index.stripe_of(block) % count == nth
+    }
+
     fn soon(&self, block: u64, index: u64) {
         self.index.touch(block, &[index as u32]);
     }
@@ -164,8 +189,7 @@ fn open(
     if mutants::is(Mutant::CounterBackwards) {
         seq = seq.saturating_sub(1);
     }
-    let census =
-        walk(&medium, &geometry, seq, Some(limits.size_bytes), &mut found, &options.progress)?;
+    let census = look(&medium, &geometry, seq, limits.size_bytes, &mut found, options)?;
     check_binding(&args, &medium, &superblock, &census, &limits)?;
     take_up(&medium, &geometry, &superblock, &mut seq, &mut found, &shared, &limits)?;
     let label = Label::new(&limits.identity, limits.size_bytes, options.attach_id);
@@ -175,6 +199,29 @@ fn open(
     medium.settle()?;
     let open = OpenLists::fresh(shared, options.stripes, options.attach_id, seq);
     Ok(assemble(args, origin, medium, geometry, label, seq, found, &census, open))
+}
+
+/// Reads all entries, on several threads if there are many.
+fn look(
+    medium: &Medium,
+    geometry: &Geometry,
+    seq: u64,
+    origin_bytes: u64,
+    found: &mut Attach,
+    options: &OpenOptions,
+) -> Result<Census> {
+    let is_much = geometry.blocks >= SHARED_BLOCKS_MIN;
+    let threads = if is_much { options.threads.clamp(1, options.stripes) } else { 1 };
+    let mut parts: Vec<Part<'_>> =
+        (0..threads).map(|nth| Part::of(&found.index, nth, threads)).collect();
+    let census = walk(medium, geometry, seq, Some(origin_bytes), &mut parts, &options.progress)?;
+    let parts = parts.into_iter().map(|part| (part.aside, part.stale, part.uncommitted));
+    for (aside, stale, uncommitted) in parts.collect::<Vec<_>>() {
+        found.aside.extend(aside);
+        found.stale.extend(stale);
+        found.uncommitted.extend(uncommitted);
+    }
+    Ok(census)
 }
 
 /// A server that died may have owed the origin a flush, for writes that passed by. If the origin
@@ -423,9 +470,9 @@ fn commit_left(
     medium.store(geometry.start + SEQ_COUNT_AT, &seq.to_le_bytes())?;
     medium.settle()?;
     freed.into_iter().for_each(|slot| found.index.retire(slot));
-    for &(block, slot) in missing {
-        found.live(block, u64::from(slot));
-    }
+    let mut part = Part::of(&found.index, 0, 1);
+    missing.iter().for_each(|&(block, slot)| part.live(block, u64::from(slot)));
+    found.stale.extend(part.stale);
     found.notes.push(format!("writes to {} blocks were taken up from memory", missing.len()));
     Ok(())
 }

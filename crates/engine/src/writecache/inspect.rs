@@ -65,9 +65,10 @@ pub fn inspect(medium: &Medium, start: u64, origin_bytes: Option<u64>) -> Result
     });
     let origin_bytes = origin_bytes.or(label.map(|label| label.origin_bytes));
     let seq_count = superblock.seq_count.get();
-    let mut found = Lookup::default();
+    let mut found = [Lookup::default()];
     let census =
         walk(medium, &geometry, seq_count, origin_bytes, &mut found, &AttachProgress::default())?;
+    let [found] = found;
     let block_bytes = u64::from(geometry.block_bytes);
     let last = found.blocks.keys().max().map_or(0, |block| (block + 1) * block_bytes);
     let damaged = found.twins.len() as u64;

@@ -99,14 +99,22 @@ pub struct OpenOptions {
     pub attach_id: u64,
     /// Stripes, 1 to 16.
     pub stripes: usize,
+    /// Threads that may share the reading of a large cache.
+    pub threads: usize,
     /// Is told how far it is.
     pub progress: Arc<AttachProgress>,
 }
 
 impl OpenOptions {
-    /// Eight stripes, no force.
+    /// Eight stripes, no force, one thread.
     pub fn new(attach_id: u64) -> OpenOptions {
-        OpenOptions { force_format: false, attach_id, stripes: STRIPES, progress: Arc::default() }
+        OpenOptions {
+            force_format: false,
+            attach_id,
+            stripes: STRIPES,
+            threads: 1,
+            progress: Arc::default(),
+        }
     }
 }
 

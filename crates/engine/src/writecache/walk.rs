@@ -8,7 +8,8 @@
 //!
 //! The entries are read once, in order. What names a block for the second time waits for the end,
 //! when the entries that came first are read again, all together: a disk is not to be asked for
-//! them one by one.
+//! them one by one. Several finders share the work by block: each looks at all entries, which is
+//! little, and keeps its own, which is not.
 
 use std::cmp::Ordering;
 use std::collections::HashMap;
@@ -16,8 +17,10 @@ use std::collections::HashMap;
 use zerocopy::FromBytes;
 
 use crate::attaching::AttachProgress;
+use crate::crew;
 use crate::error::Result;
 use crate::mutants::{self, Mutant};
+use crate::units::MIB;
 
 use super::layout::{ENTRY_BYTES, Entry, EntryState, Geometry};
 use super::media::Medium;
@@ -25,6 +28,8 @@ use super::media::Medium;
 /// Memory for what an entry names is asked for so many entries ahead, in two steps: what the
 /// first has brought near says where the second goes.
 const AHEAD: [usize; 2] = [24, 12];
+/// What several finders read at a time: enough to be worth waking them.
+const SHARED_CHUNK_BYTES: u64 = 2 * MIB;
 /// So many places of damage are named; all are counted.
 pub const PLACES_MAX: usize = 16;
 
@@ -89,10 +94,25 @@ impl Census {
             self.places.push(Place { index, damage, sector, seq });
         }
     }
+
+    fn add(&mut self, other: Census) {
+        let Census { live, free, uncommitted, superseded, damaged, places } = other;
+        self.live += live;
+        self.free += free;
+        self.uncommitted += uncommitted;
+        self.superseded += superseded;
+        self.damaged += damaged;
+        self.places.extend(places);
+        self.places.truncate(PLACES_MAX);
+    }
 }
 
-/// Who keeps what the walk finds.
+/// Who keeps what the walk finds, or a part of it.
 pub trait Finder {
+    /// Whether `block` is in its part.
+    fn is_mine(&self, _block: u64) -> bool {
+        true
+    }
     /// Entry `index` is live for `block` and soon comes up: the first of two steps towards what
     /// is known of it.
     fn soon(&self, _block: u64, _index: u64) {}
@@ -113,20 +133,31 @@ pub trait Finder {
     fn twin(&mut self, block: u64, index: u64, entry: &Entry);
 }
 
-/// Looks at every entry in order.
-pub fn walk(
+/// Looks at every entry in order. Each of `finders` has a part of the blocks, and a thread of its
+/// own; the first one also has all entries that are not live.
+pub fn walk<F: Finder + Send>(
     medium: &Medium,
     geometry: &Geometry,
     seq_count: u64,
     origin_bytes: Option<u64>,
-    finder: &mut impl Finder,
+    finders: &mut [F],
     progress: &AttachProgress,
 ) -> Result<Census> {
     progress.begin("entries", geometry.blocks);
-    let census = Census::default();
-    let mut walk =
-        Walk { medium, geometry, seq_count, origin_bytes, finder, census, repeated: Vec::new() };
-    let chunk_entries = medium.chunk_bytes() / ENTRY_BYTES;
+    let is_shared = finders.len() > 1;
+    let walk = |(nth, finder)| Walk {
+        medium,
+        geometry,
+        seq_count,
+        origin_bytes,
+        finder,
+        has_rest: nth == 0,
+        census: Census::default(),
+        repeated: Vec::new(),
+    };
+    let mut walks: Vec<_> = finders.iter_mut().enumerate().map(walk).collect();
+    let chunk_bytes = medium.chunk_bytes().max(if is_shared { SHARED_CHUNK_BYTES } else { 0 });
+    let chunk_entries = chunk_bytes / ENTRY_BYTES;
     let mut chunk = Vec::new();
     let mut first = 0;
     while first < geometry.blocks {
@@ -134,15 +165,14 @@ pub fn walk(
         chunk.resize((count * ENTRY_BYTES) as usize, 0);
         medium.load(geometry.entry_at(first), &mut chunk)?;
         let entries = <[Entry]>::ref_from_bytes(&chunk).expect("a chunk has whole entries");
-        for (nth, entry) in entries.iter().enumerate() {
-            walk.look_ahead(entries, nth, first);
-            walk.entry(first + nth as u64, entry);
-        }
+        crew::each(&mut walks, |walk| walk.entries(entries, first));
         first += count;
         progress.has_come_to(first);
     }
-    walk.resolve()?;
-    Ok(walk.census)
+    crew::each(&mut walks, Walk::resolve).into_iter().collect::<Result<()>>()?;
+    let mut census = Census::default();
+    walks.into_iter().for_each(|walk| census.add(walk.census));
+    Ok(census)
 }
 
 struct Walk<'a, F> {
@@ -151,6 +181,8 @@ struct Walk<'a, F> {
     seq_count: u64,
     origin_bytes: Option<u64>,
     finder: &'a mut F,
+    /// Whether it has the entries that are not live.
+    has_rest: bool,
     census: Census,
     /// Live entries, each with its block, for which another was known.
     repeated: Vec<(u64, u64, Entry)>,
@@ -161,11 +193,21 @@ impl<F: Finder> Walk<'_, F> {
         self.geometry.state_of(entry, self.seq_count, self.origin_bytes)
     }
 
+    fn entries(&mut self, entries: &[Entry], first: u64) {
+        for (nth, entry) in entries.iter().enumerate() {
+            self.look_ahead(entries, nth, first);
+            self.entry(first + nth as u64, entry);
+        }
+    }
+
     /// Entry `nth` of `entries`, the first of which is `first`, is about to be looked at.
     fn look_ahead(&self, entries: &[Entry], nth: usize, first: u64) {
         for (step, ahead) in AHEAD.into_iter().enumerate() {
             let Some(entry) = entries.get(nth + ahead) else { continue };
             let EntryState::Live { block } = self.state_of(entry) else { continue };
+            if !self.finder.is_mine(block) {
+                continue;
+            }
             match step {
                 0 => self.finder.soon(block, first + (nth + ahead) as u64),
                 _ => self.finder.sooner(block),
@@ -175,13 +217,7 @@ impl<F: Finder> Walk<'_, F> {
 
     fn entry(&mut self, index: u64, entry: &Entry) {
         match self.state_of(entry) {
-            EntryState::Free => self.census.free += 1,
-            EntryState::Uncommitted => {
-                self.census.uncommitted += 1;
-                self.finder.uncommitted(index);
-            }
-            EntryState::Misaligned => self.set_aside(index, entry, Damage::Misaligned),
-            EntryState::BeyondOrigin => self.set_aside(index, entry, Damage::BeyondOrigin),
+            EntryState::Live { block } if !self.finder.is_mine(block) => {}
             EntryState::Live { block } if self.finder.known(block).is_some() => {
                 self.repeated.push((block, index, *entry));
             }
@@ -189,6 +225,14 @@ impl<F: Finder> Walk<'_, F> {
                 self.census.live += 1;
                 self.finder.live(block, index);
             }
+            _ if !self.has_rest => {}
+            EntryState::Free => self.census.free += 1,
+            EntryState::Uncommitted => {
+                self.census.uncommitted += 1;
+                self.finder.uncommitted(index);
+            }
+            EntryState::Misaligned => self.set_aside(index, entry, Damage::Misaligned),
+            EntryState::BeyondOrigin => self.set_aside(index, entry, Damage::BeyondOrigin),
         }
     }
 

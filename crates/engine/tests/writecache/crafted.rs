@@ -211,3 +211,57 @@ fn a_grown_device_keeps_its_blocks() {
     assert_eq!(world.target().limits().block_bytes, 4096);
     assert_eq!(world.origin.limits().size_bytes, 1 << 20);
 }
+
+/// Entries of all kinds, many for most blocks: however many threads share them, the same is found.
+#[test]
+fn several_threads_find_what_one_finds() {
+    const BYTES: u64 = 36 << 20;
+    let geometry = Geometry::of_size(0, BYTES, 512).unwrap();
+    assert!(geometry.blocks > 64 << 10, "few entries are not shared");
+    let mut prng = Prng::new(5);
+    let mut image = vec![0; BYTES as usize];
+    let mut superblock = Superblock::fresh(&geometry);
+    superblock.seq_count.set(40);
+    image[..64].copy_from_slice(superblock.as_bytes());
+    for nth in 0..geometry.blocks {
+        // Twins and older versions all over 20 stripes' worth of blocks; some behind the end.
+        let block = prng.below(20) * 2048 + prng.below(if nth % 64 == 0 { 4096 } else { 1900 });
+        let seq = match prng.below(8) {
+            0 => FREE,
+            1 => 40 + prng.below(3),
+            _ => prng.below(40),
+        };
+        let entry = Entry::new(block, seq);
+        let at = geometry.entry_at(nth) as usize;
+        image[at..at + 16].copy_from_slice(entry.as_bytes());
+        let at = geometry.block_at(nth) as usize;
+        image[at..at + 512].fill(prng.below(2) as u8 + 1);
+    }
+    for mode in ["p", "s"] {
+        let mut found = Vec::new();
+        for threads in [1, 2, 3, 8] {
+            let table = format!("{mode} O C 512 2 autocommit_time 3600000");
+            let cache = Cache::of_image(mode_of(&table), &image);
+            let origin = Arc::new(SimDisk::new(20 << 20, 512).named("origin"));
+            let mut world = World::over(&table, cache, origin);
+            world.threads = threads;
+            world.open();
+            let facts: Vec<String> =
+                world.target().facts().iter().map(|f| format!("{f:?}")).collect();
+            let (damaged, facts): (Vec<String>, Vec<String>) =
+                facts.into_iter().partition(|fact| fact.contains("damaged_entry"));
+            assert_eq!(damaged.len(), 16, "so many are named");
+            let mut content = Vec::new();
+            for block in 0..(20 << 20) / 512 {
+                content.push(world.try_read(block * 512, 512).ok());
+            }
+            assert!(content.iter().any(Option::is_none) && content.iter().any(Option::is_some));
+            let status = world.target().status();
+            found.push((threads, facts, content, status));
+        }
+        for other in &found[1..] {
+            assert_eq!((&found[0].1, &found[0].3), (&other.1, &other.3), "{} threads", other.0);
+            assert!(found[0].2 == other.2, "{} threads read something else", other.0);
+        }
+    }
+}

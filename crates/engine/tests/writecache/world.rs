@@ -95,6 +95,8 @@ pub struct World {
     /// What was done to disks: device, operation, offset, length.
     pub history: Vec<(String, Op, u64, u64)>,
     attaches: u64,
+    /// That share an attach.
+    pub threads: usize,
     /// What the last attach counted.
     pub progress: Arc<AttachProgress>,
 }
@@ -121,6 +123,7 @@ impl World {
             refuses: Box::new(|_| false),
             history: Vec::new(),
             attaches: 0,
+            threads: 1,
             progress: Arc::default(),
         }
     }
@@ -134,7 +137,9 @@ impl World {
     pub fn try_open(&mut self, force_format: bool) -> Result<()> {
         self.attaches += 1;
         let attach_id = self.attaches * 0x1_0001;
-        let options = OpenOptions { force_format, stripes: STRIPES, ..OpenOptions::new(attach_id) };
+        let threads = self.threads;
+        let options =
+            OpenOptions { force_format, stripes: STRIPES, threads, ..OpenOptions::new(attach_id) };
         self.progress = Arc::clone(&options.progress);
         let origin: Arc<dyn Disk> = self.origin.clone();
         let len = origin.limits().size_bytes / u64::from(self.args().block_bytes)
