@@ -57,6 +57,9 @@ struct Rounds {
     ssd: Vec<f64>,
     fio_synced: Vec<f64>,
     ssd_synced: Vec<f64>,
+    /// The same where the cache has all blocks.
+    again: Vec<f64>,
+    again_synced: Vec<f64>,
 }
 
 /// The whole study.
@@ -69,7 +72,7 @@ pub fn run(setup: &Setup) -> Result<Study> {
         "Mode p: random writes of one block to a writecache of 512 MiB in memory, by block size \
          and by the instructions that store them, and the bare durable copy; nothing is written \
          back meanwhile. Mode s: random writes of 4 KiB to a writecache on a file with direct I/O, \
-         and fio on the same file, in turns.",
+         of blocks that are new to it and of blocks that it has, and fio on the same file, in turns.",
     );
     study.fact("rounds", rounds.to_string());
     let plans = plans(setup)?;
@@ -288,9 +291,11 @@ impl Ssd {
         let deep = self.job(round, DEPTH);
         let synced = Job { fsync: 1, ..self.job(round, 1) };
         found.fio.push(self.fio(&deep)?);
-        found.ssd.push(self.through(&deep)?);
+        found.ssd.push(self.through(&deep, false)?);
+        found.again.push(self.through(&deep, true)?);
         found.fio_synced.push(self.fio(&synced)?);
-        found.ssd_synced.push(self.through(&synced)?);
+        found.ssd_synced.push(self.through(&synced, false)?);
+        found.again_synced.push(self.through(&synced, true)?);
         Ok(())
     }
 
@@ -307,13 +312,17 @@ impl Ssd {
         Ok(fio::write(&arguments)?.iops)
     }
 
-    /// The target's.
-    fn through(&self, job: &Job) -> Result<f64> {
+    /// The target's, of blocks that it has or of others.
+    fn through(&self, job: &Job, has_blocks: bool) -> Result<f64> {
         forget(&self.path)?;
         let cache: Arc<dyn Disk> = Arc::new(open_disk(&self.path)?);
         let words = "4096 4 high_watermark 100 low_watermark 100";
         let device = writecache(words, ram_disk(ORIGIN_BYTES), Ground::Disk(cache))?;
         let background = Queue::background("udm-background", &device)?;
+        if has_blocks {
+            load::fill(&device, SPAN)?;
+            Local::new(&device)?.flush().ok().context("the flush failed")?;
+        }
         let iops = load::run(&device, job)?.iops();
         drop(background);
         Keeper::new(&device, Ring::new(64)?)?.drain();
@@ -364,8 +373,10 @@ fn claims(study: &mut Study, found: &Rounds) {
     row("p: write, blocks of 512", &found.small_blocks, Unit::Nanos);
     row("s: fio, depth 32", &found.fio, Unit::PerSecond);
     row("s: udm, depth 32", &found.ssd, Unit::PerSecond);
+    row("s: udm, depth 32, cached blocks", &found.again, Unit::PerSecond);
     row("s: fio, write and fdatasync", &found.fio_synced, Unit::PerSecond);
     row("s: udm, write and flush", &found.ssd_synced, Unit::PerSecond);
+    row("s: udm, write and flush, cached blocks", &found.again_synced, Unit::PerSecond);
     study.tables.push(table);
     let (at_most, at_least) =
         (|bound| Some(Promise::AtMost(bound)), |bound| Some(Promise::AtLeast(bound)));
@@ -384,7 +395,17 @@ fn claims(study: &mut Study, found: &Rounds) {
         ),
         Claim::new("s: udm / fio, depth 32", &ratios(&found.ssd, &found.fio), at_least(0.85)),
         Claim::new(
-            "s: time of write and flush, udm / fio",
+            "s: udm / fio, depth 32, cached blocks",
+            &ratios(&found.again, &found.fio),
+            at_least(0.85),
+        ),
+        Claim::new(
+            "s: time of write and flush, udm / fio, cached blocks",
+            &ratios(&found.fio_synced, &found.again_synced),
+            at_most(1.3),
+        ),
+        Claim::new(
+            "s: time of write and flush, udm / fio, new blocks",
             &ratios(&found.fio_synced, &found.ssd_synced),
             at_most(1.3),
         ),

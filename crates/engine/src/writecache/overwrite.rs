@@ -31,6 +31,11 @@ use super::media::Medium;
 use super::pool::Slots;
 use super::{Writecache, add};
 
+/// So many blocks between two rounds are overwritten, about; when more come, they take free slots.
+/// For a flush behind a few writes the round is what costs. Many share it, and free slots lie side
+/// by side.
+const BLOCKS_MAX: u64 = 16;
+
 /// Whether committed blocks are overwritten where they are: where the medium writes a block whole,
 /// or the user does not mind that a power cut tears it.
 pub(super) fn is_wanted(args: &TableArgs, medium: &Medium, geometry: &Geometry) -> bool {
@@ -46,6 +51,9 @@ impl Writecache {
     /// there, lie side by side, and nothing else is done with them. Room for them in the list is
     /// promised.
     pub(super) fn claim(&self, first: u64, count: usize) -> Option<Slots> {
+        if self.filled.blocks() >= BLOCKS_MAX {
+            return None;
+        }
         let mut locked = self.index.lock_of(first);
         let lead = locked.newest(first)?.slot;
         let is_claimable = |(block, slot): (u64, u32)| {
