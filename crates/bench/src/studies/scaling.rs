@@ -63,6 +63,9 @@ fn threads(setup: &Setup, repeats: usize, study: &mut Study) -> Result<()> {
     // Nobody writes back meanwhile: that would take a processor, and be what is measured.
     let cache = setup.cache("scaling-threads", ram_disk(GIB), "0 retention fifo")?;
     let mut keeper = Keeper::new(&cache.device, Ring::without_kernel())?;
+    // A drain leaves what was filled, and room for what is written: nobody will make any.
+    let words = ["gc_percent".to_string(), "40".to_string()];
+    cache.device.message(0, &words).map_err(|error| anyhow!("{error}"))?;
     let runtime = setup.choose(Duration::from_millis(150), Duration::from_millis(500));
     let job = Job { size: span, runtime, ..Job::default() };
     let mut rates = vec![vec![Vec::new(); counts.len()]; 2];
