@@ -72,7 +72,8 @@ pub fn run(setup: &Setup) -> Result<Study> {
         "Mode p: random writes of one block to a writecache of 512 MiB in memory, by block size \
          and by the instructions that store them, and the bare durable copy; nothing is written \
          back meanwhile. Mode s: random writes of 4 KiB to a writecache on a file with direct I/O, \
-         of blocks that are new to it and of blocks that it has, and fio on the same file, in turns.",
+         of blocks that are new to it and of blocks that it has, and fio on the same file, in \
+         turns.",
     );
     study.fact("rounds", rounds.to_string());
     let plans = plans(setup)?;

@@ -317,6 +317,7 @@ impl Writecache {
     }
 
     fn end_disk_round(&self, commit: &mut Commit, port: &mut Port) {
+        let is_flush_only = !commit.has_batch && commit.marks.is_empty() && commit.drops.is_empty();
         if commit.has_batch {
             commit.seq += 1;
             self.open.confirm_seq(commit.seq);
@@ -333,8 +334,21 @@ impl Writecache {
         if commit.waiters.iter().any(|waiter| !self.is_past(waiter.0)) {
             self.begin_disk_round(commit, port);
         }
-        // The background plans by what is committed.
-        self.events.work();
+        // The background plans by what is committed. Who flushes behind each write does not wake
+        // it each time for nothing.
+        if !is_flush_only || self.has_plans() {
+            self.events.work();
+        }
+    }
+
+    /// Whether the background may be about to write something back, or somebody waits for it.
+    fn has_plans(&self) -> bool {
+        self.cleans_all()
+            || self.is_suspended()
+            || self.args.options.max_age.is_some()
+            || self.wants_room.load(Ordering::SeqCst)
+            || self.wants_batch_end.load(Ordering::SeqCst)
+            || self.available() <= self.watermarks.1
     }
 
     fn fail_round(&self, commit: &mut Commit) {
