@@ -71,9 +71,9 @@ pub fn run(setup: &Setup) -> Result<Study> {
         "how long attaching takes, by entries",
         "Metadata as a writecache leaves it is made by hand: with nothing cached, full of blocks \
          in random order, and as a crash leaves it (of one batch the entries without their \
-         commit, of another the older versions). Then it is opened, on one core's time, in turns \
-         with a bare read of the metadata to memory. The first read is timed from the opening of \
-         the medium.",
+         commit, of another the older versions). Then all processors open it, if it is large, in \
+         turns with a bare read of the metadata to memory. The first read is timed from the \
+         opening of the medium.",
     );
     let stage = Stage::new(setup, &mut study, counts[counts.len() - 1])?;
     study.fact("repeats", repeats.to_string());

@@ -50,7 +50,7 @@ pub fn run(setup: &Setup) -> Result<Study> {
          clients write (data and keys, or entries and counters) and once more until all is \
          written back and collected. Memory is what the process has asked for after distinct \
          blocks were cached, less what it had before. A writecache has all of it from the start, \
-         for each block that it has room for.",
+         for each block that it has room for; buffers of a client's I/O are not counted there.",
     );
     let is_pcache = setup.target == TargetName::Pcache;
     study.fact("target", setup.target.name());

@@ -52,7 +52,7 @@ impl Writecache {
             flag(
                 "medium_has_failed",
                 self.has_failed(),
-                "the cache device refused a commit: only reads of what was committed go on",
+                "the cache device refused a commit or an overwrite: only what is durable is read",
             ),
         ];
         if let Medium::Disk(_) = &self.medium {

@@ -215,13 +215,12 @@ impl OpenLists {
     /// Notes that `slots` are about to be overwritten. `false`: there is no room for that. Called,
     /// as all that changes a stripe's words, under its lock.
     pub fn begin_overwrite(&self, stripe: usize, slots: &[u32]) -> bool {
-        let is_free = |word: &&SharedWord| word.load(Ordering::Relaxed) == 0;
-        let mut free = self.overwriting(stripe).iter().filter(is_free);
-        let places: Vec<&SharedWord> = free.by_ref().take(slots.len()).collect();
-        if places.len() < slots.len() {
+        let words = self.overwriting(stripe);
+        let free = || words.iter().filter(|word| word.load(Ordering::Relaxed) == 0);
+        if free().count() < slots.len() {
             return false;
         }
-        for (place, slot) in places.into_iter().zip(slots) {
+        for (slot, place) in slots.iter().zip(free()) {
             place.store(u64::from(*slot) + 1, Ordering::Release);
         }
         true

@@ -28,7 +28,7 @@ use super::media::Medium;
 /// Memory for what an entry names is asked for so many entries ahead, in two steps: what the
 /// first has brought near says where the second goes.
 const AHEAD: [usize; 2] = [24, 12];
-/// What several finders read at a time: enough to be worth waking them.
+/// What several finders read at a time: enough to be worth starting their threads.
 const SHARED_CHUNK_BYTES: u64 = 2 * MIB;
 /// So many places of damage are named; all are counted.
 pub const PLACES_MAX: usize = 16;
