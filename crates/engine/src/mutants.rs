@@ -166,6 +166,8 @@ mutants! {
     HitNotRechecked,
     /// A reader believes the row that the slot named before the side table was locked.
     RowBelieved,
+    /// A reader does not look whether its region still has the array that the slot stood in.
+    FormNotRechecked,
     /// A segment is free before its raised generation can be seen.
     FreeBeforeRaised,
     /// A head's place can be seen before its segment has the references of the keys to come.
@@ -260,6 +262,10 @@ mutants! {
     SpaceUnfenced,
     /// A slot of the index can be seen before the data that it names.
     SlotRelaxed,
+    /// A slot can be seen in an array before the region that had the array is seen to have let go.
+    ArrayRelaxed,
+    /// An array is cleared before the region that had it is seen to have let go.
+    ClearedRelaxed,
     /// A head's place can be seen before what was done to its segment.
     HeadRelaxed,
     }

@@ -12,7 +12,10 @@ fn explore(model: fn(), mutant: Option<Mutant>) -> Result<u64, String> {
     let counted = count.clone();
     let on_thread = move || {
         mutants::set(mutant);
-        loom::model::Builder::new().check(move || {
+        let mut builder = loom::model::Builder::new();
+        // An array of the index has 1024 slots, and a model passes it several times.
+        builder.max_branches = 50_000;
+        builder.check(move || {
             counted.fetch_add(1, Ordering::Relaxed);
             model();
         });

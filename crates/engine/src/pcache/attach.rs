@@ -264,7 +264,7 @@ pub fn survey(
     }
     // With nothing but dirty keys there is nothing left.
     out.rest = (out.keys_left > 0)
-        .then(|| Replay::new(out.key_tail, out.head, out.keys, Index::new(backing_bytes)));
+        .then(|| Replay::new(out.key_tail, out.head, out.keys, out.index.sibling()));
     Ok(out)
 }
 

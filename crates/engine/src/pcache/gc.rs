@@ -9,10 +9,12 @@
 use crate::error::Status;
 use crate::mutants::{self, Mutant};
 use crate::sync::atomic::Ordering;
+use crate::sync::lock;
 use crate::target::Port;
+use crate::units::BLOCK;
 
 use super::keylog::{LogReader, after};
-use super::layout::{GC_PERCENT_DEFAULT, Key, Position, Record, gc_percent_of};
+use super::layout::{GC_PERCENT_DEFAULT, Key, Position, REGION_BYTES, Record, gc_percent_of};
 use super::retain::Keeper;
 use super::retention::{Retention, USES_MAX};
 use super::segment::LOG_RESERVE;
@@ -27,6 +29,12 @@ const SLICE_KEYS_MAX: usize = 32;
 const SLICE_SHARE: u64 = 256;
 /// So often a tick passes the log; a use is lost each time, so then what is condemned goes.
 const ROUNDS_MAX: u32 = USES_MAX as u32 + 1;
+/// So often the index is swept while as many segments are reused as there are: between two sweeps
+/// no more slots die than half the cache has blocks.
+const SWEEPS_PER_TURN: u64 = 2;
+/// Regions of the index that a tick looks for, and sweeps, at most: about a millisecond.
+const SWEEP_LOOKS: u64 = 32 << 10;
+const SWEEP_REGIONS: u64 = 256;
 
 /// The state of collection.
 #[derive(Debug, Default)]
@@ -41,6 +49,18 @@ pub(super) struct Gc {
     /// Passing everything once was not enough.
     is_pressed: bool,
     keeper: Keeper,
+    sweep: Sweep,
+}
+
+/// How far the index is swept.
+#[derive(Debug, Default)]
+struct Sweep {
+    /// The next region.
+    at: u64,
+    /// Segments that had been reused at the last look.
+    recycled: u64,
+    /// What is owed for them, in regions times segments.
+    owed: u64,
 }
 
 impl Gc {
@@ -164,6 +184,32 @@ impl Pcache {
         // The next segment taken is news again.
         self.used_told.store(0, Ordering::Relaxed);
         self.tell_room();
+        self.sweep_index(&mut background.gc.sweep);
+    }
+
+    /// Dead slots leave the index, in step with the reuse that they died of: memory follows what is
+    /// cached, and not what ever was.
+    fn sweep_index(&self, sweep: &mut Sweep) {
+        let (regions, segments) = (self.index.regions(), u64::from(self.segments.count()));
+        let recycled = self.counters.recycled_segments.load(Ordering::Relaxed);
+        let reused = recycled - std::mem::replace(&mut sweep.recycled, recycled);
+        let (lap, more) = (regions * segments, reused.saturating_mul(regions * SWEEPS_PER_TURN));
+        sweep.owed = sweep.owed.saturating_add(more).min(lap);
+        let now = self.counters.dropped_bytes.load(Ordering::Relaxed) / BLOCK;
+        let (mut looks, mut swept) = (0, 0);
+        while sweep.owed >= segments && looks < SWEEP_LOOKS && swept < SWEEP_REGIONS {
+            sweep.owed -= segments;
+            sweep.at = (sweep.at + 1) % regions;
+            looks += 1;
+            let stripe = self.stripe_of(sweep.at * REGION_BYTES);
+            let is_live = |place| self.is_live(place);
+            let remembers = |time| self.retention.remembers(now.saturating_sub(time));
+            if self.index.is_used(sweep.at) {
+                let _state = lock(&self.stripes[stripe].state);
+                self.index.sweep(sweep.at, is_live, remembers);
+                swept += 1;
+            }
+        }
     }
 
     /// Keys of a slice, unless its first key set has more.

@@ -1,25 +1,34 @@
-//! Logical block -> place in the cache: a flat array of packed 8-byte slots per 4 MiB region.
+//! Logical block -> place in the cache: packed 8-byte slots, by 4 MiB region.
 //!
 //! A slot names the place of a whole 4 KiB block, or a row of the region's side table where the
 //! block's eight sectors have a slot each. Every slot carries the generation of its segment: when
 //! a segment is reused its generation rises first, and all slots that point there are dead by
-//! comparison, without anybody searching for them.
+//! comparison, without anybody searching for them. A region with many slots has a flat array of
+//! them, which readers need no lock for; one with few keeps those few (region.rs). Regions are
+//! swept now and then: dead slots go, and memory follows what is cached, not what ever was.
 //!
 //! Invariants:
 //! 1. Slots change only under the lock of the region's stripe. They are read without it.
 //! 2. What a live slot points to is immutable until the segment's generation rises; so a reader
 //!    checks the generation, copies, and checks it again.
-//! 3. A row of the side table is changed and read under the side table's own lock only, and a
-//!    slot that names a row is re-read under that lock before the row is believed.
+//! 3. A row of the side table is changed and read under the side's own lock only, and a slot that
+//!    names a row is re-read under that lock before the row is believed.
+//! 4. An array belongs to one region at a time, which names it in its form. Who reads a slot
+//!    without a lock looks at the form again behind it.
 
-use crate::mutants::{self, Mutant};
-use crate::near::bring_near;
-use crate::sync::atomic::{AtomicU64, Ordering};
-use crate::sync::{Mutex, OnceLock, lock};
+use crate::sync::{Arc, OnceLock};
 use crate::units::{BLOCK, SECTOR};
 
 use super::layout::REGION_BYTES;
 use super::retention::USES_MAX;
+
+mod flat;
+mod packed;
+mod region;
+
+use flat::Flats;
+pub use region::FLAT_FROM;
+use region::{Region, Wanted};
 
 /// Sectors of a block.
 const BLOCK_SECTORS: usize = (BLOCK / SECTOR) as usize;
@@ -84,30 +93,6 @@ impl Place {
     }
 }
 
-type Row = [u64; BLOCK_SECTORS];
-
-#[derive(Debug, Default)]
-struct SideTable {
-    rows: Vec<Row>,
-    free: Vec<u32>,
-}
-
-/// The slots of one 4 MiB region.
-#[derive(Debug)]
-struct Region {
-    slots: Box<[AtomicU64]>,
-    side: Mutex<SideTable>,
-}
-
-impl Region {
-    fn new() -> Region {
-        Region {
-            slots: (0..REGION_BLOCKS).map(|_| AtomicU64::new(0)).collect(),
-            side: Mutex::default(),
-        }
-    }
-}
-
 /// A run of the logical device with one source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Piece {
@@ -134,13 +119,40 @@ pub enum Trace {
 #[derive(Debug)]
 pub struct Index {
     regions: Box<[OnceLock<Box<Region>>]>,
+    flats: Arc<Flats>,
+    flat_from: usize,
 }
 
 impl Index {
     /// An empty index for a device of `len_bytes`. What is said about bytes behind the device is
     /// forgotten; so an index for none takes no memory, whatever it is told.
     pub fn new(len_bytes: u64) -> Index {
-        Index { regions: (0..len_bytes.div_ceil(REGION_BYTES)).map(|_| OnceLock::new()).collect() }
+        Index::with_flats(len_bytes, FLAT_FROM)
+    }
+
+    /// As [`Index::new`], with regions that are flat from so many slots on.
+    pub fn with_flats(len_bytes: u64, flat_from: usize) -> Index {
+        let regions = len_bytes.div_ceil(REGION_BYTES);
+        Index {
+            regions: (0..regions).map(|_| OnceLock::new()).collect(),
+            // A sibling may have as many.
+            flats: Arc::new(Flats::new(2 * regions)),
+            flat_from,
+        }
+    }
+
+    /// An empty index for the same device, whose regions may join this one.
+    pub fn sibling(&self) -> Index {
+        Index {
+            regions: self.regions.iter().map(|_| OnceLock::new()).collect(),
+            flats: self.flats.clone(),
+            flat_from: self.flat_from,
+        }
+    }
+
+    /// How many regions there are.
+    pub fn regions(&self) -> u64 {
+        self.regions.len() as u64
     }
 
     /// Makes `[offset, offset + len)` point to `place` on, or to nothing. The range stays within
@@ -148,47 +160,51 @@ impl Index {
     pub fn set(&self, offset: u64, len: u64, place: Option<Place>) {
         let Some(region) = self.regions.get((offset / REGION_BYTES) as usize) else { return };
         let region = match place {
-            Some(_) => region.get_or_init(|| Box::new(Region::new())),
+            Some(_) => region.get_or_init(|| Box::new(Region::new(self.flat_from))),
             None => match region.get() {
                 Some(region) => region,
                 None => return,
             },
         };
-        let end = offset + len;
-        let mut at = offset;
-        while at < end {
-            let block = (at / BLOCK) as usize % REGION_BLOCKS;
-            let block_end = (at / BLOCK + 1) * BLOCK;
-            let piece_end = end.min(block_end);
-            let place = place.map(|place| place.plus(at - offset));
-            if piece_end - at == BLOCK {
-                region.set_block(block, place.map_or(0, Place::pack));
-            } else {
-                region.set_sectors(block, at % BLOCK, piece_end - at, place);
-            }
-            at = piece_end;
-        }
+        region.set(&self.flats, offset % REGION_BYTES, len, place);
     }
 
-    /// Takes over from `older` what is a gap here, of one region. Under the stripe's lock.
+    /// Takes over from `older`, a [`Index::sibling`], what is a gap here, of one region. Under the
+    /// stripe's lock.
     pub fn join(&self, older: &mut Index, region: usize) {
+        assert!(Arc::ptr_eq(&self.flats, &older.flats), "an index joins its sibling");
         let found = older.regions.get_mut(region).and_then(OnceLock::take);
         let (Some(found), Some(place)) = (found, self.regions.get(region)) else { return };
         let Err(found) = place.set(found) else { return };
-        let Some(region) = place.get() else { return };
-        for block in 0..REGION_BLOCKS {
-            let slot = found.slots[block].load(Ordering::Relaxed);
-            if is_cached(slot) {
-                region.join_block(block, slot, || found.row_of(slot));
-            }
+        if let Some(region) = place.get() {
+            region.join(&self.flats, &found);
+        }
+        found.retire(&self.flats);
+    }
+
+    /// Whether anything was ever said of a region.
+    pub fn is_used(&self, region: u64) -> bool {
+        self.regions.get(region as usize).is_some_and(|region| region.get().is_some())
+    }
+
+    /// Drops from a region what no longer counts: dead places, and times at which blocks were
+    /// dropped that `remembers` denies. Under the stripe's lock.
+    pub fn sweep(
+        &self,
+        region: u64,
+        is_live: impl Fn(Place) -> bool,
+        remembers: impl Fn(u64) -> bool,
+    ) {
+        if let Some(region) = self.regions.get(region as usize).and_then(OnceLock::get) {
+            region.sweep(&self.flats, &Wanted { is_live, remembers });
         }
     }
 
-    /// What is known of a block. Brings its slot near, which is soon to be changed.
+    /// What is known of a block. That brings its slot near, too.
     pub fn trace(&self, offset: u64) -> Trace {
-        let slot = self.slot(offset).map_or(0, |(_, slot)| slot.load(Ordering::Relaxed));
+        let slot = self.slot(offset);
         match slot >> KIND_SHIFT {
-            KIND_GHOST => Trace::Ghost(slot & GHOST_MASK),
+            KIND_GHOST => Trace::Ghost(time_of(slot)),
             _ => Place::unpack(slot).map_or(Trace::None, Trace::Place),
         }
     }
@@ -197,13 +213,8 @@ impl Index {
     pub fn note_use(&self, offset: u64, len: u64) {
         let mut at = offset / BLOCK * BLOCK;
         while at < offset + len {
-            if let Some((_, slot)) = self.slot(at) {
-                let seen = slot.load(Ordering::Relaxed);
-                if seen & USES_MASK != USES_MASK && is_cached(seen) {
-                    let next = seen + (1 << USES_SHIFT);
-                    // When the slot changes meanwhile, the use belongs to what was there.
-                    let _ = slot.compare_exchange(seen, next, Ordering::Relaxed, Ordering::Relaxed);
-                }
+            if let Some(region) = self.region(at) {
+                region.note_use(&self.flats, block_of(at));
             }
             at += BLOCK;
         }
@@ -211,19 +222,17 @@ impl Index {
 
     /// How often a block was used since it came.
     pub fn uses(&self, offset: u64) -> u8 {
-        let slot = self.slot(offset).map_or(0, |(_, slot)| slot.load(Ordering::Relaxed));
-        uses_of(slot)
+        uses_of(self.slot(offset))
     }
 
     /// Says how often the blocks of a range count as used. Under the stripe's lock.
     pub fn set_uses(&self, offset: u64, len: u64, uses: u8) {
         for at in (offset / BLOCK * BLOCK..offset + len).step_by(BLOCK as usize) {
-            let Some((_, slot)) = self.slot(at) else { continue };
-            let seen = slot.load(Ordering::Relaxed);
-            if is_cached(seen) {
-                let next = seen & !USES_MASK | u64::from(uses) << USES_SHIFT;
-                let _ = slot.compare_exchange(seen, next, Ordering::Relaxed, Ordering::Relaxed);
-            }
+            let Some(region) = self.region(at) else { continue };
+            region.change(&self.flats, block_of(at), |slot| {
+                let next = slot & !USES_MASK | u64::from(uses) << USES_SHIFT;
+                is_cached(slot).then_some(next)
+            });
         }
     }
 
@@ -235,31 +244,33 @@ impl Index {
             if at + BLOCK > offset + len {
                 break;
             }
-            if let Some((_, slot)) = self.slot(at) {
-                slot.store(KIND_GHOST << KIND_SHIFT | time & GHOST_MASK, Ordering::Release);
+            if let Some(region) = self.region(at) {
+                let ghost = KIND_GHOST << KIND_SHIFT | time & GHOST_MASK;
+                region.change(&self.flats, block_of(at), |_| Some(ghost));
             }
         }
     }
 
     /// Brings the slot of a block near: what is soon to be changed should not be waited for then.
     pub fn touch(&self, offset: u64) {
-        if let Some(slot) = self.slot(offset) {
-            bring_near(slot.1);
+        if let Some(region) = self.region(offset) {
+            region.touch(&self.flats, block_of(offset));
         }
     }
 
     /// Brings the side table's row of a block near, if it has one.
     pub fn touch_row(&self, offset: u64) {
-        let Some((region, slot)) = self.slot(offset) else { return };
-        let slot = slot.load(Ordering::Relaxed);
-        if slot >> KIND_SHIFT == KIND_ROW {
-            lock(&region.side).rows.get(slot as u32 as usize).map(bring_near);
+        if let Some(region) = self.region(offset) {
+            region.touch_row(&self.flats, block_of(offset));
         }
     }
 
-    fn slot(&self, offset: u64) -> Option<(&Region, &AtomicU64)> {
-        let region = self.regions.get((offset / REGION_BYTES) as usize)?.get()?;
-        Some((region, &region.slots[(offset / BLOCK) as usize % REGION_BLOCKS]))
+    fn region(&self, offset: u64) -> Option<&Region> {
+        Some(self.regions.get((offset / REGION_BYTES) as usize)?.get()?)
+    }
+
+    fn slot(&self, offset: u64) -> u64 {
+        self.region(offset).map_or(0, |region| region.slot(&self.flats, block_of(offset)))
     }
 
     /// What `[offset, end)` starts with: the longest run with one source. `is_live` tells whether
@@ -282,50 +293,45 @@ impl Index {
     /// The run from `at` within its block, at most to `end`.
     fn step(&self, at: u64, end: u64, is_live: &impl Fn(Place) -> bool) -> (u64, Option<Place>) {
         let block_left = (BLOCK - at % BLOCK).min(end - at);
-        let region = self.regions.get((at / REGION_BYTES) as usize);
-        let Some(region) = region.and_then(OnceLock::get) else {
+        let Some(region) = self.region(at) else {
             let region_left = REGION_BYTES - at % REGION_BYTES;
             return (region_left.min(end - at), None);
         };
-        let block = (at / BLOCK) as usize % REGION_BLOCKS;
-        let slot = region.slots[block].load(Ordering::Acquire);
+        let slot = region.slot(&self.flats, block_of(at));
         match slot >> KIND_SHIFT {
             KIND_PLACE => {
                 let place = Place::unpack(slot).filter(|place| is_live(*place));
                 (block_left, place.map(|place| place.plus(at % BLOCK)))
             }
-            KIND_ROW => region.step_in_row(block, slot, at % BLOCK, block_left, is_live),
+            KIND_ROW => {
+                let range = (at % BLOCK, block_left);
+                region.step_in_row(&self.flats, block_of(at), slot, range, is_live)
+            }
             _ => (block_left, None),
         }
     }
 
     /// Bytes of the logical device that live places back. A walk over everything.
     pub fn cached_bytes(&self, is_live: impl Fn(Place) -> bool) -> u64 {
-        let is_live = |slot: u64| Place::unpack(slot).is_some_and(&is_live);
         let regions = self.regions.iter().filter_map(OnceLock::get);
-        regions.fold(0, |sum, region| {
-            let side = lock(&region.side);
-            let of_slot = |slot: &AtomicU64| match slot.load(Ordering::Relaxed) {
-                slot if slot >> KIND_SHIFT == KIND_ROW => {
-                    let row = &side.rows[slot as u32 as usize];
-                    row.iter().filter(|slot| is_live(**slot)).count() as u64 * SECTOR
-                }
-                slot if is_live(slot) => BLOCK,
-                _ => 0,
-            };
-            sum + region.slots.iter().map(of_slot).sum::<u64>()
-        })
+        regions.map(|region| region.cached_bytes(&self.flats, &is_live)).sum()
     }
 
     /// Bytes of memory that the index takes.
     pub fn memory_bytes(&self) -> u64 {
-        let table = size_of_val(&*self.regions) as u64;
         let regions = self.regions.iter().filter_map(OnceLock::get);
-        regions.fold(table, |sum, region| {
-            let side = lock(&region.side);
-            sum + (REGION_BLOCKS * size_of::<AtomicU64>()) as u64
-                + (side.rows.capacity() * size_of::<Row>()) as u64
-        })
+        let table = size_of_val(&*self.regions) as u64 + self.flats.memory_bytes();
+        table + regions.map(|region| region.memory_bytes()).sum::<u64>()
+    }
+}
+
+impl Drop for Index {
+    /// What a sibling had, others may take.
+    fn drop(&mut self) {
+        if Arc::strong_count(&self.flats) > 1 {
+            let regions = self.regions.iter().filter_map(OnceLock::get);
+            regions.for_each(|region| region.retire(&self.flats));
+        }
     }
 }
 
@@ -339,146 +345,14 @@ impl Piece {
     }
 }
 
-impl Region {
-    /// Replaces a whole block, and frees the row it may have had. What overwrites something is a
-    /// use of the block.
-    fn set_block(&self, block: usize, slot: u64) {
-        let old = self.slots[block].load(Ordering::Relaxed);
-        let slot = with_uses_after(slot, old);
-        if old >> KIND_SHIFT == KIND_ROW {
-            let mut side = lock(&self.side);
-            self.slots[block].store(slot, Ordering::Release);
-            side.free.push(old as u32);
-        } else {
-            let order = match mutants::is(Mutant::SlotRelaxed) {
-                true => Ordering::Relaxed,
-                false => Ordering::Release,
-            };
-            self.slots[block].store(slot, order);
-        }
-    }
-
-    /// Replaces part of a block: the block gets a row if it has none.
-    fn set_sectors(&self, block: usize, from: u64, len: u64, place: Option<Place>) {
-        let mut side = lock(&self.side);
-        let old = self.slots[block].load(Ordering::Relaxed);
-        let row = if old >> KIND_SHIFT == KIND_ROW {
-            old as u32
-        } else {
-            if !is_cached(old) && place.is_none() {
-                return;
-            }
-            side.new_row(old)
-        };
-        let sectors = &mut side.rows[row as usize];
-        let first = (from / SECTOR) as usize;
-        for (nth, sector) in sectors[first..][..(len / SECTOR) as usize].iter_mut().enumerate() {
-            *sector = place.map_or(0, |place| place.plus(nth as u64 * SECTOR).pack());
-        }
-        let slot = side.slot_of(row);
-        self.slots[block].store(with_uses_after(slot, old), Ordering::Release);
-    }
-
-    /// Takes over of an older slot, with its row, what is a gap here.
-    fn join_block(&self, block: usize, found: u64, found_row: impl Fn() -> Row) {
-        let seen = self.slots[block].load(Ordering::Relaxed);
-        let is_known = seen >> KIND_SHIFT == KIND_PLACE && !mutants::is(Mutant::ReplayCoversNewer);
-        if is_known || seen >> KIND_SHIFT == KIND_GHOST {
-            return;
-        }
-        if seen == 0 && found >> KIND_SHIFT == KIND_PLACE {
-            return self.slots[block].store(found, Ordering::Release);
-        }
-        let found_row = found_row();
-        let mut side = lock(&self.side);
-        let row = match seen >> KIND_SHIFT {
-            KIND_ROW => seen as u32,
-            _ => side.new_row(seen),
-        };
-        let sectors = &mut side.rows[row as usize];
-        for (sector, found) in sectors.iter_mut().zip(found_row) {
-            let is_gap = *sector == 0 || mutants::is(Mutant::ReplayCoversNewer);
-            *sector = if is_gap { found } else { *sector };
-        }
-        let uses = (uses_of(seen).max(uses_of(found)) as u64) << USES_SHIFT;
-        let slot = side.slot_of(row);
-        self.slots[block].store(slot | uses, Ordering::Release);
-    }
-
-    /// The sectors that a slot of this region names.
-    fn row_of(&self, slot: u64) -> Row {
-        match slot >> KIND_SHIFT {
-            KIND_ROW => lock(&self.side).rows[slot as u32 as usize],
-            _ => row_continuing(slot),
-        }
-    }
-
-    fn step_in_row(
-        &self,
-        block: usize,
-        seen: u64,
-        from: u64,
-        len: u64,
-        is_live: &impl Fn(Place) -> bool,
-    ) -> (u64, Option<Place>) {
-        let side = lock(&self.side);
-        let slot = match mutants::is(Mutant::RowBelieved) {
-            true => seen,
-            false => self.slots[block].load(Ordering::Relaxed),
-        };
-        if slot >> KIND_SHIFT != KIND_ROW {
-            // It became whole or empty in between.
-            let place = Place::unpack(slot).filter(|place| is_live(*place));
-            return (len, place.map(|place| place.plus(from)));
-        }
-        let row = &side.rows[slot as u32 as usize];
-        let first = (from / SECTOR) as usize;
-        let sectors = &row[first..][..(len / SECTOR) as usize];
-        let live = |slot: u64| Place::unpack(slot).filter(|place| is_live(*place));
-        let mut run = Piece { offset: from, len: SECTOR, place: live(sectors[0]) };
-        for &slot in &sectors[1..] {
-            if !run.continues_with(live(slot)) {
-                break;
-            }
-            run.len += SECTOR;
-        }
-        (run.len, run.place)
-    }
+/// The number of a block in its region.
+fn block_of(offset: u64) -> usize {
+    (offset / BLOCK) as usize % REGION_BLOCKS
 }
 
-impl SideTable {
-    /// The slot that says the same as a row. A row that none is needed for is free; who reads it
-    /// looks at the slot again, under the same lock.
-    fn slot_of(&mut self, row: u32) -> u64 {
-        match whole_block(&self.rows[row as usize]) {
-            Some(whole) => {
-                self.free.push(row);
-                whole
-            }
-            None => KIND_ROW << KIND_SHIFT | u64::from(row),
-        }
-    }
-
-    /// A row whose sectors continue what `slot` said of the whole block.
-    fn new_row(&mut self, slot: u64) -> u32 {
-        let row = row_continuing(slot);
-        match self.free.pop() {
-            Some(free) => {
-                self.rows[free as usize] = row;
-                free
-            }
-            None => {
-                self.rows.push(row);
-                (self.rows.len() - 1) as u32
-            }
-        }
-    }
-}
-
-/// The sectors of a block that `slot` says is whole, or nothing.
-fn row_continuing(slot: u64) -> Row {
-    let whole = Place::unpack(slot);
-    std::array::from_fn(|nth| whole.map_or(0, |place| place.plus(nth as u64 * SECTOR).pack()))
+/// When what left a ghost was dropped.
+fn time_of(slot: u64) -> u64 {
+    slot & GHOST_MASK
 }
 
 /// Whether a slot names a place or a row.
@@ -496,17 +370,6 @@ fn with_uses_after(slot: u64, old: u64) -> u64 {
         true => slot | u64::from(USES_MAX.min(uses_of(old) + 1)) << USES_SHIFT,
         false => slot,
     }
-}
-
-/// The slot that says the same as the row, if one can.
-fn whole_block(row: &Row) -> Option<u64> {
-    let Some(first) = Place::unpack(row[0]) else {
-        return row.iter().all(|&slot| slot == 0).then_some(0);
-    };
-    // A run that begins near the end of the 15-bit range cannot wrap: data areas are smaller.
-    let is_run = (1..BLOCK_SECTORS)
-        .all(|nth| row[nth] != 0 && row[nth] == first.plus(nth as u64 * SECTOR).pack());
-    is_run.then_some(row[0])
 }
 
 #[cfg(test)]

@@ -74,7 +74,7 @@ pub use attach::LogDamage;
 use datacrc::DataCrcs;
 pub use facts::limits;
 use gc::Gc;
-use index::Index;
+use index::{FLAT_FROM, Index};
 use keylog::KeyLog;
 use label::Label;
 use layout::{CacheInfo, Geometry, KEYS_MAX, Key, REGION_BYTES};
@@ -106,7 +106,7 @@ const WRITEBACK_AFTER: Nanos = SECOND;
 const DIRTY_SHARE: u64 = 8;
 
 /// The largest backing device: bounds the memory that the index takes before anything is cached
-/// (16 bytes for each 4 MiB).
+/// (28 bytes for each 4 MiB).
 pub const BACKING_BYTES_MAX: u64 = 64 << 40;
 
 /// How a cache is opened; what the table line does not say.
@@ -124,6 +124,8 @@ pub struct OpenOptions {
     pub progress: Arc<AttachProgress>,
     /// What of the log is replayed before the first request, and how fast the rest.
     pub replay: ReplayPace,
+    /// From how many slots on a region of the index has them in an array. Any number is right.
+    pub flat_from: usize,
 }
 
 impl OpenOptions {
@@ -136,6 +138,7 @@ impl OpenOptions {
             attach_id,
             progress: Arc::default(),
             replay: ReplayPace::default(),
+            flat_from: FLAT_FROM,
         }
     }
 }
@@ -307,7 +310,8 @@ impl Pcache {
             media.rewrite()?;
             found = attach::load_structures(&media)?;
         }
-        let (size, index) = (limits.size_bytes, Index::new(limits.size_bytes));
+        let (size, flat_from) = (limits.size_bytes, options.flat_from);
+        let index = Index::with_flats(size, flat_from);
         let damage = args.log_damage;
         let progress = &*options.progress;
         let mut replayed = attach::survey(&media, &found, size, index, damage, progress)?;

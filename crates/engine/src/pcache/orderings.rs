@@ -6,7 +6,7 @@ use loom::thread;
 
 use super::chain::SegmentOnMedia;
 use super::index::{Index, Place};
-use super::layout::{Geometry, SEGMENT_META_BYTES, SEGMENTS_AT};
+use super::layout::{Geometry, REGION_BYTES, SEGMENT_META_BYTES, SEGMENTS_AT};
 use super::media::Media;
 use super::retention::Class;
 use super::segment::{Segments, Space};
@@ -96,7 +96,8 @@ impl Cache {
             (0..COUNT).map(|physical| SegmentOnMedia { physical, generation: 7, slot }).collect();
         let segments = Segments::new(media.clone(), &found);
         segments.mark_log(0);
-        Arc::new(Cache { media, segments, index: Index::new(2 * BLOCK) })
+        // Flat at once: what is packed is under a lock.
+        Arc::new(Cache { media, segments, index: Index::with_flats(2 * BLOCK, 1) })
     }
 
     /// Stores `value` in the space and points the block to it, as a write does.
@@ -164,6 +165,20 @@ fn share() {
     }
 }
 
+/// A reader looks at a block of a region that loses its array to another one.
+fn moves() {
+    let index = Arc::new(Index::with_flats(2 * REGION_BYTES, 4));
+    let place = |segment| Some(Place::new(segment, 0, 7));
+    index.set(0, 4 * BLOCK, place(OLD as u32));
+    let reader = index.clone();
+    let reading = thread::spawn(move || reader.lookup(0, BLOCK, |_| true).place);
+    index.set(BLOCK, 3 * BLOCK, None);
+    index.sweep(0, |_| true, |_| true);
+    index.set(REGION_BYTES, 4 * BLOCK, place(NEW as u32));
+    let found = reading.join().unwrap().expect("a block that is cached");
+    assert_eq!(found.segment, OLD as u32, "another region's place");
+}
+
 /// All of them, by name.
-pub(crate) const MODELS: [(&str, fn()); 3] =
-    [("reuse", reuse), ("publish", publish), ("share", share)];
+pub(crate) const MODELS: [(&str, fn()); 4] =
+    [("reuse", reuse), ("publish", publish), ("share", share), ("moves", moves)];

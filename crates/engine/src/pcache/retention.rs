@@ -80,6 +80,9 @@ pub trait Retention: Debug + Send + Sync {
     /// The kind of segment for a block that comes into the cache.
     fn admit(&self, seen: Seen) -> Class;
 
+    /// Whether it still matters that a block was dropped, when so many blocks were dropped since.
+    fn remembers(&self, ago: u64) -> bool;
+
     /// What becomes of a block that was used `uses` times since it came.
     fn judge(&self, class: Class, uses: u8) -> Verdict;
 
@@ -108,6 +111,10 @@ impl Retention for Fifo {
 
     fn admit(&self, _: Seen) -> Class {
         Class::Window
+    }
+
+    fn remembers(&self, _: u64) -> bool {
+        false
     }
 
     fn judge(&self, _: Class, _: u8) -> Verdict {
@@ -165,10 +172,14 @@ impl Retention for Hot {
 
     fn admit(&self, seen: Seen) -> Class {
         match seen {
-            Seen::Dropped(ago) if ago < self.memory_blocks => Class::Main,
+            Seen::Dropped(ago) if self.remembers(ago) => Class::Main,
             Seen::Cached(class) if class != Class::Window => Class::Main,
             _ => Class::Window,
         }
+    }
+
+    fn remembers(&self, ago: u64) -> bool {
+        ago < self.memory_blocks
     }
 
     fn judge(&self, class: Class, uses: u8) -> Verdict {
@@ -214,6 +225,7 @@ mod tests {
         let hot = Hot::new(1000);
         assert_eq!(hot.admit(Seen::Dropped(1299)), Class::Main);
         assert_eq!(hot.admit(Seen::Dropped(1300)), Class::Window);
+        assert!(hot.remembers(1299) && !hot.remembers(1300));
         assert_eq!(hot.admit(Seen::Cached(Class::Window)), Class::Window);
         assert_eq!(hot.admit(Seen::Cached(Class::Condemned)), Class::Main);
     }

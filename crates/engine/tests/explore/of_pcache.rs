@@ -40,6 +40,14 @@ impl PcacheKind {
     }
 }
 
+/// Servers have the slots of a region in an array at once, soon, or, as who judges, not.
+fn flat_from(attaches: u64, who: Who) -> usize {
+    match who {
+        Who::Judge => usize::MAX,
+        _ => [1, 6, usize::MAX][(attaches / 3) as usize % 3],
+    }
+}
+
 /// Servers replay the log at once, or late and slowly; who judges looks before and after.
 fn pace(attaches: u64, who: Who) -> ReplayPace {
     match (who, attaches % 3) {
@@ -78,6 +86,7 @@ impl Kind for PcacheKind {
             geometry: GEOMETRY,
             stripes: STRIPES,
             replay: pace(attaches, who),
+            flat_from: flat_from(attaches, who),
             ..OpenOptions::new(attaches.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 1)
         };
         let Devices { twin, origin, shared, .. } = devices;

@@ -146,6 +146,7 @@ impl World {
             geometry: self.setup.geometry,
             stripes: self.setup.stripes,
             replay: self.setup.replay,
+            flat_from: [100, 1][self.attaches as usize % 2],
             ..OpenOptions::new(self.attaches * 0x1_0001)
         };
         self.progress = Arc::clone(&options.progress);

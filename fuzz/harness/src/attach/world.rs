@@ -99,6 +99,7 @@ impl World {
             force_format: self.is_formatting,
             geometry: self.geometry,
             stripes: self.stripes,
+            flat_from: 3 * self.stripes,
             ..OpenOptions::new(self.attaches)
         };
         let rebind = if self.rebinds { " rebind true" } else { "" };

@@ -2,6 +2,10 @@
 
 use super::*;
 use crate::prng::Prng;
+use crate::sync::lock;
+
+/// Regions that are flat at once, soon, or not before they have many slots.
+const FLAT_FROMS: [usize; 4] = [1, 4, 20, FLAT_FROM];
 
 fn collect(index: &Index, offset: u64, end: u64) -> Vec<Option<(u32, u32)>> {
     let mut sectors = Vec::new();
@@ -22,7 +26,7 @@ fn random_overlays_equal_a_sector_array() {
     let len = 3 * REGION_BYTES;
     for seed in 0..20 {
         let mut prng = Prng::new(seed);
-        let index = Index::new(len);
+        let index = Index::with_flats(len, FLAT_FROMS[seed as usize % 4]);
         let mut model = vec![None; (len / SECTOR) as usize];
         for _ in 0..600 {
             let region = prng.below(3) * REGION_BYTES;
@@ -36,6 +40,10 @@ fn random_overlays_equal_a_sector_array() {
                 Place::new(prng.below(9) as u32, (prng.below(1000) * SECTOR) as u32, generation)
             });
             index.set(offset, count * SECTOR, place);
+            if prng.one_in(9) {
+                index.sweep(prng.below(3), |place| place.is_of(7), |_| false);
+                check_rows(&index);
+            }
             for nth in 0..count {
                 model[(offset / SECTOR + nth) as usize] = place
                     .filter(|place| place.is_of(7))
@@ -55,7 +63,8 @@ fn what_joins_fills_gaps_only() {
     let len = 3 * REGION_BYTES;
     for seed in 0..60 {
         let mut prng = Prng::new(seed);
-        let (newer, mut older) = (Index::new(len), Index::new(len));
+        let newer = Index::with_flats(len, FLAT_FROMS[seed as usize % 4]);
+        let mut older = newer.sibling();
         for nth in 0..60 {
             // The last region is only in one of them, the first one in both.
             let is_newer = nth % 2 == 0;
@@ -79,17 +88,91 @@ fn what_joins_fills_gaps_only() {
         (0..3).for_each(|region| newer.join(&mut older, region));
         assert!(known(&newer) == expected, "seed {seed}");
         assert!(known(&older).iter().all(Option::is_none));
-        // Rows that became whole blocks are free again, and nobody's twice.
-        for region in newer.regions.iter().filter_map(OnceLock::get) {
-            let side = lock(&region.side);
-            let slots = region.slots.iter().map(|slot| slot.load(Ordering::Relaxed));
-            let rows = slots.filter(|slot| slot >> KIND_SHIFT == KIND_ROW);
-            let mut rows: Vec<u32> =
-                rows.map(|slot| slot as u32).chain(side.free.clone()).collect();
-            rows.sort_unstable();
-            assert!(rows.into_iter().eq(0..side.rows.len() as u32), "seed {seed}");
-        }
+        check_rows(&newer);
     }
+}
+
+/// Rows that no slot names are free, and no row is somebody's twice.
+fn check_rows(index: &Index) {
+    for region in index.regions.iter().filter_map(OnceLock::get) {
+        let slots = (0..REGION_BLOCKS).map(|block| region.slot(&index.flats, block));
+        let rows = slots.filter(|slot| slot >> KIND_SHIFT == KIND_ROW).map(|slot| slot as u32);
+        let rows: Vec<u32> = rows.collect();
+        let side = lock(&region.side);
+        let mut rows: Vec<u32> = rows.into_iter().chain(side.free.iter().copied()).collect();
+        rows.sort_unstable();
+        assert!(rows.into_iter().eq(0..side.rows.len() as u32));
+    }
+}
+
+/// A cache of 4096 blocks of which 40 per region, then all of one region after the other, are kept.
+#[test]
+fn memory_follows_what_is_cached() {
+    let regions = 512;
+    let place = |nth: u64, generation| Place::new(nth as u32 / 32, 0, generation);
+    let per_block = |index: &Index| index.memory_bytes() as f64 / 4096.0;
+    let empty = Index::new(regions * REGION_BYTES).memory_bytes();
+    let index = Index::new(regions * REGION_BYTES);
+    // Scattered: eight blocks in each region.
+    for nth in 0..4096 {
+        let at = nth % regions * REGION_BYTES + nth / regions * 100 * BLOCK;
+        index.set(at, BLOCK, Some(place(nth, 1)));
+    }
+    assert!(per_block(&index) < 48.0, "{} bytes for each scattered block", per_block(&index));
+    // A scan passes, four regions of blocks at a time are live.
+    for round in 0..regions / 4 {
+        for nth in 0..4096 {
+            let at = (round * 4 + nth / 1024) * REGION_BYTES + nth % 1024 * BLOCK;
+            index.set(at, BLOCK, Some(place(nth, 2 + round)));
+        }
+        let is_live = |place: Place| place.is_of(2 + round);
+        (0..regions).for_each(|region| index.sweep(region, is_live, |_| false));
+        assert_eq!(index.cached_bytes(is_live), 4096 * BLOCK);
+        // Of the arrays, eight may be there; the regions themselves stay.
+        let bytes = index.memory_bytes() - empty;
+        let fixed = regions * size_of::<Region>() as u64;
+        assert!(bytes < fixed + 13 * 4 * 8192, "{bytes} bytes in round {round}");
+    }
+    (0..regions).for_each(|region| index.sweep(region, |_| false, |_| false));
+    assert_eq!(index.cached_bytes(|_| true), 0);
+}
+
+#[test]
+fn what_was_dropped_is_remembered_for_a_while() {
+    for flat_from in FLAT_FROMS {
+        let index = Index::with_flats(REGION_BYTES, flat_from);
+        index.set(0, 4 * BLOCK, Some(Place::new(1, 0, 7)));
+        index.leave_ghosts(0, 2 * BLOCK + SECTOR, 5);
+        assert_eq!(index.trace(0), Trace::Ghost(5));
+        index.note_use(3 * BLOCK, BLOCK);
+        assert_eq!((index.uses(3 * BLOCK), index.uses(0)), (1, 0));
+        index.sweep(0, |_| true, |time| time >= 5);
+        assert_eq!(index.trace(BLOCK), Trace::Ghost(5));
+        assert_eq!(index.uses(3 * BLOCK), 1);
+        index.set_uses(3 * BLOCK, BLOCK, 3);
+        index.sweep(0, |_| true, |time| time > 5);
+        assert_eq!((index.trace(BLOCK), index.uses(3 * BLOCK)), (Trace::None, 3));
+        let cached = index.cached_bytes(|_| true);
+        assert_eq!(cached, 2 * BLOCK - SECTOR, "flat from {flat_from}");
+    }
+}
+
+#[test]
+fn a_sibling_gives_its_arrays_back() {
+    let index = Index::with_flats(8 * REGION_BYTES, 1);
+    let fill = |index: &Index| {
+        (0..8).for_each(|region| {
+            index.set(region * REGION_BYTES, BLOCK, Some(Place::new(1, 0, 7)));
+        });
+    };
+    for _ in 0..20 {
+        let sibling = index.sibling();
+        fill(&sibling);
+    }
+    // More than there can be would have been packed.
+    fill(&index);
+    let arrays = index.flats.memory_bytes() / (REGION_BLOCKS * 8) as u64;
+    assert!((8..=16).contains(&arrays), "{arrays} arrays for 8 regions");
 }
 
 #[test]

@@ -6,7 +6,7 @@ use super::world::GEOMETRY;
 use crate::pcache::chain::SegmentOnMedia;
 use crate::pcache::datacrc::DataCrcs;
 use crate::pcache::index::{Index, Place};
-use crate::pcache::layout::SEGMENTS_AT;
+use crate::pcache::layout::{REGION_BYTES, SEGMENTS_AT};
 use crate::pcache::media::Media;
 use crate::pcache::retention::Class;
 use crate::pcache::segment::{Segments, Space};
@@ -16,7 +16,7 @@ use crate::prng::Prng;
 use crate::schedules::history::{History, INITIAL};
 use crate::slots::SlotState;
 use crate::sync::{Arc, Mutex, lock};
-use crate::units::SECTOR;
+use crate::units::{BLOCK, SECTOR};
 
 /// Every other thread's data goes to the main part.
 fn class_of(port: usize) -> Class {
@@ -121,9 +121,10 @@ pub fn checks(_: Prng) {
 }
 
 /// Blocks change between whole and in pieces, so that rows come, go and are used again, while
-/// readers look without a lock.
+/// readers look without a lock. Two regions become flat and are packed again, and have the same
+/// arrays one after the other.
 pub fn rows(mut prng: Prng) {
-    let index = Arc::new(Index::new(1 << 20));
+    let index = Arc::new(Index::with_flats(2 * REGION_BYTES, FLAT_FROM));
     let history = Arc::new(History::default());
     let stripe = Arc::new(Mutex::new(()));
     let mut threads = Vec::new();
@@ -133,13 +134,14 @@ pub fn rows(mut prng: Prng) {
         threads.push(thread::spawn(move || {
             for _ in 0..6 {
                 let (block, from) = (prng.below(3), prng.below(6));
+                let region = region_of(&mut prng);
                 let (sector, count) = match prng.one_in(2) {
-                    true => (block * 8, 8),
-                    false => (block * 8 + from, 1 + prng.below(2)),
+                    true => (region + block * 8, 8),
+                    false => (region + block * 8 + from, 1 + prng.below(2)),
                 };
                 // The place tells the tag, and also which sector it is for.
                 let tag = history.new_tag();
-                let place = Place::new(tag as u32, sector as u32 * SECTOR as u32, 7);
+                let place = Place::new(tag as u32, offset_for(sector * SECTOR), 7);
                 let acts = history.writes(sector, count, tag, false);
                 let guard = lock(&stripe);
                 index.set(sector * SECTOR, count * SECTOR, Some(place));
@@ -148,16 +150,49 @@ pub fn rows(mut prng: Prng) {
             }
         }));
     }
+    let (filled, locked) = (index.clone(), stripe.clone());
+    threads.push(thread::spawn(move || {
+        (0..2).for_each(|region| pass_through(&filled, &locked, region));
+    }));
     for _ in 0..2 {
         let (index, history) = (index.clone(), history.clone());
         let mut prng = Prng::new(prng.next_u64());
         threads.push(thread::spawn(move || {
-            (0..6).for_each(|_| look(&index, &history, prng.below(24), 1 + prng.below(8)));
+            (0..6).for_each(|_| {
+                let sector = region_of(&mut prng) + prng.below(24);
+                look(&index, &history, sector, 1 + prng.below(8));
+            });
         }));
     }
     threads.into_iter().for_each(|thread| thread.join().unwrap());
-    look(&index, &history, 0, 24);
+    for region in 0..2 {
+        look(&index, &history, region * REGION_BYTES / SECTOR, 24);
+    }
     history.judge();
+}
+
+/// Blocks for which a region becomes flat; with what `rows` looks at alone it is packed again.
+const FLAT_FROM: usize = 8;
+
+/// So many blocks that nobody looks at come to a region and go again.
+fn pass_through(index: &Index, stripe: &Mutex<()>, region: u64) {
+    let guard = lock(stripe);
+    let (at, len) = (region * REGION_BYTES + 16 * BLOCK, FLAT_FROM as u64 * BLOCK);
+    index.set(at, len, Some(Place::new(1, 0, 7)));
+    drop(guard);
+    let _guard = lock(stripe);
+    index.set(at, len, None);
+    index.sweep(region, |place| place.is_of(7), |_| false);
+}
+
+/// The first sector of one of two regions.
+fn region_of(prng: &mut Prng) -> u64 {
+    prng.below(2) * REGION_BYTES / SECTOR
+}
+
+/// Which part of a data area is for a byte of the device: no two of `rows` have the same.
+fn offset_for(at: u64) -> u32 {
+    (at / REGION_BYTES * BLOCK * 4 + at % REGION_BYTES) as u32
 }
 
 /// Looks sectors up as a read does.
@@ -169,7 +204,7 @@ fn look(index: &Index, history: &History, sector: u64, count: u64) {
         let piece = index.lookup(at, end, |place| place.is_of(7));
         let first = piece.offset / SECTOR;
         let tag = piece.place.map_or(INITIAL, |place| {
-            assert_eq!(u64::from(place.offset), piece.offset, "a place of another sector");
+            assert_eq!(place.offset, offset_for(piece.offset), "a place of another sector");
             u64::from(place.segment)
         });
         history.found(first, &vec![tag; (piece.len / SECTOR) as usize], start);

@@ -42,6 +42,8 @@ impl std::ops::Deref for World {
     }
 }
 
+/// Some regions of the index get an array.
+const FLAT_FROM: usize = 4;
 /// The whole log before the first request.
 const AT_ONCE: ReplayPace = ReplayPace { at_once_max: u64::MAX, slice: 1 };
 
@@ -65,8 +67,13 @@ impl World {
     ) -> World {
         let (twin, origin) = (Arc::new(Twin::new(image)), Arc::new(Origin::new(platter)));
         let geometry = GEOMETRY;
-        let options =
-            OpenOptions { geometry, stripes: 2, replay, ..OpenOptions::new(attach_id * 0x1_0001) };
+        let options = OpenOptions {
+            geometry,
+            stripes: 2,
+            replay,
+            flat_from: FLAT_FROM,
+            ..OpenOptions::new(attach_id * 0x1_0001)
+        };
         let words: Vec<&str> = plan.table.split_whitespace().collect();
         let args = TableArgs::parse(&words).unwrap_or_else(|_| panic!("a good table"));
         let (pmem, disk) = (twin.clone(), origin.clone());

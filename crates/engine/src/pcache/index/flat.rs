@@ -1,0 +1,95 @@
+//! Arrays with a slot for each block, for regions that have many. A region that has few again
+//! gives its array back, and another one takes it: the memory stays what it is, an array of slots,
+//! so who still looks at it finds slots, only not those that it looks for. It notices by the
+//! region's form, which has changed then.
+
+use crate::mutants::{self, Mutant};
+use crate::sync::atomic::{AtomicU64, Ordering};
+use crate::sync::{Mutex, OnceLock, lock};
+
+use super::REGION_BLOCKS;
+
+/// Arrays that are allocated at once.
+const CHUNK: usize = 4;
+
+/// The slots of a region, by block.
+pub(super) type Flat = [AtomicU64];
+
+/// How a region keeps its slots: in an array, or packed; and how often that has changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Form(pub(super) u64);
+
+impl Form {
+    /// The array's number.
+    pub(super) fn array(self) -> Option<u32> {
+        (self.0 as u32).checked_sub(1)
+    }
+
+    /// The form after this one.
+    pub(super) fn next(self, array: Option<u32>) -> Form {
+        let changes = (self.0 >> u32::BITS).wrapping_add(1);
+        Form(changes << u32::BITS | array.map_or(0, |array| u64::from(array) + 1))
+    }
+}
+
+#[derive(Debug, Default)]
+struct Spare {
+    made: u32,
+    free: Vec<u32>,
+}
+
+/// All arrays.
+#[derive(Debug)]
+pub(super) struct Flats {
+    chunks: Box<[OnceLock<Box<Flat>>]>,
+    spare: Mutex<Spare>,
+}
+
+impl Flats {
+    /// At most so many arrays, all to be made.
+    pub(super) fn new(count_max: u64) -> Flats {
+        let chunks = (0..count_max.div_ceil(CHUNK as u64)).map(|_| OnceLock::new()).collect();
+        Flats { chunks, spare: Mutex::default() }
+    }
+
+    /// The array of a form that has one.
+    pub(super) fn of(&self, form: Form) -> Option<&Flat> {
+        let nth = form.array()? as usize;
+        let chunk = self.chunks.get(nth / CHUNK)?.get()?;
+        Some(&chunk[nth % CHUNK * REGION_BLOCKS..][..REGION_BLOCKS])
+    }
+
+    /// An array of empty slots; `None`: all are taken.
+    pub(super) fn take(&self) -> Option<u32> {
+        let mut spare = lock(&self.spare);
+        if let Some(nth) = spare.free.pop() {
+            return Some(nth);
+        }
+        let nth = spare.made;
+        self.chunks
+            .get(nth as usize / CHUNK)?
+            .get_or_init(|| (0..CHUNK * REGION_BLOCKS).map(|_| AtomicU64::new(0)).collect());
+        spare.made += 1;
+        Some(nth)
+    }
+
+    /// Gives back an array that no region's form names any more.
+    pub(super) fn give_back(&self, nth: u32) {
+        let Some(array) = self.of(Form(0).next(Some(nth))) else { return };
+        // Who sees a slot empty sees the region's new form, too.
+        let order = match mutants::is(Mutant::ClearedRelaxed) {
+            true => Ordering::Relaxed,
+            false => Ordering::Release,
+        };
+        let used = array.iter().filter(|slot| slot.load(Ordering::Relaxed) != 0);
+        used.for_each(|slot| slot.store(0, order));
+        lock(&self.spare).free.push(nth);
+    }
+
+    /// Bytes of memory.
+    pub(super) fn memory_bytes(&self) -> u64 {
+        let chunks = (lock(&self.spare).made as usize).div_ceil(CHUNK);
+        let slots = chunks * CHUNK * REGION_BLOCKS;
+        (size_of_val(&*self.chunks) + slots * size_of::<AtomicU64>()) as u64
+    }
+}

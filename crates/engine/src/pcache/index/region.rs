@@ -1,0 +1,456 @@
+//! The slots of one 4 MiB region, in one of two forms: packed while they are few, a flat array once
+//! they are many.
+//!
+//! A form changes under the stripe's lock *and* the side's. So who holds either may rely on it; a
+//! reader, who holds none, looks at the form again behind the slot.
+
+use crate::mutants::{self, Mutant};
+use crate::near::bring_near;
+use crate::sync::atomic::{AtomicU64, Ordering};
+use crate::sync::{Mutex, MutexGuard, lock};
+use crate::units::{BLOCK, SECTOR};
+
+use super::flat::{Flat, Flats, Form};
+use super::packed::Packed;
+use super::{
+    BLOCK_SECTORS, KIND_GHOST, KIND_PLACE, KIND_ROW, KIND_SHIFT, Piece, Place, REGION_BLOCKS,
+    USES_MASK, USES_SHIFT, is_cached, uses_of, with_uses_after,
+};
+
+/// The slots of a block in pieces, one for each sector.
+pub(super) type Row = [u64; BLOCK_SECTORS];
+
+/// A region with so many slots is flat. From there on a flat array, which is faster, takes 12 bytes
+/// for each slot in use at most.
+pub const FLAT_FROM: usize = REGION_BLOCKS * 2 / 3;
+
+#[derive(Debug)]
+pub(super) struct Region {
+    form: AtomicU64,
+    pub(super) side: Mutex<Side>,
+    /// See [`FLAT_FROM`].
+    flat_from: usize,
+}
+
+/// What is changed and read under a lock of its own.
+#[derive(Debug, Default)]
+pub(super) struct Side {
+    packed: Packed,
+    pub(super) rows: Vec<Row>,
+    pub(super) free: Vec<u32>,
+}
+
+/// What a sweep leaves.
+pub(super) struct Wanted<L, G> {
+    /// Whether a place's generation still holds.
+    pub(super) is_live: L,
+    /// Whether the time at which a block was dropped still matters.
+    pub(super) remembers: G,
+}
+
+impl Region {
+    pub(super) fn new(flat_from: usize) -> Region {
+        Region { form: AtomicU64::new(0), side: Mutex::default(), flat_from }
+    }
+
+    fn form(&self) -> Form {
+        Form(self.form.load(Ordering::Relaxed))
+    }
+
+    /// The slot of a block, for who holds no lock.
+    pub(super) fn slot(&self, flats: &Flats, block: usize) -> u64 {
+        loop {
+            let form = Form(self.form.load(Ordering::Acquire));
+            if let Some(array) = flats.of(form) {
+                let slot = array[block].load(Ordering::Acquire);
+                // Another region may have the array by now.
+                if self.form() == form || mutants::is(Mutant::FormNotRechecked) {
+                    return slot;
+                }
+            } else {
+                let side = lock(&self.side);
+                if self.form() == form {
+                    return side.packed.get(block);
+                }
+            }
+        }
+    }
+
+    /// The slot of a block, for who holds the side's lock.
+    fn slot_beside(&self, flats: &Flats, side: &Side, block: usize) -> u64 {
+        match flats.of(self.form()) {
+            Some(array) => array[block].load(Ordering::Relaxed),
+            None => side.packed.get(block),
+        }
+    }
+
+    /// Replaces a slot. The stripe is locked, and the side.
+    fn put(&self, flats: &Flats, side: &mut Side, block: usize, slot: u64) {
+        match flats.of(self.form()) {
+            Some(array) => array[block].store(slot, Ordering::Release),
+            None => {
+                side.packed.put(block, slot);
+                if side.packed.len() >= self.flat_from {
+                    self.unpack(flats, side);
+                }
+            }
+        }
+    }
+
+    /// Packed slots go to an array, if there is one.
+    fn unpack(&self, flats: &Flats, side: &mut Side) {
+        let next = flats.take().map(|nth| self.form().next(Some(nth)));
+        let Some((next, array)) = next.and_then(|next| Some((next, flats.of(next)?))) else {
+            return;
+        };
+        // Who sees a slot in an array that was another region's sees that region's new form, too.
+        let order = match mutants::is(Mutant::ArrayRelaxed) {
+            true => Ordering::Relaxed,
+            false => Ordering::Release,
+        };
+        side.packed.iter().for_each(|(block, slot)| array[block].store(slot, order));
+        self.form.store(next.0, Ordering::Release);
+        side.packed = Packed::default();
+    }
+
+    /// The slots of an array that has few are packed.
+    fn pack(&self, flats: &Flats, side: &mut Side) {
+        let form = self.form();
+        let Some((array, nth)) = flats.of(form).zip(form.array()) else { return };
+        for (block, slot) in array.iter().enumerate() {
+            side.packed.put(block, slot.load(Ordering::Relaxed));
+        }
+        self.form.store(form.next(None).0, Ordering::Release);
+        flats.give_back(nth);
+    }
+
+    /// Nobody sees the region any more.
+    pub(super) fn retire(&self, flats: &Flats) {
+        if let Some(nth) = self.form().array() {
+            flats.give_back(nth);
+        }
+    }
+
+    /// Makes `[from, from + len)` of the region point to `place` on, or to nothing. The stripe is
+    /// locked.
+    pub(super) fn set(&self, flats: &Flats, from: u64, len: u64, place: Option<Place>) {
+        let mut held: Option<MutexGuard<'_, Side>> = None;
+        let end = from + len;
+        let mut at = from;
+        while at < end {
+            let block = (at / BLOCK) as usize;
+            let piece_end = end.min((at / BLOCK + 1) * BLOCK);
+            let place = place.map(|place| place.plus(at - from));
+            let array = flats.of(self.form()).filter(|_| piece_end - at == BLOCK);
+            if let Some(array) = array {
+                held = None;
+                self.set_flat(array, block, place.map_or(0, Place::pack));
+            } else {
+                let side = held.get_or_insert_with(|| lock(&self.side));
+                match piece_end - at == BLOCK {
+                    true => self.set_block(flats, side, block, place.map_or(0, Place::pack)),
+                    false => self.set_sectors(flats, side, block, (at, piece_end), place),
+                }
+            }
+            at = piece_end;
+        }
+    }
+
+    /// Replaces a whole block in an array, and frees the row it may have had. What overwrites
+    /// something is a use of the block.
+    fn set_flat(&self, array: &Flat, block: usize, slot: u64) {
+        let old = array[block].load(Ordering::Relaxed);
+        let slot = with_uses_after(slot, old);
+        if old >> KIND_SHIFT == KIND_ROW {
+            let mut side = lock(&self.side);
+            array[block].store(slot, Ordering::Release);
+            side.free.push(old as u32);
+        } else {
+            let order = match mutants::is(Mutant::SlotRelaxed) {
+                true => Ordering::Relaxed,
+                false => Ordering::Release,
+            };
+            array[block].store(slot, order);
+        }
+    }
+
+    /// As [`Region::set_flat`], packed or not.
+    fn set_block(&self, flats: &Flats, side: &mut Side, block: usize, slot: u64) {
+        let old = self.slot_beside(flats, side, block);
+        self.put(flats, side, block, with_uses_after(slot, old));
+        if old >> KIND_SHIFT == KIND_ROW {
+            side.free.push(old as u32);
+        }
+    }
+
+    /// Replaces part of a block: the block gets a row if it has none.
+    fn set_sectors(
+        &self,
+        flats: &Flats,
+        side: &mut Side,
+        block: usize,
+        (from, end): (u64, u64),
+        place: Option<Place>,
+    ) {
+        let old = self.slot_beside(flats, side, block);
+        let row = if old >> KIND_SHIFT == KIND_ROW {
+            old as u32
+        } else {
+            if !is_cached(old) && place.is_none() {
+                return;
+            }
+            side.new_row(old)
+        };
+        let sectors = &mut side.rows[row as usize];
+        let first = (from % BLOCK / SECTOR) as usize;
+        let count = ((end - from) / SECTOR) as usize;
+        for (nth, sector) in sectors[first..][..count].iter_mut().enumerate() {
+            *sector = place.map_or(0, |place| place.plus(nth as u64 * SECTOR).pack());
+        }
+        let slot = side.slot_of(row);
+        self.put(flats, side, block, with_uses_after(slot, old));
+    }
+
+    /// Counts a use of a block, without the stripe's lock. When the slot changes meanwhile, the use
+    /// belongs to what was there.
+    pub(super) fn note_use(&self, flats: &Flats, block: usize) {
+        let used = |slot: u64| {
+            (slot & USES_MASK != USES_MASK && is_cached(slot)).then(|| slot + (1 << USES_SHIFT))
+        };
+        let form = Form(self.form.load(Ordering::Acquire));
+        if let Some(array) = flats.of(form) {
+            let seen = array[block].load(Ordering::Relaxed);
+            if let Some(next) = used(seen) {
+                // No two regions ever have the same place, so at worst a row of another's counts.
+                let (slot, order) = (&array[block], Ordering::Relaxed);
+                let _ = slot.compare_exchange(seen, next, order, order);
+            }
+            return;
+        }
+        let mut side = lock(&self.side);
+        if self.form() == form
+            && let Some(next) = used(side.packed.get(block))
+        {
+            side.packed.put(block, next);
+        }
+    }
+
+    /// Replaces a slot by what `change` makes of it; `None`: it stays. The stripe is locked.
+    pub(super) fn change(
+        &self,
+        flats: &Flats,
+        block: usize,
+        change: impl FnOnce(u64) -> Option<u64>,
+    ) {
+        let mut side = lock(&self.side);
+        if let Some(slot) = change(self.slot_beside(flats, &side, block)) {
+            self.put(flats, &mut side, block, slot);
+        }
+    }
+
+    /// Takes over what is a gap here. Under the stripe's lock.
+    pub(super) fn join(&self, flats: &Flats, older: &Region) {
+        let (mut side, found) = (lock(&self.side), lock(&older.side));
+        for block in 0..REGION_BLOCKS {
+            let slot = older.slot_beside(flats, &found, block);
+            if is_cached(slot) {
+                let row = || match slot >> KIND_SHIFT {
+                    KIND_ROW => found.rows[slot as u32 as usize],
+                    _ => row_continuing(slot),
+                };
+                self.join_block(flats, &mut side, block, slot, row);
+            }
+        }
+    }
+
+    /// Takes over of an older slot, with its row, what is a gap here.
+    fn join_block(
+        &self,
+        flats: &Flats,
+        side: &mut Side,
+        block: usize,
+        found: u64,
+        found_row: impl Fn() -> Row,
+    ) {
+        let seen = self.slot_beside(flats, side, block);
+        let is_known = seen >> KIND_SHIFT == KIND_PLACE && !mutants::is(Mutant::ReplayCoversNewer);
+        if is_known || seen >> KIND_SHIFT == KIND_GHOST {
+            return;
+        }
+        if seen == 0 && found >> KIND_SHIFT == KIND_PLACE {
+            return self.put(flats, side, block, found);
+        }
+        let row = match seen >> KIND_SHIFT {
+            KIND_ROW => seen as u32,
+            _ => side.new_row(seen),
+        };
+        let sectors = &mut side.rows[row as usize];
+        for (sector, found) in sectors.iter_mut().zip(found_row()) {
+            let is_gap = *sector == 0 || mutants::is(Mutant::ReplayCoversNewer);
+            *sector = if is_gap { found } else { *sector };
+        }
+        let uses = u64::from(uses_of(seen).max(uses_of(found))) << USES_SHIFT;
+        let slot = side.slot_of(row);
+        self.put(flats, side, block, slot | uses);
+    }
+
+    /// Drops what nobody wants to know any more, and takes the form that fits what is left. The
+    /// stripe is locked.
+    pub(super) fn sweep(
+        &self,
+        flats: &Flats,
+        wanted: &Wanted<impl Fn(Place) -> bool, impl Fn(u64) -> bool>,
+    ) {
+        let mut guard = lock(&self.side);
+        let side = &mut *guard;
+        let mut left = 0;
+        for block in 0..REGION_BLOCKS {
+            let slot = self.slot_beside(flats, side, block);
+            if slot == 0 || wanted.has(slot, side) {
+                left += usize::from(slot != 0);
+                continue;
+            }
+            self.put(flats, side, block, 0);
+            if slot >> KIND_SHIFT == KIND_ROW {
+                side.free.push(slot as u32);
+            }
+        }
+        // Not just below the mark, so that no region goes to and fro.
+        if left < self.flat_from / 2 {
+            self.pack(flats, side);
+        }
+        side.packed.shrink();
+        if side.free.len() == side.rows.len() {
+            (side.rows, side.free) = (Vec::new(), Vec::new());
+        }
+    }
+
+    /// Within its block, the run from byte `from` on, at most `len` bytes: where `seen` is the
+    /// slot's value and names a row.
+    pub(super) fn step_in_row(
+        &self,
+        flats: &Flats,
+        block: usize,
+        seen: u64,
+        (from, len): (u64, u64),
+        is_live: &impl Fn(Place) -> bool,
+    ) -> (u64, Option<Place>) {
+        let side = lock(&self.side);
+        let slot = match mutants::is(Mutant::RowBelieved) {
+            true => seen,
+            false => self.slot_beside(flats, &side, block),
+        };
+        let live = |slot: u64| Place::unpack(slot).filter(|place| is_live(*place));
+        if slot >> KIND_SHIFT != KIND_ROW {
+            // It became whole or empty in between.
+            return (len, live(slot).map(|place| place.plus(from)));
+        }
+        let row = &side.rows[slot as u32 as usize];
+        let first = (from / SECTOR) as usize;
+        let sectors = &row[first..][..(len / SECTOR) as usize];
+        let mut run = Piece { offset: from, len: SECTOR, place: live(sectors[0]) };
+        for &slot in &sectors[1..] {
+            if !run.continues_with(live(slot)) {
+                break;
+            }
+            run.len += SECTOR;
+        }
+        (run.len, run.place)
+    }
+
+    /// Brings the slot of a block near, or what leads there.
+    pub(super) fn touch(&self, flats: &Flats, block: usize) {
+        match flats.of(Form(self.form.load(Ordering::Acquire))) {
+            Some(array) => bring_near(&array[block]),
+            None => bring_near(self),
+        }
+    }
+
+    /// Brings the side table's row of a block near, if it has one.
+    pub(super) fn touch_row(&self, flats: &Flats, block: usize) {
+        let slot = self.slot(flats, block);
+        if slot >> KIND_SHIFT == KIND_ROW {
+            lock(&self.side).rows.get(slot as u32 as usize).map(bring_near);
+        }
+    }
+
+    /// Bytes of the logical device that live places back.
+    pub(super) fn cached_bytes(&self, flats: &Flats, is_live: impl Fn(Place) -> bool) -> u64 {
+        let is_live = |slot: u64| Place::unpack(slot).is_some_and(&is_live);
+        let side = lock(&self.side);
+        let of_block = |block: usize| match self.slot_beside(flats, &side, block) {
+            slot if slot >> KIND_SHIFT == KIND_ROW => {
+                let row = &side.rows[slot as u32 as usize];
+                row.iter().filter(|slot| is_live(**slot)).count() as u64 * SECTOR
+            }
+            slot if is_live(slot) => BLOCK,
+            _ => 0,
+        };
+        (0..REGION_BLOCKS).map(of_block).sum()
+    }
+
+    /// Bytes of memory, without an array's.
+    pub(super) fn memory_bytes(&self) -> u64 {
+        let side = lock(&self.side);
+        let rows = side.rows.capacity() * size_of::<Row>();
+        let free = side.free.capacity() * size_of::<u32>();
+        (size_of::<Region>() + rows + free) as u64 + side.packed.memory_bytes()
+    }
+}
+
+impl<L: Fn(Place) -> bool, G: Fn(u64) -> bool> Wanted<L, G> {
+    fn has(&self, slot: u64, side: &Side) -> bool {
+        let is_live = |slot: u64| Place::unpack(slot).is_some_and(&self.is_live);
+        match slot >> KIND_SHIFT {
+            KIND_ROW => side.rows[slot as u32 as usize].iter().any(|slot| is_live(*slot)),
+            KIND_GHOST => (self.remembers)(super::time_of(slot)),
+            _ => is_live(slot),
+        }
+    }
+}
+
+impl Side {
+    /// The slot that says the same as a row. A row that none is needed for is free; who reads it
+    /// looks at the slot again, under the same lock.
+    fn slot_of(&mut self, row: u32) -> u64 {
+        match whole_block(&self.rows[row as usize]) {
+            Some(whole) => {
+                self.free.push(row);
+                whole
+            }
+            None => KIND_ROW << KIND_SHIFT | u64::from(row),
+        }
+    }
+
+    /// A row whose sectors continue what `slot` said of the whole block.
+    fn new_row(&mut self, slot: u64) -> u32 {
+        let row = row_continuing(slot);
+        match self.free.pop() {
+            Some(free) => {
+                self.rows[free as usize] = row;
+                free
+            }
+            None => {
+                self.rows.push(row);
+                (self.rows.len() - 1) as u32
+            }
+        }
+    }
+}
+
+/// The sectors of a block that `slot` says is whole, or nothing.
+fn row_continuing(slot: u64) -> Row {
+    let whole = Place::unpack(slot);
+    std::array::from_fn(|nth| whole.map_or(0, |place| place.plus(nth as u64 * SECTOR).pack()))
+}
+
+/// The slot that says the same as the row, if one can.
+fn whole_block(row: &Row) -> Option<u64> {
+    let Some(first) = Place::unpack(row[0]) else {
+        return row.iter().all(|&slot| slot == 0).then_some(0);
+    };
+    // A run that begins near the end of the 15-bit range cannot wrap: data areas are smaller.
+    let is_run = (1..BLOCK_SECTORS)
+        .all(|nth| row[nth] != 0 && row[nth] == first.plus(nth as u64 * SECTOR).pack());
+    is_run.then_some(row[0])
+}
