@@ -25,6 +25,8 @@ use crate::rig::{CACHE_BYTES, Cache, Keeper, Setup, open_pmem, ram_disk};
 use crate::target::{Ground, open_disk, open_writecache, writecache, writecache_memory};
 use crate::unit::Unit;
 
+/// Bytes of a region of the pcache's index.
+const REGION: u64 = 4 * MIB;
 /// Bytes of a writecache's block.
 const BLOCK: u64 = 4096;
 /// Blocks of it that are written to while its memory is counted.
@@ -55,7 +57,10 @@ pub fn run(setup: &Setup) -> Result<Study> {
     let is_pcache = setup.target == TargetName::Pcache;
     study.fact("target", setup.target.name());
     match is_pcache {
-        true => memory(setup, &mut study)?,
+        true => {
+            memory(setup, &mut study)?;
+            memory_of_scattered(setup, &mut study)?;
+        }
         false => writecache_memory_by_blocks(setup, &mut study)?,
     }
     let written = setup.choose(16 * MIB, 128 * MIB);
@@ -124,6 +129,39 @@ fn memory(setup: &Setup, study: &mut Study) -> Result<()> {
     study.plots.push(plot);
     drop(writer);
     Keeper::new(&cache.device, Ring::without_kernel())?.drain();
+    Ok(())
+}
+
+/// A pcache's memory by how scattered what it caches is: a large device of which little is hot.
+fn memory_of_scattered(setup: &Setup, study: &mut Study) -> Result<()> {
+    let blocks: u64 = setup.choose(4096, 32_768);
+    let columns = [("memory", Unit::Bytes), ("per block", Unit::Bytes)];
+    let what = format!("memory of the process, {blocks} blocks of 4 KiB cached");
+    let mut table = Table::new(what, &columns);
+    let names = ["all", "3 in 4", "half", "a tenth", "1 in 100"];
+    let axis = Axis::linear("bytes per block", Unit::Number);
+    let mut plot =
+        Plot::bars("Memory per block, by how many of each 4 MiB are cached", &names, axis);
+    let mut points = Vec::new();
+    for (nth, (name, per_region)) in names.iter().zip([1024, 768, 512, 102, 10]).enumerate() {
+        // Its memory is not taken before something is written back.
+        let disk = ram_disk(blocks.div_ceil(per_region) * REGION);
+        let cache = setup.cache("footprint-scattered", disk, "0")?;
+        let mut writer = Writer::new(&cache.device, 4096)?;
+        writer.write(0, false)?;
+        let before = bytes_in_use();
+        for block in 1..blocks {
+            let at = block % per_region * (REGION / 4096 / per_region) * 4096;
+            writer.write(block / per_region * REGION + at, false)?;
+        }
+        let bytes = bytes_in_use().saturating_sub(before) as f64;
+        let name = format!("{name} of each 4 MiB");
+        table.row(name, &[bytes, bytes / blocks as f64]);
+        points.push((nth as f64, bytes / blocks as f64));
+    }
+    plot.add("pcache", points);
+    study.tables.push(table);
+    study.plots.push(plot);
     Ok(())
 }
 
