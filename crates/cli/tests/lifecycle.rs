@@ -185,6 +185,27 @@ fn a_loaded_table_becomes_live_on_resume() {
 }
 
 #[test]
+fn a_printed_table_makes_the_same_device() {
+    let udm = Udm::new();
+    let (cache, slow) = (udm.file("cache.img", 600 * MIB), udm.file("slow disk.img", MIB));
+    let words = "pcache cache.img?persist=msync slow\\ disk.img?io=buffered 0";
+    udm.ok(&["create", "t", "--table", &format!("0 2048 {words}")]);
+    let printed = udm.ok(&["table", "t"]);
+    for option in ["cache.img?persist=msync ", "disk.img?io=buffered "] {
+        assert!(printed.contains(option), "{printed}");
+    }
+    udm.ok(&["remove", "t"]);
+    udm.ok(&["create", "t", "--table", &printed]);
+    assert_eq!(udm.ok(&["table", "t"]), printed);
+    udm.ok(&["remove", "t"]);
+    let words = "writecache p slow\\ disk.img fast\\ memory.img 512 0";
+    let fast = udm.file("fast memory.img", MIB);
+    udm.ok(&["create", "t", "--table", &format!("0 2048 {words}")]);
+    assert_eq!(udm.ok(&["table", "t"]).matches("\\ ").count(), 2);
+    drop((cache, slow, fast));
+}
+
+#[test]
 fn a_renamed_device_goes_on() {
     let udm = Udm::new();
     let uri = udm.uri("r.sock");

@@ -58,7 +58,8 @@ pub struct DiskLimits {
     /// What stays the same for this device over restarts and tells it from others; see
     /// `pcache`'s label. Human-readable, at most 200 bytes.
     pub identity: String,
-    /// `major:minor` for device nodes; what the kernel would print in a table.
+    /// `major:minor` for device nodes; what the kernel would print in a table, and behind it the
+    /// mode of I/O if one was asked for.
     pub kernel_name: String,
 }
 

@@ -44,6 +44,17 @@ pub enum IoMode {
 }
 
 impl IoMode {
+    /// What behind a device's name in a table asks for this mode.
+    fn suffix(self) -> &'static str {
+        match self {
+            IoMode::Auto => "",
+            IoMode::Direct => "?io=direct",
+            IoMode::Buffered => "?io=buffered",
+            IoMode::DontCache => "?io=dontcache",
+            IoMode::Lazy => "?io=lazy",
+        }
+    }
+
     /// The mode that `?io=WORD` behind a device asks for.
     pub fn parse(word: &str) -> Result<IoMode> {
         match word {
@@ -127,7 +138,7 @@ pub(super) fn open(path: &Path, options: &FileOptions) -> Result<Opened> {
         kernel_name: match is_block_device {
             true => format!("{}:{}", stat.stx_rdev_major, stat.stx_rdev_minor),
             false => name.clone(),
-        },
+        } + options.io.suffix(),
         name,
     };
     let files = Files {

@@ -10,6 +10,7 @@ use super::takeup::{keys_left, log_taken_up, take_up};
 use super::*;
 use crate::disk::DiskLimits;
 use crate::mutants::{self, Mutant};
+use crate::table::Word;
 use zerocopy::IntoBytes;
 
 /// Makes sure that the device holds a pcache: formats it where that can do no harm.
@@ -253,8 +254,8 @@ impl Pcache {
     pub(super) fn table_words(&self) -> String {
         format!(
             "{} {} 4 cache_mode writeback crc {}{}",
-            self.media.pmem.medium().kernel_name,
-            self.backing.limits().kernel_name,
+            Word::new(self.media.pmem.medium().kernel_name.as_str()).quoted(),
+            Word::new(self.backing.limits().kernel_name.as_str()).quoted(),
             self.args.has_data_crc,
             self.args.own_words()
         )

@@ -95,7 +95,12 @@ impl DaxPmem {
             persistence: durability.persistence,
             is_volatile: durability.is_volatile,
             description: durability.description,
-            kernel_name: opened.kernel_name,
+            kernel_name: opened.kernel_name
+                + match options.persistence {
+                    None => "",
+                    Some(Persistence::Cpu) => "?persist=cpu",
+                    Some(Persistence::Msync) => "?persist=msync",
+                },
         };
         let has_sync_failed = Mutex::new(false);
         Ok(DaxPmem { mapping, file: opened.file, medium, access, is_memory, plan, has_sync_failed })

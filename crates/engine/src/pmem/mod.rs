@@ -48,7 +48,8 @@ pub struct Medium {
     pub is_volatile: bool,
     /// One sentence that says what was found out, for `udm info`.
     pub description: String,
-    /// `major:minor` for device nodes; what the kernel would print in a table.
+    /// `major:minor` for device nodes; what the kernel would print in a table, and behind it what
+    /// makes stores durable if that was said.
     pub kernel_name: String,
 }
 

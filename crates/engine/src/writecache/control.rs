@@ -4,6 +4,7 @@ use crate::error::{Error, Kind, Result};
 use crate::mutants::{self, Mutant};
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::lock;
+use crate::table::Word;
 use crate::target::Port;
 use crate::units::{Nanos, SECOND};
 
@@ -241,8 +242,8 @@ impl Writecache {
         format!(
             "{} {} {} {}",
             self.args.mode.word(),
-            self.origin.limits().kernel_name,
-            self.medium.kernel_name(),
+            Word::new(self.origin.limits().kernel_name.as_str()).quoted(),
+            Word::new(self.medium.kernel_name()).quoted(),
             self.args.words()
         )
     }
