@@ -120,7 +120,6 @@ pub enum Trace {
 pub struct Index {
     regions: Box<[OnceLock<Box<Region>>]>,
     flats: Arc<Flats>,
-    flat_from: usize,
 }
 
 impl Index {
@@ -136,8 +135,7 @@ impl Index {
         Index {
             regions: (0..regions).map(|_| OnceLock::new()).collect(),
             // A sibling may have as many.
-            flats: Arc::new(Flats::new(2 * regions)),
-            flat_from,
+            flats: Arc::new(Flats::new(2 * regions, flat_from)),
         }
     }
 
@@ -146,7 +144,6 @@ impl Index {
         Index {
             regions: self.regions.iter().map(|_| OnceLock::new()).collect(),
             flats: self.flats.clone(),
-            flat_from: self.flat_from,
         }
     }
 
@@ -160,7 +157,7 @@ impl Index {
     pub fn set(&self, offset: u64, len: u64, place: Option<Place>) {
         let Some(region) = self.regions.get((offset / REGION_BYTES) as usize) else { return };
         let region = match place {
-            Some(_) => region.get_or_init(|| Box::new(Region::new(self.flat_from))),
+            Some(_) => region.get_or_init(Box::default),
             None => match region.get() {
                 Some(region) => region,
                 None => return,

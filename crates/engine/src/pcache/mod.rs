@@ -124,7 +124,7 @@ pub struct OpenOptions {
     pub progress: Arc<AttachProgress>,
     /// What of the log is replayed before the first request, and how fast the rest.
     pub replay: ReplayPace,
-    /// From how many slots on a region of the index has them in an array. Any number is right.
+    /// From how many slots on a 4 MiB region of the index has them in an array. Any is right.
     pub flat_from: usize,
 }
 

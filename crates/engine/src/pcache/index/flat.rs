@@ -43,13 +43,15 @@ struct Spare {
 pub(super) struct Flats {
     chunks: Box<[OnceLock<Box<Flat>>]>,
     spare: Mutex<Spare>,
+    /// A region with so many slots gets one.
+    pub(super) flat_from: usize,
 }
 
 impl Flats {
-    /// At most so many arrays, all to be made.
-    pub(super) fn new(count_max: u64) -> Flats {
+    /// At most `count_max` arrays, all to be made, for regions with `flat_from` slots.
+    pub(super) fn new(count_max: u64, flat_from: usize) -> Flats {
         let chunks = (0..count_max.div_ceil(CHUNK as u64)).map(|_| OnceLock::new()).collect();
-        Flats { chunks, spare: Mutex::default() }
+        Flats { chunks, spare: Mutex::default(), flat_from }
     }
 
     /// The array of a form that has one.

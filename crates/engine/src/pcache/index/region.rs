@@ -24,12 +24,10 @@ pub(super) type Row = [u64; BLOCK_SECTORS];
 /// for each slot in use at most.
 pub const FLAT_FROM: usize = REGION_BLOCKS * 2 / 3;
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Region {
     form: AtomicU64,
     pub(super) side: Mutex<Side>,
-    /// See [`FLAT_FROM`].
-    flat_from: usize,
 }
 
 /// What is changed and read under a lock of its own.
@@ -49,10 +47,6 @@ pub(super) struct Wanted<L, G> {
 }
 
 impl Region {
-    pub(super) fn new(flat_from: usize) -> Region {
-        Region { form: AtomicU64::new(0), side: Mutex::default(), flat_from }
-    }
-
     fn form(&self) -> Form {
         Form(self.form.load(Ordering::Relaxed))
     }
@@ -90,7 +84,7 @@ impl Region {
             Some(array) => array[block].store(slot, Ordering::Release),
             None => {
                 side.packed.put(block, slot);
-                if side.packed.len() >= self.flat_from {
+                if side.packed.len() >= flats.flat_from {
                     self.unpack(flats, side);
                 }
             }
@@ -316,7 +310,7 @@ impl Region {
             }
         }
         // Not just below the mark, so that no region goes to and fro.
-        if left < self.flat_from / 2 {
+        if left < flats.flat_from / 2 {
             self.pack(flats, side);
         }
         side.packed.shrink();
