@@ -182,3 +182,43 @@ fn a_place_survives_packing() {
     assert!(place.is_of(5) && !place.is_of(6));
     assert_eq!(Place::unpack(0), None);
 }
+
+/// What loom and the schedules show in small, at full speed.
+#[cfg(not(any(feature = "shuttle", feature = "loom")))]
+#[test]
+fn arrays_that_move_show_nobody_another_regions_places() {
+    use crate::sync::atomic::{AtomicBool, Ordering};
+
+    let index = Index::with_flats(2 * REGION_BYTES, 8);
+    let place = |region: u64| Some(Place::new(region as u32, 0, 7));
+    (0..2).for_each(|region| index.set(region * REGION_BYTES, BLOCK, place(region)));
+    let is_over = AtomicBool::new(false);
+    // One region after the other is flat, and takes the array that the other one had.
+    let change = || {
+        for round in 0..4000 {
+            let region = round % 2;
+            let at = region * REGION_BYTES + 512 * BLOCK;
+            index.set(at, 8 * BLOCK, place(9));
+            index.set(at, 8 * BLOCK, None);
+            index.sweep(region, |_| true, |_| true);
+        }
+        is_over.store(true, Ordering::Relaxed);
+    };
+    let look = || {
+        for region in 0..2 {
+            let at = region * REGION_BYTES;
+            let found = index.lookup(at, at + BLOCK, |_| true).place;
+            assert_eq!(found.map(|place| u64::from(place.segment)), Some(region));
+            index.note_use(at, BLOCK);
+        }
+    };
+    crate::crew::each(&mut [true, false, false], |changes| match changes {
+        true => change(),
+        false => {
+            while !is_over.load(Ordering::Relaxed) {
+                look()
+            }
+        }
+    });
+    assert_eq!(index.flats.memory_bytes() / (8 * REGION_BLOCKS) as u64, 4, "a chunk of arrays");
+}
