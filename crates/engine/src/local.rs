@@ -201,6 +201,7 @@ impl Local {
     }
 
     /// Starts `bio`, whose token is not `u64::MAX`; it comes out of `poll` or `wait`.
+    #[inline]
     pub fn submit(&mut self, bio: Bio) {
         assert_ne!(bio.token, BLOCKING, "this token is the blocking calls' own");
         self.start(bio);
@@ -253,6 +254,7 @@ impl Local {
         Ok(())
     }
 
+    #[inline]
     fn start(&mut self, bio: Bio) {
         self.in_flight += 1;
         self.seat.device().submit(bio, &mut self.port);

@@ -42,8 +42,10 @@ impl Port {
     }
 
     /// Ends `bio` with `status`.
-    pub fn finish(&mut self, bio: Bio, status: std::result::Result<(), Status>) {
-        self.done.push_back(bio.finished(status));
+    #[inline]
+    pub fn finish(&mut self, mut bio: Bio, status: std::result::Result<(), Status>) {
+        bio.status = status;
+        self.done.push_back(bio);
     }
 }
 

@@ -17,6 +17,7 @@ use udm::pmem::{Persistence, Pmem};
 use udm::prng::Prng;
 use udm::queue::Queue;
 use udm::units::{GIB, MIB};
+use udm::writecache::layout::{ENTRY_BYTES, SEQ_COUNT_AT, SUPERBLOCK_BYTES};
 
 use crate::fio;
 use crate::job::{Job, Rw};
@@ -31,6 +32,8 @@ const CACHE_BYTES: u64 = 512 * MIB;
 const ORIGIN_BYTES: u64 = GIB;
 /// Bytes of the device that are written to.
 const SPAN: u64 = 128 * MIB;
+/// Where bare data begins, behind room for its entries.
+const DATA_AT: u64 = 4 * MIB;
 /// Operations timed together, and in one measure.
 const BATCH: usize = 16;
 const OPS: usize = 4096;
@@ -48,6 +51,7 @@ const PUBLISHED: [(&str, [f64; 4]); 2] = [
 #[derive(Debug, Default)]
 struct Rounds {
     copy: Vec<f64>,
+    least: Vec<f64>,
     write: Vec<f64>,
     flushed: Vec<f64>,
     small_blocks: Vec<f64>,
@@ -70,10 +74,10 @@ pub fn run(setup: &Setup) -> Result<Study> {
         "writecache",
         "the writecache target, in both modes",
         "Mode p: random writes of one block to a writecache of 512 MiB in memory, by block size \
-         and by the instructions that store them, and the bare durable copy; nothing is written \
-         back meanwhile. Mode s: random writes of 4 KiB to a writecache on a file with direct I/O, \
-         of blocks that are new to it and of blocks that it has, and fio on the same file, in \
-         turns.",
+         and by the instructions that store them, and the bare durable copy, alone and with the \
+         entry and the counter that the format demands of a flush; nothing is written back \
+         meanwhile. Mode s: random writes of 4 KiB to a writecache on a file with direct I/O, of \
+         blocks that are new to it and of blocks that it has, and fio on the same file, in turns.",
     );
     study.fact("rounds", rounds.to_string());
     let plans = plans(setup)?;
@@ -228,7 +232,8 @@ fn nanos(since: Instant) -> f64 {
 /// Mode p at 4 KiB, beside the bare copy; one thread and two.
 fn memory_round(setup: &Setup, round: usize, found: &mut Rounds) -> Result<()> {
     let bare = open_pmem(&setup.places.memory.file("writecache-bare", CACHE_BYTES)?)?;
-    found.copy.push(bare_copies(&bare, round)?);
+    found.copy.push(bare_stores(&bare, round, false)?);
+    found.least.push(bare_stores(&bare, round, true)?);
     let stage = Stage::new(setup, 4096, bare.plan())?;
     found.write.push(stage.writes(round, 4096, false)?);
     found.flushed.push(stage.writes(round, 4096, true)?);
@@ -239,17 +244,26 @@ fn memory_round(setup: &Setup, round: usize, found: &mut Rounds) -> Result<()> {
     Ok(())
 }
 
-/// The same bytes to as many random places, each with its fence.
-fn bare_copies(bare: &DaxPmem, seed: usize) -> Result<f64> {
+/// The same bytes to as many random places, each with its fence. Committed: each with its entry
+/// too, and then the counter with a fence of its own, which is the least that the format demands
+/// of a write and a flush.
+fn bare_stores(bare: &DaxPmem, seed: usize, is_committed: bool) -> Result<f64> {
+    let settle = || bare.drain().ok().context("the memory failed");
     let mut prng = Prng::new(seed as u64);
     let mut bytes = vec![0; 4096];
     prng.fill(&mut bytes);
     let mut times = Vec::with_capacity(OPS / BATCH);
-    for _ in 0..OPS / BATCH {
+    for batch in 0..OPS / BATCH {
         let start = Instant::now();
-        for _ in 0..BATCH {
-            bare.store(prng.below(SPAN / 4096) * 4096, &bytes);
-            bare.drain().ok().context("the memory failed")?;
+        for nth in 0..BATCH {
+            let slot = prng.below(SPAN / 4096);
+            bare.store(DATA_AT + slot * 4096, &bytes);
+            if is_committed {
+                bare.store(SUPERBLOCK_BYTES + slot * ENTRY_BYTES, &bytes[..ENTRY_BYTES as usize]);
+                settle()?;
+                bare.store(SEQ_COUNT_AT, &((batch * BATCH + nth) as u64).to_le_bytes());
+            }
+            settle()?;
         }
         times.push(nanos(start) / BATCH as f64);
     }
@@ -369,6 +383,7 @@ fn claims(study: &mut Study, found: &Rounds) {
         study.repeats(name, unit, values);
     };
     row("p: bare durable copy", &found.copy, Unit::Nanos);
+    row("p: bare copy, entry and counter", &found.least, Unit::Nanos);
     row("p: write", &found.write, Unit::Nanos);
     row("p: write and flush", &found.flushed, Unit::Nanos);
     row("p: write, blocks of 512", &found.small_blocks, Unit::Nanos);
@@ -387,6 +402,11 @@ fn claims(study: &mut Study, found: &Rounds) {
             "p: write and flush / bare copy",
             &ratios(&found.flushed, &found.copy),
             at_most(2.5),
+        ),
+        Claim::new(
+            "p: write and flush / bare copy, entry and counter",
+            &ratios(&found.flushed, &found.least),
+            None,
         ),
         Claim::new("p: two threads / one", &ratios(&found.two, &found.one), at_least(1.7)),
         Claim::new(

@@ -156,6 +156,7 @@ impl Device {
 
     /// Serves `bio`. It comes out of `port` exactly once, in `done` or in `parked`. A parked one
     /// is given back to the device by [`Device::retry`].
+    #[inline]
     pub fn submit(&self, bio: Bio, port: &mut Port) {
         self.seat(port).submit(bio, port);
     }
@@ -325,6 +326,7 @@ impl Device {
         lock(&self.slots).active.clone()
     }
 
+    #[inline]
     fn seat(&self, port: &Port) -> MutexGuard<'_, Seat> {
         let seat = lock(&self.seats[port.id].0);
         assert!(seat.is_attached(), "port {} has no seat at this device", port.id);

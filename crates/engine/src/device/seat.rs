@@ -86,6 +86,7 @@ impl Seat {
         self.parked_generation = self.generation;
     }
 
+    #[inline]
     pub fn submit(&mut self, mut bio: Bio, port: &mut Port) {
         if self.is_suspended {
             return port.parked.push_back(bio);
@@ -143,11 +144,13 @@ impl Seat {
     }
 
     /// Counts what came out of targets since `mark`.
+    #[inline]
     fn settle(&mut self, mark: Mark, port: &Port) {
         let done = port.done.len().checked_sub(mark.done).expect("targets only add to `done`");
         let parked =
             port.parked.len().checked_sub(mark.parked).expect("targets only add to `parked`");
-        for bio in port.done.range(mark.done..) {
+        for nth in mark.done..port.done.len() {
+            let bio = &port.done[nth];
             let has_data = matches!(bio.op, Op::Read | Op::Write);
             assert!(!has_data || bio.buffer.len() as u64 == bio.len, "a bio lost its buffer");
         }

@@ -237,11 +237,12 @@ pub fn fence() {
 ///
 /// # Safety
 /// `dst` is writable for `src.len()` bytes, which lie within one cache line.
+#[inline]
 unsafe fn store_edge(primitive: Primitive, dst: *mut u8, src: &[u8]) {
     if src.is_empty() {
         return;
     }
-    if primitive.passes_caches() && dst.addr().is_multiple_of(8) && src.len().is_multiple_of(8) {
+    if primitive.passes_caches() && (dst.addr() | src.len()).is_multiple_of(8) {
         for (number, word) in src.as_chunks::<8>().0.iter().enumerate() {
             // SAFETY: a word read from `src` as it lies there; an aligned word of the caller's
             // range.
@@ -254,6 +255,16 @@ unsafe fn store_edge(primitive: Primitive, dst: *mut u8, src: &[u8]) {
         tests::note_flush(dst);
         return;
     }
+    // SAFETY: the caller's promise.
+    unsafe { store_and_flush(primitive, dst, src) };
+}
+
+/// Stores a part of one line through the caches, and flushes that line.
+///
+/// # Safety
+/// As for [`store_edge`].
+#[inline(never)]
+unsafe fn store_and_flush(primitive: Primitive, dst: *mut u8, src: &[u8]) {
     // SAFETY: the caller's promise; the line that is flushed is the one just stored to.
     unsafe {
         store_words(dst, src);

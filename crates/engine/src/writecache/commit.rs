@@ -149,10 +149,13 @@ impl Writecache {
         self.ended.load(Ordering::SeqCst) >= round || self.has_failed()
     }
 
-    /// Whether anything is not committed that was completed before.
+    /// Whether anything may be uncommitted that was completed before. What no round can take yet,
+    /// because whoever puts it into a list is not ready, does not count: nobody is to commit in
+    /// circles until he is.
     pub(super) fn has_open(&self) -> bool {
-        (0..self.index.stripes())
-            .any(|stripe| [0, 1].iter().any(|list| self.open.len(stripe, *list) > 0))
+        // In this order: a round counts itself, then takes what is filled.
+        self.filled.stripes() != 0
+            || self.ended.load(Ordering::SeqCst) < self.begun.load(Ordering::SeqCst)
     }
 
     /// Slots that wait for their marks.

@@ -455,8 +455,9 @@ impl<'a> Locked<'a> {
     pub fn push_newest(&mut self, slot: u32) {
         let index = self.index;
         let before = self.ends.newest;
-        set(&index.links(slot).older, before);
-        set(&index.links(slot).newer, NONE);
+        let own = index.links(slot);
+        set(&own.older, before);
+        set(&own.newer, NONE);
         match before {
             NONE => self.ends.oldest = slot,
             _ => set(&index.links(before).newer, slot),

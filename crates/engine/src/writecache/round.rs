@@ -22,7 +22,9 @@ use crate::units::{KIB, SECTOR};
 
 use super::commit::Commit;
 use super::index::State;
-use super::layout::{ENTRY_BYTES, Entry, FREE, SEQ_COUNT_AT, SUPERBLOCK_BYTES, Superblock};
+use super::layout::{
+    ENTRY_BYTES, Entry, FREE, Geometry, SEQ_COUNT_AT, SUPERBLOCK_BYTES, Superblock,
+};
 use super::media::Medium;
 use super::{TOKEN_COMMIT, Writecache};
 
@@ -75,6 +77,42 @@ impl Run {
     }
 }
 
+/// Entries of neighbouring slots, with the same number, on their way to memory: they are stored
+/// together, whole lines where possible.
+struct Row<'a> {
+    pmem: &'a dyn Pmem,
+    geometry: &'a Geometry,
+    seq: u64,
+    first: u32,
+    count: usize,
+    entries: [Entry; RUN_MAX],
+}
+
+impl<'a> Row<'a> {
+    fn new(cache: &'a Writecache, pmem: &'a dyn Pmem, seq: u64) -> Row<'a> {
+        let entries = [Entry::FRESH; RUN_MAX];
+        Row { pmem, geometry: &cache.geometry, seq, first: 0, count: 0, entries }
+    }
+
+    fn add(&mut self, slot: u32, block: u64) {
+        if self.count == RUN_MAX || self.first + self.count as u32 != slot {
+            self.store();
+            self.first = slot;
+        }
+        self.entries[self.count] = Entry::new(block * self.geometry.block_sectors(), self.seq);
+        self.count += 1;
+    }
+
+    /// Stores those that are there.
+    fn store(&mut self) {
+        if self.count > 0 {
+            let at = self.geometry.entry_at(u64::from(self.first));
+            self.pmem.store(at, self.entries[..self.count].as_bytes());
+            self.count = 0;
+        }
+    }
+}
+
 impl Writecache {
     /// A round of mode `p`. Says whether it freed slots.
     pub(super) fn memory_round(&self, commit: &mut Commit) -> bool {
@@ -116,9 +154,18 @@ impl Writecache {
             self.closing(stripe).for_each(|(block, slot)| Run::add(&mut batch, slot, block));
         }
         batch.sort_unstable_by_key(|run| run.slot);
-        self.store_runs(pmem, &batch, commit.seq);
-        self.begin_marks(commit);
+        let mut row = Row::new(self, pmem, commit.seq);
+        for run in &batch {
+            run.blocks().zip(run.slot..).for_each(|(block, slot)| row.add(slot, block));
+        }
+        row.store();
         batch.clear();
+        commit.batch = batch;
+        if commit.marks.is_empty() && commit.drops.is_empty() {
+            return;
+        }
+        self.begin_marks(commit);
+        let mut row = Row::new(self, pmem, FREE);
         for &slot in commit.marks.iter().chain(&commit.drops) {
             let block = if mutants::is(Mutant::MarkRenames) {
                 0
@@ -126,31 +173,9 @@ impl Writecache {
                 // As it is: a torn entry, still with its number, must not name another block.
                 self.index.word(slot).block()
             };
-            Run::add(&mut batch, slot, block);
+            row.add(slot, block);
         }
-        self.store_runs(pmem, &batch, FREE);
-        batch.clear();
-        commit.batch = batch;
-    }
-
-    /// Stores entries with the same number: neighbours together, whole lines where possible.
-    fn store_runs(&self, pmem: &dyn Pmem, runs: &[Run], seq: u64) {
-        if runs.is_empty() {
-            return;
-        }
-        let mut entries = [Entry::FRESH; RUN_MAX];
-        for run in runs.chunk_by(|one, next| one.slot + one.count == next.slot) {
-            let (mut at, mut count) = (self.geometry.entry_at(u64::from(run[0].slot)), 0);
-            for block in run.iter().flat_map(Run::blocks) {
-                if count == RUN_MAX {
-                    pmem.store(at, entries.as_bytes());
-                    (at, count) = (at + ENTRY_BYTES * RUN_MAX as u64, 0);
-                }
-                entries[count] = Entry::new(block * self.geometry.block_sectors(), seq);
-                count += 1;
-            }
-            pmem.store(at, entries[..count].as_bytes());
-        }
+        row.store();
     }
 
     /// Begins rounds of mode `s` until one has I/O in flight, or nothing is wanted any more.

@@ -346,9 +346,7 @@ impl Writecache {
             (self.batch.load(Ordering::Relaxed), self.epoch.load(Ordering::Relaxed));
         let stats = &self.stats[stripe];
         let (mut uncommitted, mut committed) = (0, 0);
-        // Ahead of the entries: a round that begins now waits for the lock, and takes them.
         let is_first = self.open.len(stripe, filling) == 0;
-        self.filled.add(stripe, is_first && !slots.is_empty(), slots.len() as u64);
         // Before the slot of an older version can go to somebody else.
         self.open.push(stripe, filling, first, slots, batch);
         locked.link_run(first, slots, (state, epoch), |locked, older| match older.word.state() {
@@ -377,6 +375,10 @@ impl Writecache {
         add(&stats.hits_committed, committed);
         let hits = if self.is_pmem() { uncommitted } else { uncommitted + committed };
         add(&stats.allocated, count - hits);
+        // As late as it can be: a locked instruction waits for the data's stores to leave the CPU,
+        // and all that is above goes on meanwhile. A round that looked before either waits for the
+        // lock, because the list had something, or leaves these blocks to the next one.
+        self.filled.add(stripe, is_first && !slots.is_empty(), count);
         drop(locked);
         // A slot that it replaced is free, or there is more to be committed and written back.
         if self.wants_room.load(Ordering::SeqCst) && !mutants::is(Mutant::PublishUnheard) {
