@@ -59,7 +59,7 @@ impl Sharing {
     /// One thread has what its caches hold; several have enough to be worth starting them.
     pub(super) fn among(threads: usize) -> Sharing {
         let threads = threads.clamp(1, THREADS_MAX);
-        let stretch_bytes = if threads == 1 { 128 << 10 } else { 2 << 20 };
+        let stretch_bytes = if threads == 1 { 128 << 10 } else { 1 << 20 };
         Sharing { threads, stretch_bytes, stretch_bytes_min: 256 << 10 }
     }
 
