@@ -73,6 +73,19 @@ fn check_study(page: &Value) {
     }
 }
 
+/// Attaching is measured on one thread and on all.
+fn check_recovery(pages: &[Value]) {
+    let page = pages.iter().find(|page| page["study"]["name"] == "recovery").unwrap();
+    let claims = page["study"]["claims"].as_array().unwrap();
+    for threads in ["one thread", "all threads"] {
+        let what = format!("million keys per second, {threads}, largest log");
+        assert!(claims.iter().any(|claim| claim["what"] == what.as_str()), "{what}: {claims:?}");
+        let columns = page["study"]["tables"][0]["columns"].as_array().unwrap();
+        let name = format!("keys per second, {threads}");
+        assert!(columns.iter().any(|column| column["name"] == name.as_str()), "{columns:?}");
+    }
+}
+
 fn with_class<'a>(node: Node<'a, 'a>, class: &'a str) -> impl Iterator<Item = Node<'a, 'a>> {
     node.descendants().filter(move |node| node.attribute("class") == Some(class))
 }
@@ -132,6 +145,7 @@ fn every_study_runs_and_leaves_its_results() {
         let name = page["study"]["name"].as_str().unwrap();
         assert!(text.contains(&format!("== {name}: ")), "{name} was not printed");
     }
+    check_recovery(&pages);
     assert!(text.contains("published for the kernel's dm-pcache"));
     assert_eq!(text.matches("The machine was ").count(), STUDIES.len());
     check_report(&fs::read_to_string(udm.path("out/report.html")).unwrap(), &pages);

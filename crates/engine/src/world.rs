@@ -205,6 +205,7 @@ impl Builder<'_> {
         options.progress = Arc::clone(&self.options.progress);
         options.geometry = self.options.geometry.unwrap_or(options.geometry);
         options.replay = self.options.replay.unwrap_or(options.replay);
+        options.threads = crew::processors();
         let words = pcache::shared_words(options.stripes);
         let shared = self.opener.shared_words(&shared_name("pcache", &cache.path), words)?;
         let len = line.len_bytes();

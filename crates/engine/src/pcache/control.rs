@@ -1,11 +1,12 @@
 //! Opening and steering a cache: from what the attach found to a running target; status, table,
 //! messages.
 
-use super::attach::{Replayed, Structures, check_size, has_data_crc};
+use super::attach::{Structures, check_size, has_data_crc};
 use super::format::{Content, content, format};
 use super::layout::{
     CACHE_INFO_AT, GC_PERCENT_MAX, INFO_GC_SHIFT, PAGE_STRIDE, Position, gc_percent_of,
 };
+use super::survey::Replayed;
 use super::takeup::{keys_left, log_taken_up, take_up};
 use super::*;
 use crate::disk::DiskLimits;

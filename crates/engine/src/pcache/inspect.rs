@@ -5,10 +5,12 @@ use crate::error::Result;
 use crate::pmem::Pmem;
 use crate::sync::Arc;
 
-use super::attach::{LogDamage, extent, has_data_crc, load_structures, survey};
+use super::attach::{LogDamage, extent, has_data_crc, load_structures};
+use super::batch::Sharing;
 use super::index::Index;
 use super::layout::{Geometry, Position, gc_percent_of};
 use super::media::Media;
+use super::survey::{Reading, survey};
 
 /// What a cache device holds.
 #[derive(Clone, Debug)]
@@ -60,9 +62,15 @@ pub fn inspect(cache: Arc<dyn Pmem>, geometry: Geometry) -> Result<Report> {
     };
     // Nobody will read. And the size of the device is only what the medium says: an index could
     // take as much memory as a medium asks for.
-    let index = Index::new(0);
-    let (damage, progress) = (LogDamage::Truncate, AttachProgress::default());
-    let replayed = survey(&media, &found, backing_bytes, index, damage, &progress)?;
+    let reading = Reading {
+        backing_bytes,
+        log_damage: LogDamage::Truncate,
+        at_once_max: 0,
+        sharing: Sharing::among(1),
+        new_index: &|| Index::new(0),
+        progress: &AttachProgress::default(),
+    };
+    let replayed = survey(&media, &found, &reading)?;
     let flags = found.info.record.flags.get();
     Ok(Report {
         segments: found.superblock.seg_num.get(),

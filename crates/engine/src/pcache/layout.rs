@@ -443,20 +443,36 @@ pub enum Record<'a> {
     Last(u32),
 }
 
-/// Reads the record at the start of `bytes` (everything from the position to the segment's end,
-/// or [`KSET_BYTES_MAX`] of it). `None`: nothing valid, so the log ends here or is damaged here.
-pub fn parse_record(bytes: &[u8]) -> Option<Record<'_>> {
-    let (header, keys) = KsetHeader::ref_from_prefix(bytes).ok()?;
+/// What the header of a record says of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Heading {
+    /// A key set of so many keys, if its CRC is right.
+    Keys(usize),
+    /// The log goes on at the start of this logical segment.
+    Last(u32),
+}
+
+/// Reads the header at the start of `bytes`. `None`: nothing valid.
+pub fn parse_heading(bytes: &[u8]) -> Option<Heading> {
+    let (header, _) = KsetHeader::ref_from_prefix(bytes).ok()?;
     if header.magic.get() != KSET_MAGIC {
         return None;
     }
     if header.flags.get() & KSET_LAST != 0 {
-        return header.is_sealed().then(|| Record::Last(header.key_num.get()));
+        return header.is_sealed().then(|| Heading::Last(header.key_num.get()));
     }
     let count = header.key_num.get() as usize;
-    if count > KEYS_MAX {
-        return None;
-    }
+    (count <= KEYS_MAX).then_some(Heading::Keys(count))
+}
+
+/// Reads the record at the start of `bytes` (everything from the position to the segment's end,
+/// or [`KSET_BYTES_MAX`] of it). `None`: nothing valid, so the log ends here or is damaged here.
+pub fn parse_record(bytes: &[u8]) -> Option<Record<'_>> {
+    let count = match parse_heading(bytes)? {
+        Heading::Last(next) => return Some(Record::Last(next)),
+        Heading::Keys(count) => count,
+    };
+    let (header, keys) = KsetHeader::ref_from_prefix(bytes).ok()?;
     let (keys, _) = <[Key]>::ref_from_prefix_with_elems(keys, count).ok()?;
     let covered = &bytes[4..kset_bytes(count)];
     (pcache_crc(covered) == header.crc.get()).then_some(Record::Keys(keys))

@@ -9,7 +9,8 @@
 //! |---|---|---|
 //! | `args`, `facts` | the table line's words; what is told beyond the status | `dm_pcache.c` |
 //! | `layout`, `media` | every on-media byte; typed access to them | `*.h` |
-//! | `format`, `attach`, `walk`, `replay` | making a cache, opening one | `cache.c` |
+//! | `format`, `attach` | making a cache, opening one | `cache.c` |
+//! | `survey`, `batch`, `walk`, `replay` | what its log says | `cache.c` |
 //! | `label` | knowing a cache again | |
 //! | `segment`, `chain` | allocation, references, generations | `cache_segment.c` |
 //! | `index` | logical block to place | `cache_key.c` |
@@ -25,6 +26,7 @@
 
 mod args;
 mod attach;
+mod batch;
 mod chain;
 mod classes;
 mod control;
@@ -51,6 +53,7 @@ mod retention;
 #[cfg(feature = "shuttle")]
 pub(crate) mod schedules;
 mod segment;
+mod survey;
 mod takeup;
 mod walk;
 mod write;
@@ -71,6 +74,7 @@ use crate::units::{Nanos, SECOND, human_bytes};
 
 pub use args::{ArgError, TableArgs, WritebackOrder};
 pub use attach::LogDamage;
+use batch::Sharing;
 use datacrc::DataCrcs;
 pub use facts::limits;
 use gc::Gc;
@@ -87,6 +91,7 @@ pub use replay::ReplayPace;
 use retention::Retention;
 pub use retention::RetentionKind;
 use segment::Segments;
+use survey::{Reading, survey};
 use write::{KnownZeroes, ZeroExtent};
 use writeback::Writeback;
 
@@ -126,10 +131,12 @@ pub struct OpenOptions {
     pub replay: ReplayPace,
     /// From how many slots on a 4 MiB region of the index has them in an array. Any is right.
     pub flat_from: usize,
+    /// Threads that may share the reading of a long log.
+    pub threads: usize,
 }
 
 impl OpenOptions {
-    /// The kernel's geometry and eight stripes.
+    /// The kernel's geometry, eight stripes, and one thread.
     pub fn new(attach_id: u64) -> OpenOptions {
         OpenOptions {
             force_format: false,
@@ -139,6 +146,7 @@ impl OpenOptions {
             progress: Arc::default(),
             replay: ReplayPace::default(),
             flat_from: FLAT_FROM,
+            threads: 1,
         }
     }
 }
@@ -310,11 +318,15 @@ impl Pcache {
             media.rewrite()?;
             found = attach::load_structures(&media)?;
         }
-        let (size, flat_from) = (limits.size_bytes, options.flat_from);
-        let index = Index::with_flats(size, flat_from);
-        let damage = args.log_damage;
-        let progress = &*options.progress;
-        let mut replayed = attach::survey(&media, &found, size, index, damage, progress)?;
+        let reading = Reading {
+            backing_bytes: limits.size_bytes,
+            log_damage: args.log_damage,
+            at_once_max: options.replay.at_once_max,
+            sharing: Sharing::among(options.threads),
+            new_index: &|| Index::with_flats(limits.size_bytes, options.flat_from),
+            progress: &options.progress,
+        };
+        let mut replayed = survey(&media, &found, &reading)?;
         if replayed.keys <= options.replay.at_once_max {
             replayed.finish(&media, &found.segments)?;
         }

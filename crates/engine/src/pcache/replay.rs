@@ -118,7 +118,11 @@ impl Replay {
                 set.iter().for_each(|key| self.index.touch(key.off.get()));
                 set.iter().for_each(|key| self.index.touch_row(key.off.get()));
                 for key in set {
-                    self.has_hidden |= put(&self.index, segments, crcs, key)?;
+                    if key.generation.get() > segments.generation(key.segment.get()) {
+                        return Err(Status::Corrupt);
+                    }
+                    crcs.into_iter().for_each(|crcs| keep_crc(segments, crcs, key));
+                    self.has_hidden |= put(&self.index, segments, key);
                 }
                 self.keys += set.len() as u64;
             }
@@ -136,34 +140,36 @@ impl Replay {
     }
 }
 
-/// Puts a checked key into an index; says whether it is CLEAN and other keys hide some of it.
-fn put(
-    index: &Index,
-    segments: &Segments,
-    crcs: Option<&DataCrcs>,
-    key: &Key,
-) -> Result<bool, Status> {
-    let (off, len) = (key.off.get(), u64::from(key.len.get()));
-    let segment = key.segment.get();
-    let generation = segments.generation(segment);
-    if key.generation.get() > generation {
-        return Err(Status::Corrupt);
+/// Keeps the checksum of a checked key's data, if the data is still there.
+pub(super) fn keep_crc(segments: &Segments, crcs: &DataCrcs, key: &Key) {
+    if !is_stale(segments, key) {
+        let (segment, offset) = (key.segment.get(), key.segment_off.get());
+        crcs.insert(segment, offset, key.len.get(), key.data_crc.get());
     }
-    if key.generation.get() < generation && !mutants::is(Mutant::StaleKeyBelieved) {
+}
+
+/// Whether the segment of a checked key was reused since.
+pub(super) fn is_stale(segments: &Segments, key: &Key) -> bool {
+    key.generation.get() < segments.generation(key.segment.get())
+        && !mutants::is(Mutant::StaleKeyBelieved)
+}
+
+/// Puts a checked key into an index; says whether it is CLEAN and other keys hide some of it.
+pub(super) fn put(index: &Index, segments: &Segments, key: &Key) -> bool {
+    let (off, len) = (key.off.get(), u64::from(key.len.get()));
+    if is_stale(segments, key) {
         if !mutants::is(Mutant::StaleKeySkipped) {
             index.set(off, len, None);
         }
-        return Ok(false);
+        return false;
     }
-    if let Some(crcs) = crcs {
-        crcs.insert(segment, key.segment_off.get(), key.len.get(), key.data_crc.get());
-    }
-    let place = Place::new(segment, key.segment_off.get(), generation);
+    let segment = key.segment.get();
+    let place = Place::new(segment, key.segment_off.get(), segments.generation(segment));
     if key.flags.get() & KEY_CLEAN != 0 && !mutants::is(Mutant::CleanHidesDirty) {
-        return Ok(fill_gaps(index, off, off + len, place));
+        return fill_gaps(index, off, off + len, place);
     }
     index.set(off, len, Some(place));
-    Ok(false)
+    false
 }
 
 /// Says whether there was anything but gaps.

@@ -12,13 +12,14 @@ use crate::mutants::{self, Mutant};
 use crate::shm::SharedWords;
 use crate::units::human_bytes;
 
-use super::attach::{LogDamage, Replayed, Structures, check_key};
+use super::attach::{LogDamage, Structures, check_key};
 use super::index::Place;
 use super::keylog::KeyLog;
 use super::label::Label;
 use super::layout::{CACHE_INFO_AT, KEY_CLEAN, Key, PAGE_STRIDE};
 use super::media::Media;
 use super::openset::{self, LeftBehind, OpenSets};
+use super::survey::Replayed;
 
 /// The keys to take up. Refuses, or adds a note, when there are some that cannot be.
 pub(super) fn keys_left(

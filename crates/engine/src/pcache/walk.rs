@@ -46,17 +46,7 @@ impl<'a> Walk<'a> {
         let data_bytes = self.media.geometry.data_bytes();
         match record {
             Record::Last(segment) => {
-                if segment >= self.segments.count() {
-                    return Err(self.media.damaged(format_args!(
-                        "log at {position}: goes on in segment {segment} of {}",
-                        self.segments.count()
-                    )));
-                }
-                if std::mem::replace(&mut self.is_log[segment as usize], true) {
-                    return Err(self.media.damaged(format_args!(
-                        "log at {position}: runs into itself at segment {segment}"
-                    )));
-                }
+                check_way(self.media, &mut self.is_log, position, segment)?;
                 self.position = next;
                 Ok(Step::Last)
             }
@@ -80,6 +70,27 @@ impl<'a> Walk<'a> {
         let at = self.segments.data_at(self.position.segment, self.position.offset);
         self.media.pmem.load(at, &mut end).is_ok() && end == [0; KSET_HEADER_BYTES]
     }
+}
+
+/// Checks that the log may go on in `segment` behind `position`, and notes that it does.
+pub(super) fn check_way(
+    media: &Media,
+    is_log: &mut [bool],
+    position: Position,
+    segment: u32,
+) -> Result<()> {
+    let Some(is_log) = is_log.get_mut(segment as usize) else {
+        return Err(media.damaged(format_args!(
+            "log at {position}: goes on in segment {segment} of {}",
+            is_log.len()
+        )));
+    };
+    if std::mem::replace(is_log, true) {
+        return Err(
+            media.damaged(format_args!("log at {position}: runs into itself at segment {segment}"))
+        );
+    }
+    Ok(())
 }
 
 /// Follows the log from `from` to its end; whether `wanted` was passed, where it ended, whether
