@@ -78,6 +78,15 @@ impl Region {
         }
     }
 
+    /// All slots that are not empty, with their blocks, for who holds the side's lock.
+    fn each_slot(&self, flats: &Flats, side: &Side, mut see: impl FnMut(usize, u64)) {
+        let Some(array) = flats.of(self.form()) else {
+            return side.packed.iter().for_each(|(block, slot)| see(block, slot));
+        };
+        let slots = array.iter().map(|slot| slot.load(Ordering::Relaxed)).enumerate();
+        slots.filter(|(_, slot)| *slot != 0).for_each(|(block, slot)| see(block, slot));
+    }
+
     /// Replaces a slot. The stripe is locked, and the side.
     fn put(&self, flats: &Flats, side: &mut Side, block: usize, slot: u64) {
         match flats.of(self.form()) {
@@ -110,10 +119,10 @@ impl Region {
     /// The slots of an array that has few are packed.
     fn pack(&self, flats: &Flats, side: &mut Side) {
         let form = self.form();
-        let Some((array, nth)) = flats.of(form).zip(form.array()) else { return };
-        for (block, slot) in array.iter().enumerate() {
-            side.packed.put(block, slot.load(Ordering::Relaxed));
-        }
+        let Some(nth) = form.array() else { return };
+        let mut packed = Packed::default();
+        self.each_slot(flats, side, |block, slot| packed.put(block, slot));
+        side.packed = packed;
         self.form.store(form.next(None).0, Ordering::Release);
         flats.give_back(nth);
     }
@@ -245,16 +254,15 @@ impl Region {
     /// Takes over what is a gap here. Under the stripe's lock.
     pub(super) fn join(&self, flats: &Flats, older: &Region) {
         let (mut side, found) = (lock(&self.side), lock(&older.side));
-        for block in 0..REGION_BLOCKS {
-            let slot = older.slot_beside(flats, &found, block);
+        older.each_slot(flats, &found, |block, slot| {
+            let row = || match slot >> KIND_SHIFT {
+                KIND_ROW => found.rows[slot as u32 as usize],
+                _ => row_continuing(slot),
+            };
             if is_cached(slot) {
-                let row = || match slot >> KIND_SHIFT {
-                    KIND_ROW => found.rows[slot as u32 as usize],
-                    _ => row_continuing(slot),
-                };
                 self.join_block(flats, &mut side, block, slot, row);
             }
-        }
+        });
     }
 
     /// Takes over of an older slot, with its row, what is a gap here.
@@ -297,13 +305,12 @@ impl Region {
     ) {
         let mut guard = lock(&self.side);
         let side = &mut *guard;
-        let mut left = 0;
-        for block in 0..REGION_BLOCKS {
-            let slot = self.slot_beside(flats, side, block);
-            if slot == 0 || wanted.has(slot, side) {
-                left += usize::from(slot != 0);
-                continue;
-            }
+        let (mut left, mut dropped) = (0, Vec::new());
+        self.each_slot(flats, side, |block, slot| match wanted.has(slot, side) {
+            true => left += 1,
+            false => dropped.push((block, slot)),
+        });
+        for (block, slot) in dropped {
             self.put(flats, side, block, 0);
             if slot >> KIND_SHIFT == KIND_ROW {
                 side.free.push(slot as u32);
@@ -372,15 +379,18 @@ impl Region {
     pub(super) fn cached_bytes(&self, flats: &Flats, is_live: impl Fn(Place) -> bool) -> u64 {
         let is_live = |slot: u64| Place::unpack(slot).is_some_and(&is_live);
         let side = lock(&self.side);
-        let of_block = |block: usize| match self.slot_beside(flats, &side, block) {
-            slot if slot >> KIND_SHIFT == KIND_ROW => {
-                let row = &side.rows[slot as u32 as usize];
-                row.iter().filter(|slot| is_live(**slot)).count() as u64 * SECTOR
-            }
-            slot if is_live(slot) => BLOCK,
-            _ => 0,
-        };
-        (0..REGION_BLOCKS).map(of_block).sum()
+        let mut bytes = 0;
+        self.each_slot(flats, &side, |_, slot| {
+            bytes += match slot >> KIND_SHIFT {
+                KIND_ROW => {
+                    let row = &side.rows[slot as u32 as usize];
+                    row.iter().filter(|slot| is_live(**slot)).count() as u64 * SECTOR
+                }
+                _ if is_live(slot) => BLOCK,
+                _ => 0,
+            };
+        });
+        bytes
     }
 
     /// Bytes of memory, without an array's.

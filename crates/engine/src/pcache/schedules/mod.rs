@@ -31,6 +31,7 @@ pub(crate) const STORIES: &[Story] = &[
     Story { name: "rest", play: whole::rest, times: 2 },
     Story { name: "damage", play: whole::damage, times: 2 },
     Story { name: "late", play: whole::late, times: 1 },
+    Story { name: "joins", play: whole::joins, times: 2 },
     Story { name: "cut", play: whole::cut, times: 1 },
 ];
 

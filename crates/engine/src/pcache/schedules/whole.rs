@@ -359,6 +359,28 @@ pub fn late(mut prng: Prng) {
     world.judge();
 }
 
+/// As `late`, with more blocks, each of which is written for the first time again while what was
+/// replayed joins.
+pub fn joins(mut prng: Prng) {
+    let world = World::new(Plan { segments: 24, table: "C B 0", areas: &[(0, 64)] });
+    let mut first = world.client_alone();
+    (0..8).for_each(|block| first.write(block * 8, 8, false));
+    first.flush();
+    drop(first);
+    world.drain();
+    let world = world.opened_late();
+    let keeper = world.keep(ManualClock::default());
+    let mut client = world.client();
+    // Among them one at the place that the replay has come to, at best.
+    let first = prng.below(8);
+    (0..8).for_each(|nth| client.write((first + nth) % 8 * 8, 8, false));
+    drop(client);
+    keeper.stop();
+    world.read_all();
+    world.drain();
+    world.judge();
+}
+
 /// The power is cut at some moment of `overlap`.
 pub fn cut(mut prng: Prng) {
     let world = World::new(Plan { segments: 9, table: "C B 0", areas: TWO_BLOCKS });

@@ -71,7 +71,8 @@ impl World {
             geometry,
             stripes: 2,
             replay,
-            flat_from: FLAT_FROM,
+            // What is packed joins under a lock of its own.
+            flat_from: if replay.at_once_max == 0 { 1 } else { FLAT_FROM },
             ..OpenOptions::new(attach_id * 0x1_0001)
         };
         let words: Vec<&str> = plan.table.split_whitespace().collect();
