@@ -25,6 +25,7 @@ use super::retention::USES_MAX;
 mod flat;
 mod packed;
 mod region;
+mod rows;
 
 use flat::Flats;
 pub use region::FLAT_FROM;

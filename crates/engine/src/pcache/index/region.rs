@@ -12,6 +12,7 @@ use crate::units::{BLOCK, SECTOR};
 
 use super::flat::{Flat, Flats, Form};
 use super::packed::Packed;
+use super::rows::Rows;
 use super::{
     BLOCK_SECTORS, KIND_GHOST, KIND_PLACE, KIND_ROW, KIND_SHIFT, Piece, Place, REGION_BLOCKS,
     USES_MASK, USES_SHIFT, is_cached, uses_of, with_uses_after,
@@ -34,7 +35,7 @@ pub(super) struct Region {
 #[derive(Debug, Default)]
 pub(super) struct Side {
     packed: Packed,
-    pub(super) rows: Vec<Row>,
+    pub(super) rows: Rows,
     pub(super) free: Vec<u32>,
 }
 
@@ -204,7 +205,7 @@ impl Region {
             }
             side.new_row(old)
         };
-        let sectors = &mut side.rows[row as usize];
+        let sectors = &mut side.rows[row];
         let first = (from % BLOCK / SECTOR) as usize;
         let count = ((end - from) / SECTOR) as usize;
         for (nth, sector) in sectors[first..][..count].iter_mut().enumerate() {
@@ -256,7 +257,7 @@ impl Region {
         let (mut side, found) = (lock(&self.side), lock(&older.side));
         older.each_slot(flats, &found, |block, slot| {
             let row = || match slot >> KIND_SHIFT {
-                KIND_ROW => found.rows[slot as u32 as usize],
+                KIND_ROW => found.rows[slot as u32],
                 _ => row_continuing(slot),
             };
             if is_cached(slot) {
@@ -286,7 +287,7 @@ impl Region {
             KIND_ROW => seen as u32,
             _ => side.new_row(seen),
         };
-        let sectors = &mut side.rows[row as usize];
+        let sectors = &mut side.rows[row];
         for (sector, found) in sectors.iter_mut().zip(found_row()) {
             let is_gap = *sector == 0 || mutants::is(Mutant::ReplayCoversNewer);
             *sector = if is_gap { found } else { *sector };
@@ -321,8 +322,8 @@ impl Region {
             self.pack(flats, side);
         }
         side.packed.shrink();
-        if side.free.len() == side.rows.len() {
-            (side.rows, side.free) = (Vec::new(), Vec::new());
+        if side.free.len() == side.rows.len() as usize {
+            (side.rows, side.free) = (Rows::default(), Vec::new());
         }
     }
 
@@ -346,7 +347,7 @@ impl Region {
             // It became whole or empty in between.
             return (len, live(slot).map(|place| place.plus(from)));
         }
-        let row = &side.rows[slot as u32 as usize];
+        let row = &side.rows[slot as u32];
         let first = (from / SECTOR) as usize;
         let sectors = &row[first..][..(len / SECTOR) as usize];
         let mut run = Piece { offset: from, len: SECTOR, place: live(sectors[0]) };
@@ -371,7 +372,7 @@ impl Region {
     pub(super) fn touch_row(&self, flats: &Flats, block: usize) {
         let slot = self.slot(flats, block);
         if slot >> KIND_SHIFT == KIND_ROW {
-            lock(&self.side).rows.get(slot as u32 as usize).map(bring_near);
+            lock(&self.side).rows.get(slot as u32).map(bring_near);
         }
     }
 
@@ -383,7 +384,7 @@ impl Region {
         self.each_slot(flats, &side, |_, slot| {
             bytes += match slot >> KIND_SHIFT {
                 KIND_ROW => {
-                    let row = &side.rows[slot as u32 as usize];
+                    let row = &side.rows[slot as u32];
                     row.iter().filter(|slot| is_live(**slot)).count() as u64 * SECTOR
                 }
                 _ if is_live(slot) => BLOCK,
@@ -396,9 +397,9 @@ impl Region {
     /// Bytes of memory, without an array's.
     pub(super) fn memory_bytes(&self) -> u64 {
         let side = lock(&self.side);
-        let rows = side.rows.capacity() * size_of::<Row>();
         let free = side.free.capacity() * size_of::<u32>();
-        (size_of::<Region>() + rows + free) as u64 + side.packed.memory_bytes()
+        let slots = side.packed.memory_bytes() + side.rows.memory_bytes();
+        (size_of::<Region>() + free) as u64 + slots
     }
 }
 
@@ -406,7 +407,7 @@ impl<L: Fn(Place) -> bool, G: Fn(u64) -> bool> Wanted<L, G> {
     fn has(&self, slot: u64, side: &Side) -> bool {
         let is_live = |slot: u64| Place::unpack(slot).is_some_and(&self.is_live);
         match slot >> KIND_SHIFT {
-            KIND_ROW => side.rows[slot as u32 as usize].iter().any(|slot| is_live(*slot)),
+            KIND_ROW => side.rows[slot as u32].iter().any(|slot| is_live(*slot)),
             KIND_GHOST => (self.remembers)(super::time_of(slot)),
             _ => is_live(slot),
         }
@@ -417,7 +418,7 @@ impl Side {
     /// The slot that says the same as a row. A row that none is needed for is free; who reads it
     /// looks at the slot again, under the same lock.
     fn slot_of(&mut self, row: u32) -> u64 {
-        match whole_block(&self.rows[row as usize]) {
+        match whole_block(&self.rows[row]) {
             Some(whole) => {
                 self.free.push(row);
                 whole
@@ -431,13 +432,10 @@ impl Side {
         let row = row_continuing(slot);
         match self.free.pop() {
             Some(free) => {
-                self.rows[free as usize] = row;
+                self.rows[free] = row;
                 free
             }
-            None => {
-                self.rows.push(row);
-                (self.rows.len() - 1) as u32
-            }
+            None => self.rows.push(row),
         }
     }
 }

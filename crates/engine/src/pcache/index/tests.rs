@@ -101,7 +101,7 @@ fn check_rows(index: &Index) {
         let side = lock(&region.side);
         let mut rows: Vec<u32> = rows.into_iter().chain(side.free.iter().copied()).collect();
         rows.sort_unstable();
-        assert!(rows.into_iter().eq(0..side.rows.len() as u32));
+        assert!(rows.into_iter().eq(0..side.rows.len()));
     }
 }
 
