@@ -152,6 +152,8 @@ mutants! {
     PassedUnsaid,
     /// The label is not stored.
     WritecacheUnlabelled,
+    /// A format leaves no mark that says whose it is.
+    FormatUnmarked,
     /// A flush does not wait for what was overwritten.
     OverwriteUncounted,
     /// Write-back takes what was overwritten and is not flushed.

@@ -2,17 +2,20 @@
 //!
 //! The kernel formats whatever has zeroes for magic and version. We do so only where nothing
 //! else is in the way: the whole front of the device must be zero, or the user says that what is
-//! there may be lost. A format that was cut short leaves magic 0 and version 1, which the kernel
-//! refuses; we too, unless told to start over.
+//! there may be lost. A format leaves a mark first of all, so that one that was cut short is known
+//! as ours, and simply repeated. The kernel's own, cut short, leaves magic 0 and version 1 and
+//! nothing that says whose it is; that is refused, by the kernel too, unless told to start over.
 
 use zerocopy::IntoBytes;
 
 use crate::error::{Error, Kind, Result};
+use crate::mutants::{self, Mutant};
 use crate::units::{KIB, MIB};
 
 use super::inspect::inspect;
 use super::layout::{
-    ENTRY_BYTES, Entry, Geometry, GeometryError, MAGIC, MAGIC_BYTES, SUPERBLOCK_BYTES, Superblock,
+    ENTRY_BYTES, Entry, FORMAT_MARK, Geometry, GeometryError, LABEL_AT, MAGIC, MAGIC_BYTES,
+    SUPERBLOCK_BYTES, Superblock,
 };
 use super::media::Medium;
 
@@ -33,6 +36,9 @@ pub fn prepare(medium: &Medium, start: u64, block_bytes: u32, is_forced: bool) -
     let superblock = medium.superblock(start)?;
     if is_forced {
         refuse_dirty(medium, start, &superblock)?;
+        return format(medium, start, block_bytes);
+    }
+    if superblock.is_of_cut_format() {
         return format(medium, start, block_bytes);
     }
     if superblock.magic.get() != 0 || superblock.version.get() != 0 {
@@ -88,13 +94,19 @@ pub fn format(medium: &Medium, start: u64, block_bytes: u32) -> Result<()> {
     let geometry = Geometry::of_size(start, raw, block_bytes)
         .map_err(|error| cannot_format(medium, error, raw))?;
     let superblock = Superblock::fresh(&geometry);
-    // No old magic may outlive the first change, and whatever is there of the rest, it says that
-    // a format began.
+    // First of all what makes it ours. Of an old cache this takes the label, and no more.
+    if !mutants::is(Mutant::FormatUnmarked) {
+        medium.store(start + LABEL_AT, &FORMAT_MARK)?;
+        medium.settle()?;
+    }
+    // No old magic may outlive the first change of the rest.
     let mut headless = superblock;
     headless.magic.set(0);
     medium.store(start, &headless.as_bytes()[..MAGIC_AND_VERSION_BYTES])?;
     medium.settle()?;
-    medium.store(start, headless.as_bytes())?;
+    medium.store(start, &headless.as_bytes()[..LABEL_AT as usize])?;
+    let behind_mark = LABEL_AT as usize + FORMAT_MARK.len();
+    medium.store(start + behind_mark as u64, &headless.as_bytes()[behind_mark..])?;
     let table_end = geometry.entry_at(geometry.blocks);
     let chunk = Entry::FRESH.as_bytes().repeat((CHUNK_BYTES / ENTRY_BYTES) as usize);
     let mut at = geometry.entry_at(0);
@@ -107,6 +119,9 @@ pub fn format(medium: &Medium, start: u64, block_bytes: u32) -> Result<()> {
     }
     medium.settle()?;
     medium.store(start, &superblock.as_bytes()[..MAGIC_BYTES])?;
+    medium.settle()?;
+    // Without the magic's being durable, the mark is all that tells whose this is.
+    medium.store(start + LABEL_AT, &[0; FORMAT_MARK.len()])?;
     medium.settle()
 }
 
@@ -156,7 +171,7 @@ mod tests {
             let error = prepare(&medium, 0, 4096, false).unwrap_err();
             assert_eq!(error.kind(), Kind::Refused, "{error}");
             prepare(&medium, 0, 4096, true).unwrap();
-            // A format that was cut short.
+            // A kernel's format that was cut short.
             medium.store(0, &[0; 4]).unwrap();
             prepare(&medium, 0, 4096, false).unwrap();
             let error = super::super::inspect::load_geometry(&medium, 0, Some(4096)).unwrap_err();
@@ -167,6 +182,27 @@ mod tests {
             medium.store(64, Entry::new(8, 0).as_bytes()).unwrap();
             let error = prepare(&medium, 0, 4096, true).unwrap_err();
             assert!(error.to_string().contains("1 dirty blocks"), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_cut_format_of_ours_is_repeated_and_nobody_elses() {
+        for medium in media(1 << 20) {
+            medium.store(LABEL_AT, &FORMAT_MARK).unwrap();
+            medium.store(100_000, &[0xFF; 512]).unwrap();
+            prepare(&medium, 0, 4096, false).unwrap();
+            assert_eq!(inspect(&medium, 0, None).unwrap().census.free, 254);
+            assert_eq!(front(&medium, 40)[32..], [0; 8], "the mark goes with the end");
+            // A whole cache that lost nothing but the end of its format: it stays as it is.
+            medium.store(24, &1_u64.to_le_bytes()).unwrap();
+            medium.store(64, Entry::new(8, 0).as_bytes()).unwrap();
+            medium.store(LABEL_AT, &FORMAT_MARK).unwrap();
+            prepare(&medium, 0, 4096, false).unwrap();
+            assert_eq!(inspect(&medium, 0, None).unwrap().census.live, 1);
+            // Somebody else's bytes with a mark in them.
+            medium.store(0, b"else").unwrap();
+            prepare(&medium, 0, 4096, false).unwrap();
+            assert_eq!(&front(&medium, 4), b"else");
         }
     }
 

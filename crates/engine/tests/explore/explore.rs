@@ -294,7 +294,7 @@ impl Explorer {
         // What old shared memory gave back is not durable: such states end here.
         let goes_on =
             depth < self.effort.depth && !is_stale && self.prng.one_in(self.effort.onward_one_in);
-        if let Some(shown) = shown.filter(|_| goes_on) {
+        if goes_on {
             let mut image = walk.twin.image();
             decide(&mut image, walk.twin.line(), lines, &decisions);
             self.onward(walk, (image, Sectors::default()), &shown, true, depth)?;
@@ -350,7 +350,7 @@ impl Explorer {
         }
         let shown = verdict.map_err(|what| format!("{what} (death of the process)"))?;
         let goes_on = depth < self.effort.depth && self.prng.one_in(self.effort.onward_one_in);
-        if let Some(shown) = shown.filter(|_| goes_on) {
+        if goes_on {
             let mut image = walk.twin.image();
             // What was stored to memory counts as durable from here on; a disk's cache does not.
             if matches!(walk.in_flight, InFlight::Memory(_)) {

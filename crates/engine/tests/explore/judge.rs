@@ -45,8 +45,8 @@ pub struct Judge {
     buffers: Vec<Buffer>,
 }
 
-/// What the slots showed; nothing where the attach was refused, as it may be.
-pub type Verdict = Result<Option<[Shown; SLOTS]>, String>;
+/// What the slots showed.
+pub type Verdict = Result<[Shown; SLOTS], String>;
 
 impl Judge {
     pub fn new(kind: &Arc<dyn Kind>, devices: Devices) -> Judge {
@@ -85,8 +85,6 @@ impl Judge {
         }
         let subject = match self.open(&self.devices.origin, attaches, scope.is_power_cut) {
             Ok(subject) => subject,
-            // Nobody was served since the format began.
-            Err(error) if !model.is_labelled && self.kind.is_cut_format(&error) => return Ok(None),
             Err(error) => return Err(format!("attach is refused: {error}")),
         };
         if subject.is_origin_consistent() && !scope.is_origin_fine {
@@ -99,7 +97,7 @@ impl Judge {
         self.kind.check(&*subject, model)?;
         if subject.is_complete() {
             self.write_back(&*subject, model, &shown, scope.is_power_cut)?;
-            return Ok(Some(shown));
+            return Ok(shown);
         }
         let dirty = shown;
         while !subject.is_complete() {
@@ -114,7 +112,7 @@ impl Judge {
         }
         self.port.ios = held;
         self.write_back(&*subject, model, &shown, scope.is_power_cut)?;
-        Ok(Some(shown))
+        Ok(shown)
     }
 
     /// A cache is not attached to an origin that it does not belong to; unless it is empty, and

@@ -98,10 +98,6 @@ impl Kind for PcacheKind {
         true
     }
 
-    fn is_cut_format(&self, _: &str) -> bool {
-        false
-    }
-
     /// Part of what lets a segment be reused: a tail, or a generation.
     fn is_telling(&self, at: u32) -> bool {
         let at = u64::from(at);

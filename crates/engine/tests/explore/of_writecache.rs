@@ -97,10 +97,6 @@ impl Kind for WritecacheKind {
         false
     }
 
-    fn is_cut_format(&self, error: &str) -> bool {
-        error.contains("a format was cut short")
-    }
-
     /// The table of entries.
     fn is_telling(&self, at: u32) -> bool {
         (self.start..self.start + 64 + 16 * self.blocks).contains(&u64::from(at))

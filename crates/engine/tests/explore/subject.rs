@@ -88,9 +88,6 @@ pub trait Kind: Debug + Send + Sync {
     /// Whether a cache without any data still belongs to its origin.
     fn binds_empty(&self) -> bool;
 
-    /// Whether an attach was refused because a format was cut off, which is left to the user.
-    fn is_cut_format(&self, error: &str) -> bool;
-
     /// Whether something stored there is worth a look at the medium.
     fn is_telling(&self, at: u32) -> bool;
 

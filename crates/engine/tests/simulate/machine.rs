@@ -180,12 +180,6 @@ impl Machine {
         *self.shared.lock().unwrap() = None;
     }
 
-    /// The user erases the cache's front.
-    pub fn erase_cache(&self) {
-        self.pmem.poke(0, &[0; 64 << 10]);
-        self.ssd.poke(0, &[0; 64 << 10]);
-    }
-
     /// A copy of shared memory, to go back to.
     pub fn copy_shared(&self) -> Option<SharedWords> {
         let shared = self.shared.lock().unwrap();

@@ -43,7 +43,7 @@ const STRESS: Duration = Duration::from_secs(8);
 const MUTANT_HISTORIES: u64 = 100;
 
 /// Seeds that found something once.
-const REGRESSIONS: &[u64] = &[10, 140, 20_026, 20_897, 4_294_967_312, 4_294_967_538];
+const REGRESSIONS: &[u64] = &[10, 140, 20_026, 20_897, 4_294_967_312, 4_294_967_538, 4_315_228_534];
 
 #[derive(Default)]
 struct Args {

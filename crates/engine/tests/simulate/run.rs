@@ -79,7 +79,6 @@ pub struct Run {
     /// What tells that shared memory belongs to the medium is damaged there.
     pub is_orphaned: bool,
     is_removing: bool,
-    has_served: bool,
     /// The power cut to come, and the fences until the one after it.
     pub is_cut_armed: bool,
     pub cut_again: u64,
@@ -102,7 +101,6 @@ impl Run {
             has_medium_failed: false,
             is_orphaned: false,
             is_removing: false,
-            has_served: false,
             is_cut_armed: false,
             cut_again: 0,
         };
@@ -411,13 +409,8 @@ impl Run {
             match result {
                 Ok(server) => {
                     self.server = Some(server);
-                    self.has_served = true;
                     self.is_orphaned = false;
                     return Ok(());
-                }
-                // A format that was cut off is left to the user, who erases the device.
-                Err(error) if !self.has_served && error.to_string().contains("cut short") => {
-                    self.machine.erase_cache();
                 }
                 Err(error) if self.is_damaged => {
                     let kinds = [Kind::Io, Kind::Invalid, Kind::Refused, Kind::Fault];

@@ -209,8 +209,8 @@ fn a_format_that_could_not_be_flushed_is_not_built_on() {
         let _ = world.try_open(false);
         world.kill();
         disk.heal();
-        // A format that was cut short is begun anew only when that is asked for.
-        world.try_open(false).or_else(|_| world.try_open(true)).unwrap();
+        // A format that was cut short is simply begun anew.
+        world.try_open(false).unwrap();
         world.write(8192, &[3; 4096], false);
         world.flush();
         world.power_cut(prng);
