@@ -19,7 +19,7 @@ begin() {
   origin_bytes=$2 sectors=$(($2 / 512)) crc=$3 target=pcache
   work=$(mktemp -d "${LAB_MEDIA:-/dev/shm}/udm-lab.XXXXXX")
   export UDM_RUNTIME_DIR=$work/run UDM_STATE_DIR=$work/state
-  mkdir "$UDM_RUNTIME_DIR"
+  mkdir -m 700 "$UDM_RUNTIME_DIR"
   trap finish EXIT
   cache=$work/cache.img origin=$work/origin.img model=$work/model.img socket=$work/nbd.sock
   nbd=nbd+unix://$socket

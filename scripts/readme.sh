@@ -10,7 +10,7 @@ udm=$(realpath "${UDM:-$root/target/release/udm}")
 work=$(mktemp -d "/tmp/udm-readme.XXXXXX")
 memory=$(mktemp -d "/dev/shm/udm-readme.XXXXXX")
 export UDM_RUNTIME_DIR=$work/run UDM_STATE_DIR=$work/state
-mkdir "$UDM_RUNTIME_DIR"
+mkdir -m 700 "$UDM_RUNTIME_DIR"
 cleanup() {
   local code=$? pid
   trap - EXIT

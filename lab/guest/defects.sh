@@ -19,7 +19,7 @@
 #   cut           say that the host may cut the power
 who=$1
 shift
-mkdir -p /run/udm
+mkdir -p -m 700 /run/udm
 
 die() {
   echo "FAIL: $*"

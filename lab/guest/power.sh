@@ -45,7 +45,8 @@ case "$medium" in
   disk\?*) cache="/dev/vdb?${medium#*\?}" ;;
 esac
 device=/dev/nbd0
-mkdir -p /run/udm /tmp/fs
+mkdir -p -m 700 /run/udm
+mkdir -p /tmp/fs
 
 table() {
   mode=s

@@ -25,9 +25,10 @@ Example:
   udm remove vol --drain
 
 Files: the runtime directory is $UDM_RUNTIME_DIR, else /run/udm for root, else
-$XDG_RUNTIME_DIR/udm. It holds each device's control socket, log and shared memory. The state
-directory is $UDM_STATE_DIR, else /var/lib/udm for root, else $XDG_STATE_HOME/udm or
-~/.local/state/udm. It holds what was found out about this machine.")]
+$XDG_RUNTIME_DIR/udm. It holds each device's control socket, log and shared memory; one that other
+users may enter or replace is refused. The state directory is $UDM_STATE_DIR, else /var/lib/udm for
+root, else $XDG_STATE_HOME/udm or ~/.local/state/udm. It holds what was found out about this
+machine.")]
 pub struct Cli {
     /// What to do.
     #[command(subcommand)]

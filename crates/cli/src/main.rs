@@ -3,7 +3,8 @@
 //! The rooms, from the door inwards:
 //!
 //! * [`args`] says what may be typed, `commands` what it means, one file per group of verbs;
-//! * [`control`] carries commands to servers, [`runtime`] is where they find each other;
+//! * [`control`] carries commands to servers, [`runtime`] is where they find each other, a
+//!   [`directory`] of this user alone;
 //! * [`server`] is the life of a device's server, [`methods`] what it answers, [`served`] the
 //!   device itself with its exports, [`ground`] what it stands on, [`http`] and [`metrics`] the
 //!   numbers it gives away;
@@ -17,6 +18,7 @@ mod attaching;
 mod columns;
 mod commands;
 mod control;
+mod directory;
 mod ground;
 mod http;
 mod log;

@@ -5,7 +5,8 @@
 //! that whichever server opens that cache next takes it up.
 //!
 //! Invariants:
-//! 1. The directory belongs to us and nobody else may enter: its sockets command servers.
+//! 1. The directory belongs to us and nobody else may enter: its sockets command servers. One that
+//!    is not so is refused, and never changed (`directory.rs`).
 //! 2. A server holds a lock (flock) on `NAME.lock` from before it opens any device until it has
 //!    closed them all. The kernel releases it with the process, so what a killed server left is
 //!    told from a living server's without guessing at process ids.
@@ -14,12 +15,14 @@
 use std::fmt;
 use std::fs::{self, File, OpenOptions};
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use anyhow::{Context, Result, bail};
-use rustix::fs::FlockOperation;
+use rustix::fs::{FlockOperation, OFlags};
+
+use crate::directory;
 
 /// The longest name: a control socket's path, by way of `/proc/self/fd`, must fit its address.
 const NAME_BYTES_MAX: usize = 80;
@@ -83,21 +86,7 @@ impl RuntimeDir {
     /// Opens the directory at `path`, and makes it if need be.
     pub fn open_at(path: PathBuf) -> Result<RuntimeDir> {
         let place = || format!("runtime directory {}", path.display());
-        fs::DirBuilder::new().recursive(true).mode(0o700).create(&path).with_context(place)?;
-        let handle = File::open(&path).with_context(place)?;
-        let meta = handle.metadata().with_context(place)?;
-        let user = rustix::process::geteuid().as_raw();
-        if meta.uid() != user && user != 0 {
-            bail!(
-                "{}: it belongs to user {}; set UDM_RUNTIME_DIR to one of yours",
-                place(),
-                meta.uid()
-            );
-        }
-        if meta.mode() & 0o077 != 0 {
-            rustix::fs::fchmod(&handle, rustix::fs::Mode::RWXU)
-                .with_context(|| format!("{}: close it to other users", place()))?;
-        }
+        let handle = directory::open_own(&path).with_context(place)?;
         Ok(RuntimeDir { path, handle })
     }
 
@@ -153,6 +142,7 @@ impl RuntimeDir {
             .create(true)
             .append(true)
             .mode(0o600)
+            .custom_flags(no_follow())
             .open(&path)
             .with_context(|| path.display().to_string())
     }
@@ -183,6 +173,7 @@ impl RuntimeDir {
                 .truncate(false)
                 .write(true)
                 .mode(0o600)
+                .custom_flags(no_follow())
                 .open(&path)
                 .with_context(place)?;
             match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
@@ -216,6 +207,11 @@ impl RuntimeDir {
         }
         let _ = fs::remove_file(self.lock_path(&lock.name));
     }
+}
+
+/// O_NOFOLLOW: we make no links here.
+fn no_follow() -> i32 {
+    OFlags::NOFOLLOW.bits() as i32
 }
 
 /// Whether a log outlives its server.
@@ -285,14 +281,5 @@ mod tests {
         let runtime = RuntimeDir::open_at(path).unwrap();
         let name: DeviceName = "n".repeat(80).parse().unwrap();
         assert!(runtime.control_address(&name).as_os_str().len() <= SOCKET_PATH_BYTES_MAX);
-    }
-
-    #[test]
-    fn the_directory_is_closed_to_others() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("udm");
-        fs::create_dir(&path).unwrap();
-        RuntimeDir::open_at(path.clone()).unwrap();
-        assert_eq!(fs::metadata(path).unwrap().mode() & 0o777, 0o700);
     }
 }

@@ -154,6 +154,18 @@ fn tell_parent(answer: &Answer) -> Result<()> {
     Ok(told?)
 }
 
+/// What the server of `name` is called among processes.
+pub fn title(name: &DeviceName) -> String {
+    format!("udm: {name}")
+}
+
+/// Calls this process by the device's name. The kernel keeps 15 bytes of it; what it was started
+/// with stays in its command line.
+fn set_title(name: &DeviceName) {
+    // Where there is no /proc, it keeps the program's name.
+    let _ = std::fs::write("/proc/self/comm", title(name));
+}
+
 /// Runs in the foreground; `ready` hears where it serves.
 pub fn serve_here(spec: &Spec, ready: impl FnOnce(&Value) -> Result<()>) -> Result<()> {
     let mut shown = Shown::new(&spec.name);
@@ -173,6 +185,7 @@ fn start(spec: &Spec) -> Result<Started> {
     take_signals(stop.clone())?;
     let runtime = Arc::new(RuntimeDir::open()?);
     let name: DeviceName = spec.name.parse().map_err(|why: String| anyhow!(why))?;
+    set_title(&name);
     let lock = take_lock(&runtime, &name)?;
     // Whatever lies at the socket's path is left from a dead server: the lock is ours.
     let control = runtime.control(&name);
@@ -333,6 +346,7 @@ impl Server {
         }
         let old = std::mem::replace(&mut *own, new);
         self.runtime.clear(&old, KeepLog::No);
+        set_title(to);
         log::line(&format!("{from}: renamed to {to}"));
         Ok(())
     }

@@ -225,6 +225,20 @@ fn a_renamed_device_goes_on() {
 }
 
 #[test]
+fn a_server_is_called_by_its_device() {
+    let udm = Udm::new();
+    let read = |pid: u64, file: &str| {
+        String::from_utf8(std::fs::read(format!("/proc/{pid}/{file}")).unwrap()).unwrap()
+    };
+    udm.ok(&["create", "vol", "--table", "0 8 zero"]);
+    let pid = udm.pid("vol");
+    assert_eq!(read(pid, "comm"), "udm: vol\n");
+    assert!(read(pid, "cmdline").starts_with("udm: vol\0"));
+    udm.ok(&["rename", "vol", "a-name-of-more-than-ten"]);
+    assert_eq!(read(pid, "comm"), "udm: a-name-of-\n");
+}
+
+#[test]
 fn exports_come_and_go() {
     let udm = Udm::new();
     let said = udm.ok(&["create", "e", "--table", "0 2048 zero"]);

@@ -27,6 +27,8 @@ mod attaching;
 #[allow(dead_code)]
 #[path = "../../../crates/cli/src/control.rs"]
 mod control;
+#[path = "../../../crates/cli/src/directory.rs"]
+mod directory;
 #[allow(dead_code)]
 #[path = "../../../crates/cli/src/http.rs"]
 mod http;

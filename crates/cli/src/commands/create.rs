@@ -16,7 +16,7 @@ use crate::attaching::{Shown, Step};
 use crate::control::Answer;
 use crate::output::{Usage, print_note};
 use crate::runtime::{DeviceName, RuntimeDir};
-use crate::server::{Spec, serve_here};
+use crate::server::{Spec, serve_here, title};
 
 /// The longest table that is read; the engine's own limit is lower.
 const TABLE_BYTES_MAX: u64 = 1 << 20;
@@ -77,7 +77,7 @@ fn start_server(runtime: &RuntimeDir, name: &DeviceName, spec: &Spec) -> Result<
     let log = runtime.open_log(name)?;
     // The program's file may have been replaced since we started; this is the one that runs.
     let mut server = Command::new("/proc/self/exe")
-        .arg0("udm")
+        .arg0(title(name))
         .args(["serve", name.as_str()])
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())

@@ -4,6 +4,7 @@
 #![allow(dead_code, clippy::unwrap_used)]
 
 use std::fs::File;
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -29,7 +30,8 @@ pub struct Outcome {
 impl Udm {
     pub fn new() -> Udm {
         let folder = tempfile::tempdir().unwrap();
-        std::fs::create_dir(folder.path().join("run")).unwrap();
+        let mut own = std::fs::DirBuilder::new();
+        own.mode(0o700).create(folder.path().join("run")).unwrap();
         Udm { folder }
     }
 
