@@ -4,6 +4,9 @@ CARGO ?= cargo
 PREFIX ?= /usr/local
 # Seconds per fuzz target for `make fuzz`, which takes SECONDS=n too.
 FUZZ_SECONDS ?= $(or $(SECONDS),60)
+# Seconds for `make torture`, which takes SECONDS=n too; WORLDS=1 replays the world of a SEED.
+TORTURE_SECONDS ?= $(or $(SECONDS),120)
+WORLDS ?= 1000000
 # Seconds for `make soak`, which takes SECONDS=n too, and the seed that it begins with.
 SOAK_SECONDS ?= $(or $(SECONDS),600)
 SEED ?= $(shell date +%s)
@@ -22,7 +25,8 @@ $(CARGO) clippy -p udm --features mutants,shuttle --lib --profile test --locked 
 $(CARGO) clippy -p udm --features mutants,loom --lib --profile test --locked -- -D warnings
 endef
 
-.PHONY: help build demo test lint fmt bench check-report install lab fuzz explore schedules soak clean
+.PHONY: help build demo test lint fmt bench check-report install lab fuzz explore schedules soak torture \
+  clean
 
 help:
 	@echo "make demo      a slow file becomes a fast, crash-safe block device (two minutes)"
@@ -35,7 +39,8 @@ help:
 	@echo "make lab       the kernel's dm-pcache opens what udm wrote, and the other way round (QEMU)"
 	@echo "make explore   crash states and deliberate bugs; EXPLORE_SEED=n replays one history"
 	@echo "make schedules interleavings of threads and deliberate races; CONTRIBUTING.md says how to replay"
-	@echo "make soak      simulation, crash states and schedules for SECONDS ($(SOAK_SECONDS)), from SEED"
+	@echo "make torture   real servers that are killed, files that are moved, for SECONDS ($(TORTURE_SECONDS))"
+	@echo "make soak      simulation, crash states, schedules, torture for SECONDS ($(SOAK_SECONDS)), from SEED"
 	@echo "make fuzz      every fuzz target for SECONDS ($(FUZZ_SECONDS)) each"
 
 build:
@@ -99,6 +104,10 @@ explore:
 schedules:
 	$(SCHEDULES) -- --nocapture
 	$(ORDERINGS) -- --nocapture
+
+torture:
+	$(CARGO) test --locked -p udm-cli --test torture -- \
+	  --seconds $(TORTURE_SECONDS) --seed $(SEED) --worlds $(WORLDS)
 
 soak:
 	@scripts/soak.sh $(SOAK_SECONDS) $(SEED)

@@ -1,0 +1,309 @@
+//! What may be read, sector by sector.
+//!
+//! Each write has a value of its own (zeroes have the value 0), a stamp of when it was asked for
+//! and, once answered, a stamp of its end. A write is *superseded* by one that was answered and was
+//! asked for after its end. What is not superseded may be read; a request that was not answered, or
+//! answered with an error, may show or not, and supersedes nothing.
+//!
+//! When a server has died with all that its memory held, only what was durable supersedes: FUA
+//! writes, and what was answered before a flush was asked for that was answered, too.
+//!
+//! What a new server shows is the truth from then on, so each sector is judged as if it had been
+//! written and answered at that moment.
+
+use std::collections::VecDeque;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::load::Asked;
+
+pub const SECTOR: usize = 512;
+
+/// Sectors that share a lock.
+const UNIT_SECTORS: u64 = 128;
+
+/// Events that are remembered, for the report of a failure.
+const EVENTS_MAX: usize = 200_000;
+/// Those of them that a report shows.
+const EVENTS_SHOWN: usize = 80;
+
+/// An end that has not come.
+const NEVER: u64 = u64::MAX;
+
+/// What a sector holds in its version `value`; 0 is a sector of zeroes.
+pub fn fill(number: u64, value: u64, sector: &mut [u8]) {
+    for pair in sector.chunks_exact_mut(16) {
+        pair[..8].copy_from_slice(&(if value == 0 { 0 } else { number }).to_le_bytes());
+        pair[8..].copy_from_slice(&value.to_le_bytes());
+    }
+}
+
+/// The value that a sector holds, or `None` if it is not one and whole.
+pub fn value_of(number: u64, sector: &[u8]) -> Option<u64> {
+    let value = u64::from_le_bytes(sector[8..16].try_into().unwrap());
+    let mut expected = [0; SECTOR];
+    fill(number, value, &mut expected);
+    (sector == expected).then_some(value)
+}
+
+#[derive(Clone, Debug)]
+struct Write {
+    value: u64,
+    begin: u64,
+    end: u64,
+    /// Answered without an error, so that it supersedes.
+    is_sure: bool,
+    is_fua: bool,
+}
+
+/// What a server's death took with it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Loss {
+    /// The process only.
+    Process,
+    /// And the memory that would have outlived it.
+    Memory,
+}
+
+#[derive(Default)]
+struct Unit {
+    sectors: Vec<Vec<Write>>,
+    /// Reads that are on their way: what they may show is not forgotten.
+    reads: u64,
+}
+
+enum Event {
+    Note(String),
+    Asked { connection: u64, asked: Asked, begin: u64 },
+    Answered { begin: u64, first: u64, count: u64, error: u32 },
+}
+
+/// Everything that is known about a device's sectors.
+pub struct Oracle {
+    clock: AtomicU64,
+    values: AtomicU64,
+    /// What was answered before this is durable.
+    durable: AtomicU64,
+    units: Vec<Mutex<Unit>>,
+    events: Mutex<VecDeque<Event>>,
+}
+
+impl Oracle {
+    /// A device of zeroes.
+    pub fn new(sectors: u64) -> Oracle {
+        let zero = Write { value: 0, begin: 0, end: 0, is_sure: true, is_fua: true };
+        let unit = |nth: u64| {
+            let count = UNIT_SECTORS.min(sectors - nth * UNIT_SECTORS) as usize;
+            Mutex::new(Unit { sectors: vec![vec![zero.clone()]; count], reads: 0 })
+        };
+        Oracle {
+            clock: AtomicU64::new(1),
+            values: AtomicU64::new(1),
+            durable: AtomicU64::new(0),
+            units: (0..sectors.div_ceil(UNIT_SECTORS)).map(unit).collect(),
+            events: Mutex::default(),
+        }
+    }
+
+    fn now(&self) -> u64 {
+        self.clock.fetch_add(1, Ordering::SeqCst)
+    }
+
+    /// A value that nobody has written yet.
+    pub fn value(&self) -> u64 {
+        self.values.fetch_add(1, Ordering::SeqCst)
+    }
+
+    pub fn note(&self, text: String) {
+        self.remember(Event::Note(text));
+    }
+
+    fn remember(&self, event: Event) {
+        let mut events = self.events.lock().unwrap();
+        if events.len() == EVENTS_MAX {
+            events.pop_front();
+        }
+        events.push_back(event);
+    }
+
+    /// Calls `act` with each sector's list and the unit's count of reads.
+    fn each(&self, first: u64, count: u64, mut act: impl FnMut(u64, &mut Vec<Write>, u64)) {
+        let mut number = first;
+        while number < first + count {
+            let unit = number / UNIT_SECTORS;
+            let end = ((unit + 1) * UNIT_SECTORS).min(first + count);
+            let mut unit = self.units[unit as usize].lock().unwrap();
+            let reads = unit.reads;
+            while number < end {
+                act(number, &mut unit.sectors[(number % UNIT_SECTORS) as usize], reads);
+                number += 1;
+            }
+        }
+    }
+
+    fn count_reads(&self, asked: &Asked, change: i64) {
+        let last = (asked.first + asked.count - 1) / UNIT_SECTORS;
+        for unit in asked.first / UNIT_SECTORS..=last {
+            let reads = &mut self.units[unit as usize].lock().unwrap().reads;
+            *reads = reads.checked_add_signed(change).unwrap();
+        }
+    }
+
+    /// A request is about to be sent; the stamp of its begin.
+    pub fn asked(&self, connection: u64, asked: &Asked) -> u64 {
+        if asked.is_read() {
+            self.count_reads(asked, 1);
+        }
+        let begin = self.now();
+        self.remember(Event::Asked { connection, asked: *asked, begin });
+        if let Some(value) = asked.value {
+            let write = Write { value, begin, end: NEVER, is_sure: false, is_fua: false };
+            self.each(asked.first, asked.count, |_, writes, _| writes.push(write.clone()));
+        }
+        begin
+    }
+
+    /// A write, a flush or a trim was answered.
+    pub fn answered(&self, asked: &Asked, begin: u64, error: u32) {
+        let end = self.now();
+        let (first, count) = (asked.first, asked.count);
+        self.remember(Event::Answered { begin, first, count, error });
+        if asked.is_flush() && error == 0 {
+            self.durable.fetch_max(begin, Ordering::SeqCst);
+        }
+        if asked.value.is_none() {
+            return;
+        }
+        let durable = self.durable.load(Ordering::SeqCst);
+        self.each(asked.first, asked.count, |_, writes, reads| {
+            let write = writes.iter_mut().find(|write| write.begin == begin).unwrap();
+            write.end = end;
+            write.is_sure = error == 0 && !asked.is_weak;
+            write.is_fua = asked.is_fua;
+            if reads == 0 {
+                forget(writes, durable);
+            }
+        });
+    }
+
+    /// A read was answered: `bytes` are what it showed, or nothing if it failed.
+    pub fn was_read(&self, asked: &Asked, begin: u64, bytes: Option<&[u8]>) {
+        let (first, count) = (asked.first, asked.count);
+        self.remember(Event::Answered { begin, first, count, error: u32::from(bytes.is_none()) });
+        if let Some(bytes) = bytes {
+            self.each(asked.first, asked.count, |number, writes, _| {
+                let sector = &bytes[(number - asked.first) as usize * SECTOR..][..SECTOR];
+                let found = value_of(number, sector);
+                if !may_show(writes, found, |write| write.is_sure && write.end < begin) {
+                    self.fail(number, found, sector, writes, "a read during the load");
+                }
+            });
+        }
+        self.count_reads(asked, -1);
+    }
+
+    /// A read will not be answered: its client has hung up.
+    pub fn give_up_read(&self, asked: &Asked) {
+        self.count_reads(asked, -1);
+    }
+
+    /// The server is gone, and with it whatever it was asked for.
+    pub fn server_is_gone(&self) {
+        let end = self.now();
+        let durable = self.durable.load(Ordering::SeqCst);
+        for unit in &self.units {
+            let mut unit = unit.lock().unwrap();
+            for writes in &mut unit.sectors {
+                let open = writes.iter_mut().filter(|write| write.end == NEVER);
+                open.for_each(|write| write.end = end);
+                forget(writes, durable);
+            }
+        }
+    }
+
+    /// Judges what is there after a server's end; that is the truth from here on.
+    pub fn judge(&self, first: u64, bytes: &[u8], loss: Loss, what: &str) {
+        let durable = self.durable.load(Ordering::SeqCst);
+        self.each(first, (bytes.len() / SECTOR) as u64, |number, writes, _| {
+            let sector = &bytes[(number - first) as usize * SECTOR..][..SECTOR];
+            let found = value_of(number, sector);
+            let supersedes = |write: &Write| match loss {
+                Loss::Process => write.is_sure,
+                Loss::Memory => is_durable(write, durable),
+            };
+            if !may_show(writes, found, supersedes) {
+                self.fail(number, found, sector, writes, what);
+            }
+            let begin = self.now();
+            let (is_fua, value) = (loss == Loss::Memory, found.unwrap());
+            if is_fua || writes.len() > 1 {
+                let end = self.now();
+                writes.push(Write { value, begin, end, is_sure: true, is_fua });
+                forget(writes, durable);
+            }
+        });
+    }
+
+    /// Says what was lost, with the history of that sector.
+    fn fail(&self, number: u64, found: Option<u64>, bytes: &[u8], list: &[Write], what: &str) -> ! {
+        println!("sector {number} shows {found:?} ({what}), which it may not: {:?}", &bytes[..32]);
+        println!("values are numbers of writes, 0 is zeroes; what is known about the sector:");
+        list.iter().for_each(|write| println!("    {write:?}"));
+        println!("durable is what was answered before {}", self.durable.load(Ordering::SeqCst));
+        let events = self.events.lock().unwrap();
+        let shown: Vec<&Event> = events.iter().filter(|event| event.is_about(number)).collect();
+        println!("its last {} events:", EVENTS_SHOWN.min(shown.len()));
+        shown.iter().skip(shown.len().saturating_sub(EVENTS_SHOWN)).for_each(|event| event.show());
+        panic!("sector {number} is wrong");
+    }
+
+    /// The last things that were done.
+    pub fn show_notes(&self) {
+        let events = self.events.lock().unwrap();
+        let notes: Vec<&Event> =
+            events.iter().filter(|event| matches!(event, Event::Note(_))).collect();
+        notes.iter().skip(notes.len().saturating_sub(EVENTS_SHOWN)).for_each(|note| note.show());
+    }
+}
+
+impl Event {
+    fn is_about(&self, number: u64) -> bool {
+        let (first, count) = match self {
+            Event::Note(_) => return true,
+            Event::Asked { asked, .. } if asked.is_flush() => return true,
+            Event::Asked { asked, .. } => (asked.first, asked.count),
+            Event::Answered { first, count, .. } => (*first, *count),
+        };
+        (first..first + count).contains(&number)
+    }
+
+    fn show(&self) {
+        match self {
+            Event::Note(text) => println!("    -- {text}"),
+            Event::Asked { connection, asked, begin } => {
+                println!("    {begin}: connection {connection} asks {asked}");
+            }
+            Event::Answered { begin, error: 0, .. } => println!("    {begin}: done"),
+            Event::Answered { begin, error, .. } => println!("    {begin}: error {error}"),
+        }
+    }
+}
+
+/// Whether the write survives a server's death with its memory.
+fn is_durable(write: &Write, durable: u64) -> bool {
+    write.is_sure && (write.is_fua || write.end < durable)
+}
+
+/// Whether `found` is a value that none of those that supersede has superseded.
+fn may_show(writes: &[Write], found: Option<u64>, supersedes: impl Fn(&Write) -> bool) -> bool {
+    let latest = writes.iter().filter(|write| supersedes(write)).map(|write| write.begin).max();
+    let latest = latest.unwrap_or(0);
+    writes.iter().any(|write| Some(write.value) == found && write.end >= latest)
+}
+
+/// Forgets what can never be read again.
+fn forget(writes: &mut Vec<Write>, durable: u64) {
+    let latest = writes.iter().filter(|write| is_durable(write, durable)).map(|write| write.begin);
+    let latest = latest.max().unwrap_or(0);
+    writes.retain(|write| write.end >= latest);
+}

@@ -1,0 +1,168 @@
+//! What people do to files between two servers, and beside one.
+//!
+//! Whatever was done, a server that starts is right about every sector, or it is refused. Where it
+//! is refused, the act is undone, and what is as it was must be taken up.
+
+use std::fs::OpenOptions;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::oracle::Loss;
+use crate::world::World;
+
+/// What is done.
+#[derive(Clone, Copy, Debug)]
+enum Act {
+    /// A cache gets another name.
+    MovedCache,
+    /// A copy of a cache is used in its place.
+    CopiedCache,
+    /// The next server has another runtime directory.
+    Elsewhere,
+    /// A cache loses its second half.
+    CutCache,
+    /// An origin does.
+    CutOrigin,
+    /// A second server takes the same files.
+    SecondServer,
+}
+
+const ACTS: [Act; 6] = [
+    Act::MovedCache,
+    Act::CopiedCache,
+    Act::Elsewhere,
+    Act::CutCache,
+    Act::CutOrigin,
+    Act::SecondServer,
+];
+
+impl World {
+    /// Does something to the files of a server that is gone; whether a new one serves and was
+    /// judged. `is_killed`: what it had acknowledged may be in shared memory only.
+    pub fn people(&mut self, is_killed: bool) -> bool {
+        if self.random.one_in(2) {
+            return false;
+        }
+        let act = ACTS[self.random.below(ACTS.len() as u64) as usize];
+        let nth = self.random.below(self.caches.len() as u64) as usize;
+        let Some(cache) = self.caches[nth].clone() else { return false };
+        let is_by_name = matches!(act, Act::MovedCache | Act::CopiedCache | Act::Elsewhere);
+        if is_killed && is_by_name {
+            return false;
+        }
+        self.oracle.note(format!("people: {act:?}, line {nth}"));
+        self.tally.acts += 1;
+        match act {
+            Act::MovedCache => self.move_cache(nth, &cache),
+            Act::CopiedCache => self.copy_cache(nth, &cache),
+            Act::Elsewhere => self.go_elsewhere(),
+            Act::CutCache => self.cut(&cache),
+            Act::CutOrigin => self.cut(&self.origins[nth].clone()),
+            Act::SecondServer => self.second_server(),
+        }
+    }
+
+    /// Whether a server takes up what there is; if so, it must be right.
+    fn attempt(&mut self) -> bool {
+        match self.try_create(&[]) {
+            Ok(()) => {
+                self.judge(Loss::Process, false, "after what people did");
+                true
+            }
+            Err(_) => {
+                self.tally.refused += 1;
+                false
+            }
+        }
+    }
+
+    fn move_cache(&mut self, nth: usize, cache: &Path) -> bool {
+        let moved = beside(cache, "moved");
+        std::fs::rename(cache, &moved).unwrap();
+        self.caches[nth] = Some(moved.clone());
+        let serves = self.attempt();
+        if !serves {
+            std::fs::rename(&moved, cache).unwrap();
+            self.caches[nth] = Some(cache.to_owned());
+        }
+        serves
+    }
+
+    fn copy_cache(&mut self, nth: usize, cache: &Path) -> bool {
+        let copied = beside(cache, "copy");
+        copy(cache, &copied);
+        self.caches[nth] = Some(copied.clone());
+        let serves = self.attempt();
+        if serves {
+            std::fs::remove_file(cache).unwrap();
+        } else {
+            std::fs::remove_file(&copied).unwrap();
+            self.caches[nth] = Some(cache.to_owned());
+        }
+        serves
+    }
+
+    fn go_elsewhere(&mut self) -> bool {
+        let here = self.runtime.clone();
+        let there = beside(&here, "else");
+        self.make_runtime(&there);
+        self.runtime = there;
+        let serves = self.attempt();
+        if !serves {
+            self.runtime = here;
+        }
+        serves
+    }
+
+    /// A file that lost its second half is refused, and taken up when it is whole again.
+    fn cut(&mut self, file: &Path) -> bool {
+        let whole = beside(file, "whole");
+        copy(file, &whole);
+        let opened = OpenOptions::new().write(true).open(file).unwrap();
+        let bytes = opened.metadata().unwrap().len();
+        opened.set_len(bytes / 2 / 4096 * 4096).unwrap();
+        let refused = self.try_create(&[]);
+        assert!(refused.is_err(), "a file that was cut to its half is taken up");
+        self.tally.refused += 1;
+        copy(&whole, file);
+        std::fs::remove_file(&whole).unwrap();
+        false
+    }
+
+    /// While a server has the files, nobody else gets them, whatever they are called.
+    fn second_server(&mut self) -> bool {
+        self.create();
+        let (runtime, caches) = (self.runtime.clone(), self.caches.clone());
+        let there = beside(&runtime, "second");
+        self.make_runtime(&there);
+        self.runtime = there;
+        for cache in self.caches.iter_mut().flatten() {
+            let linked = beside(cache, "linked");
+            std::fs::hard_link(&*cache, &linked).unwrap();
+            *cache = linked;
+        }
+        let table = self.table();
+        let outcome = self.udm(&["create", "second", "--table", &table]);
+        assert_eq!(outcome.code, 1, "two servers have the same files: {outcome:?}");
+        self.tally.refused += 1;
+        self.caches.iter().flatten().for_each(|linked| std::fs::remove_file(linked).unwrap());
+        (self.runtime, self.caches) = (runtime, caches);
+        self.judge(Loss::Process, false, "beside a second server that was refused");
+        true
+    }
+}
+
+/// A name beside another's; two of them take turns.
+fn beside(path: &Path, word: &str) -> PathBuf {
+    let text = path.to_str().unwrap();
+    match text.strip_suffix(&format!(".{word}")) {
+        Some(before) => PathBuf::from(before),
+        None => PathBuf::from(format!("{text}.{word}")),
+    }
+}
+
+/// Copies a file with its holes; one that is there keeps its place.
+fn copy(from: &Path, to: &Path) {
+    let copied = Command::new("cp").args(["--sparse=always", "-T"]).args([from, to]).status();
+    assert!(copied.unwrap().success(), "cp {} {}", from.display(), to.display());
+}

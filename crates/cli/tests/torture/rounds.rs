@@ -1,0 +1,270 @@
+//! A world's life: rounds of load, each of which a server does not survive.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::ScopedJoinHandle;
+use std::time::{Duration, Instant};
+
+use udm::prng::Prng;
+
+use crate::commands;
+use crate::load::Load;
+use crate::oracle::{Loss, SECTOR};
+use crate::scene::Target;
+use crate::world::World;
+
+/// What happens to a server under load.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum End {
+    /// Nothing: every request must be answered.
+    Answered,
+    /// It is killed.
+    Killed,
+    /// It is killed while it writes back on demand.
+    Draining,
+    /// It is killed while it is removed, everything written back first.
+    RemovedDrained,
+    /// It is killed while it is removed.
+    Removed,
+    /// It is killed while it is suspended, or just behind its end.
+    Suspended,
+    /// It is killed while it carries out flushes and messages.
+    Talking,
+    /// It is killed while it takes a table in place of another.
+    Loading,
+    /// It is removed in order, and not killed.
+    Orderly,
+}
+
+const ENDS: [End; 16] = [
+    End::Answered,
+    End::Answered,
+    End::Answered,
+    End::Answered,
+    End::Killed,
+    End::Killed,
+    End::Killed,
+    End::Killed,
+    End::Draining,
+    End::RemovedDrained,
+    End::Removed,
+    End::Suspended,
+    End::Suspended,
+    End::Talking,
+    End::Loading,
+    End::Orderly,
+];
+
+/// What a round came to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fate {
+    Alive,
+    Killed,
+    Removed,
+    Drained,
+}
+
+/// How long clients may take to hear the replies to all that they sent.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+impl World {
+    /// The whole life of a world.
+    pub fn run(&mut self) {
+        self.first_format();
+        for nth in 0..self.scene.rounds {
+            let fate = self.round(nth);
+            self.after(fate);
+            if self.is_late() {
+                break;
+            }
+            if self.random.one_in(4) {
+                self.drain_and_compare();
+                self.create();
+                self.judge(Loss::Process, false, "after everything was written back");
+            }
+        }
+        self.drain_and_compare();
+    }
+
+    /// New caches, whose first server may die while it formats them.
+    fn first_format(&mut self) {
+        let is_pcache = matches!(self.scene.lines[0].target, Target::Pcache { .. });
+        if is_pcache && self.random.one_in(2) {
+            (0..1 + self.random.below(4)).for_each(|_| self.die_early());
+        }
+        self.create();
+    }
+
+    fn after(&mut self, fate: Fate) {
+        if fate == Fate::Alive {
+            return;
+        }
+        self.oracle.server_is_gone();
+        assert!(self.has_no_panic(), "the server has panicked");
+        if fate == Fate::Drained {
+            self.compare_origins();
+        }
+        if self.random.one_in(3) {
+            (0..1 + self.random.below(3)).for_each(|_| self.die_early());
+        }
+        if !self.people(fate == Fate::Killed) {
+            self.create();
+            self.judge(Loss::Process, false, "after a server's end");
+        }
+    }
+
+    fn round(&mut self, nth: u64) -> Fate {
+        let end = ENDS[self.random.below(ENDS.len() as u64) as usize];
+        self.oracle.note(format!("round {nth}: {end:?}"));
+        let (seeds, moment) = (self.random.next_u64(), 5_000 + self.random.below(500_000));
+        let (load, pid) = (self.load(), self.server.unwrap());
+        let fate = std::thread::scope(|scope| {
+            let clients: Vec<ScopedJoinHandle<'_, ()>> = (0..self.scene.connections)
+                .map(|nth| (nth, &load))
+                .map(|(nth, load)| scope.spawn(move || load.run(nth, Prng::new(seeds ^ nth))))
+                .collect();
+            // Whoever panics here leaves clients that would wait for a server.
+            let _guard = KillOnPanic { pid, load: &load };
+            std::thread::sleep(Duration::from_micros(moment));
+            let fate = self.bring_about(end, &load);
+            load.is_over.store(true, Ordering::SeqCst);
+            self.await_answers(&clients, pid);
+            fate
+        });
+        self.tally.rounds += 1;
+        self.tally.answered += load.answered.load(Ordering::SeqCst);
+        self.tally.in_flight += load.in_flight.load(Ordering::SeqCst);
+        fate
+    }
+
+    fn load(&self) -> Load {
+        let mut borders = Vec::new();
+        for line in &self.scene.lines {
+            borders.push(borders.last().unwrap_or(&0) + line.bytes / SECTOR as u64);
+        }
+        Load {
+            oracle: self.oracle.clone(),
+            socket: self.socket(),
+            sectors: self.scene.bytes() / SECTOR as u64,
+            granule: self.scene.granule(),
+            borders,
+            depth: self.scene.depth,
+            is_batched: self.scene.is_batched,
+            trims_to_zero: self.scene.trims_to_zero(),
+            may_fail: AtomicBool::new(false),
+            is_over: AtomicBool::new(false),
+            answered: AtomicU64::new(0),
+            in_flight: AtomicU64::new(0),
+        }
+    }
+
+    /// Every client must come to its end.
+    fn await_answers(&self, clients: &[ScopedJoinHandle<'_, ()>], pid: u64) {
+        let start = Instant::now();
+        while !clients.iter().all(ScopedJoinHandle::is_finished) {
+            if start.elapsed() > PATIENCE {
+                println!("{}", self.udm(&["info", "vol"]).out);
+                println!("{}", self.udm(&["status", "--all", "vol"]).out);
+                println!("{}", commands::threads_of(pid));
+                panic!("a request is not answered for {PATIENCE:?}");
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    fn pause(&mut self) {
+        let micros = 1 << self.random.below(18);
+        std::thread::sleep(Duration::from_micros(micros + self.random.below(micros)));
+    }
+
+    fn bring_about(&mut self, end: End, load: &Load) -> Fate {
+        match end {
+            End::Answered => return Fate::Alive,
+            End::Killed => self.kill(),
+            End::Draining => self.kill_while(&["drain", "vol"]),
+            End::RemovedDrained => return self.remove(&["--drain"], true, Fate::Drained),
+            End::Removed => return self.remove(&[], true, Fate::Removed),
+            End::Orderly => return self.remove(&[], false, Fate::Removed),
+            End::Suspended => {
+                self.ok(&["suspend", "vol"]);
+                self.pause();
+                if self.random.one_in(2) {
+                    self.kill();
+                } else {
+                    self.kill_while(&["resume", "vol"]);
+                }
+            }
+            End::Talking => self.talk(),
+            End::Loading => {
+                let table = self.table();
+                if self.udm(&["load", "vol", "--table", &table]).code == 0 {
+                    self.pause();
+                    self.kill_while(&["resume", "vol"]);
+                } else {
+                    self.kill();
+                }
+            }
+        }
+        load.is_over.store(true, Ordering::SeqCst);
+        Fate::Killed
+    }
+
+    /// Kills the server while it carries out a command, or shortly before or afterwards.
+    fn kill_while(&mut self, words: &[&str]) {
+        let command = self.start(words);
+        self.pause();
+        self.kill();
+        let outcome = command.outcome();
+        self.oracle.note(format!("{words:?}: {}", outcome.code));
+    }
+
+    fn remove(&mut self, words: &[&str], is_killed: bool, orderly: Fate) -> Fate {
+        let pid = self.server.take().unwrap();
+        let command = self.start(&[&["remove", "vol", "--force"], words].concat());
+        if is_killed {
+            self.pause();
+            commands::kill_server(pid);
+        }
+        let outcome = command.outcome();
+        self.oracle.note(format!("remove {words:?}: {} {}", outcome.code, outcome.err.trim()));
+        assert!(is_killed || outcome.code == 0, "a removal fails: {outcome:?}");
+        commands::wait_for_end(pid);
+        if outcome.code == 0 {
+            return orderly;
+        }
+        self.tally.kills += 1;
+        Fate::Killed
+    }
+
+    fn talk(&mut self) {
+        for _ in 0..self.random.below(6) {
+            let words: &[&str] = match self.random.below(4) {
+                0 => &["flush", "vol"],
+                1 => &["status", "--all", "vol"],
+                2 => &["metrics", "vol"],
+                _ => &["info", "vol"],
+            };
+            self.ok(words);
+        }
+        let is_writecache = matches!(self.scene.lines[0].target, Target::Writecache { .. });
+        if is_writecache && self.random.one_in(2) {
+            self.kill_while(&["message", "vol", "0", "flush"]);
+        } else {
+            self.kill_while(&["flush", "vol"]);
+        }
+    }
+}
+
+/// Ends a round whose course has failed: its clients hear that.
+struct KillOnPanic<'a> {
+    pid: u64,
+    load: &'a Load,
+}
+
+impl Drop for KillOnPanic<'_> {
+    fn drop(&mut self) {
+        self.load.is_over.store(true, Ordering::SeqCst);
+        if std::thread::panicking() {
+            commands::kill_server(self.pid);
+        }
+    }
+}

@@ -1,0 +1,161 @@
+//! What a world is made of, from its seed: table lines, sizes, places, clients.
+
+use std::fmt::{self, Display, Formatter};
+use std::path::{Path, PathBuf};
+
+use udm::prng::Prng;
+
+use crate::oracle::SECTOR;
+
+const MIB: u64 = 1 << 20;
+
+/// Where the files of a cache lie.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    Memory,
+    Disk,
+}
+
+impl Place {
+    /// A folder there.
+    pub fn folder(self) -> PathBuf {
+        let memory = Path::new("/dev/shm");
+        match self {
+            Place::Memory if memory.is_dir() => memory.to_owned(),
+            _ => PathBuf::from(env!("CARGO_TARGET_TMPDIR")),
+        }
+    }
+}
+
+/// A table line's target.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Target {
+    Linear,
+    Pcache { data_crc: bool, retention: &'static str },
+    Writecache { mode: char, block: u64, words: String },
+}
+
+/// A table line.
+#[derive(Clone, Debug)]
+pub struct Line {
+    pub target: Target,
+    pub bytes: u64,
+    pub cache_bytes: u64,
+    pub place: Place,
+}
+
+/// A world.
+#[derive(Clone, Debug)]
+pub struct Scene {
+    pub seed: u64,
+    pub lines: Vec<Line>,
+    pub connections: u64,
+    /// Requests that a connection keeps in flight.
+    pub depth: u64,
+    pub rounds: u64,
+    /// Whether a connection sends its requests in batches, each in one piece.
+    pub is_batched: bool,
+}
+
+impl Scene {
+    pub fn from_seed(seed: u64) -> Scene {
+        let mut random = Prng::new(seed);
+        // A pcache is alone in its table, as the kernel has it.
+        let mut lines =
+            if random.one_in(3) { vec![pcache(&mut random)] } else { lines(&mut random) };
+        if random.one_in(2) {
+            lines.reverse();
+        }
+        Scene {
+            seed,
+            lines,
+            connections: 2 + random.below(7),
+            depth: 8 + random.below(25),
+            rounds: 4 + random.below(8),
+            is_batched: random.one_in(2),
+        }
+    }
+
+    pub fn bytes(&self) -> u64 {
+        self.lines.iter().map(|line| line.bytes).sum()
+    }
+
+    /// Sectors of the largest block, which requests keep to.
+    pub fn granule(&self) -> u64 {
+        let block = |line: &Line| match line.target {
+            Target::Writecache { block, .. } => block / SECTOR as u64,
+            _ => 1,
+        };
+        self.lines.iter().map(block).max().unwrap_or(1)
+    }
+
+    /// Whether a trim of any sector leaves zeroes for sure.
+    pub fn trims_to_zero(&self) -> bool {
+        self.lines.iter().all(|line| matches!(line.target, Target::Pcache { .. }))
+    }
+}
+
+impl Display for Scene {
+    fn fmt(&self, out: &mut Formatter<'_>) -> fmt::Result {
+        for line in &self.lines {
+            let (mib, cache) = (line.bytes / MIB, line.cache_bytes / MIB);
+            write!(out, "[{:?} {mib} MiB, cache {cache} MiB in {:?}] ", line.target, line.place)?;
+        }
+        let batches = if self.is_batched { "in batches" } else { "one by one" };
+        write!(out, "{} connections, {} in flight, {batches}", self.connections, self.depth)
+    }
+}
+
+/// Lines of which at least one is cached.
+fn lines(random: &mut Prng) -> Vec<Line> {
+    let mut lines = vec![writecache(random)];
+    if random.one_in(3) {
+        lines.push(linear(random));
+    }
+    if random.one_in(4) {
+        lines.push(writecache(random));
+    }
+    lines
+}
+
+fn linear(random: &mut Prng) -> Line {
+    let bytes = (1 + random.below(4)) * MIB;
+    Line { target: Target::Linear, bytes, cache_bytes: 0, place: Place::Disk }
+}
+
+fn place(random: &mut Prng) -> Place {
+    if random.one_in(3) { Place::Disk } else { Place::Memory }
+}
+
+fn pcache(random: &mut Prng) -> Line {
+    let retention = if random.one_in(3) { "fifo" } else { "hot" };
+    Line {
+        target: Target::Pcache { data_crc: random.one_in(2), retention },
+        bytes: (4 + random.below(21)) * MIB,
+        // The smallest that there is.
+        cache_bytes: 512 * MIB,
+        place: place(random),
+    }
+}
+
+fn writecache(random: &mut Prng) -> Line {
+    let mode = if random.one_in(2) { 'p' } else { 's' };
+    let block = if random.one_in(2) { 512 } else { 4096 };
+    let mut words = match random.below(4) {
+        0 => "2 autocommit_blocks 1".to_owned(),
+        1 => "2 autocommit_blocks 64".to_owned(),
+        2 => "4 high_watermark 20 low_watermark 10".to_owned(),
+        _ => "0".to_owned(),
+    };
+    match random.below(3) {
+        0 if mode == 's' => words += " atomic_blocks false",
+        1 if mode == 's' => words += " atomic_blocks true",
+        _ => {}
+    }
+    Line {
+        target: Target::Writecache { mode, block, words },
+        bytes: (4 + random.below(13)) * MIB,
+        cache_bytes: (1 + random.below(16)) * MIB,
+        place: place(random),
+    }
+}
