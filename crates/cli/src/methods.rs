@@ -180,7 +180,7 @@ fn carry_out(
     let value = match method {
         "Status" => {
             Nothing::deserialize(parameters)?;
-            json!({ "lines": served.status() })
+            json!({ "lines": served.status(), "notes": served.troubles() })
         }
         "Table" => {
             let wanted = TableParameters::deserialize(parameters)?;
@@ -259,6 +259,9 @@ fn drain(server: &Server, progress: &mut Progress<'_, '_>) -> Result<()> {
     loop {
         let dirty = server.served.dirty();
         progress.report(json!({ "dirty_bytes": dirty.bytes, "is_failing": dirty.is_failing }))?;
+        if let Some(why) = server.served.why_not_drained() {
+            bail!(why);
+        }
         if dirty.bytes == 0 {
             return Ok(());
         }
@@ -293,6 +296,10 @@ fn remove_device(
              use --drain to write them back first, or --force to lose them",
             human_bytes(server.served.dirty().bytes)
         );
+    }
+    if !remove.force && server.served.would_lose_origin() {
+        let why = server.served.why_not_drained();
+        bail!("{}, or use --force to lose it", why.unwrap_or_else(|| "it was deleted".into()));
     }
     if server.is_stopping.swap(true, Ordering::SeqCst) {
         bail!("the device is being removed already");
@@ -334,6 +341,7 @@ fn info(server: &Server) -> Value {
         "metrics": server.metrics.map(|address| format!("http://{address}/metrics")),
         "dirty_bytes": served.dirty().bytes,
         "is_writeback_failing": served.dirty().is_failing,
+        "notes": served.troubles(),
         "lines": served.lines(),
         "log": server.log(),
         "control": server.runtime.control(&name).display().to_string(),

@@ -25,6 +25,7 @@ use udm::queue::Queue;
 use udm::sync::Arc;
 use udm::table::{Table, TableLine};
 use udm::target::{Dirty, Fact, FactValue};
+use udm::units::human_bytes;
 use udm::world::BuildOptions;
 use udm_export::nbd::{Server as NbdServer, Uri};
 
@@ -83,6 +84,8 @@ pub struct Left {
     pub cache: Option<String>,
     /// Whether that was deleted, so that what it holds is lost.
     pub is_lost: bool,
+    /// What had become of the devices.
+    pub troubles: Vec<String>,
 }
 
 /// The device with everything around it.
@@ -286,6 +289,51 @@ impl Served {
         self.dirty().bytes > 0 && self.has_flag("medium_is_deleted")
     }
 
+    /// Whether the slow device was deleted, so that all it holds ends with the service.
+    pub fn would_lose_origin(&self) -> bool {
+        self.has_flag("origin_is_deleted")
+    }
+
+    /// What has become of the devices below beside failing I/O: one sentence each.
+    pub fn troubles(&self) -> Vec<String> {
+        let facts = self.device.facts();
+        let facts = || facts.iter().flat_map(|line| &line.facts);
+        let told = facts().filter_map(|fact| match (fact.name, &fact.value) {
+            ("medium_failure" | "origin_failure" | "origin_absence", FactValue::Text(text)) => {
+                Some(text.clone())
+            }
+            ("medium_is_deleted", FactValue::Flag(true)) => {
+                Some("the cache device was deleted: its data ends with this server".to_owned())
+            }
+            _ => None,
+        });
+        told.collect()
+    }
+
+    /// Why dirty data will never get to where its origin is looked for, if so.
+    pub fn why_not_drained(&self) -> Option<String> {
+        let facts = self.device.facts();
+        let text = |name: &str| {
+            let mut all = facts.iter().flat_map(|line| &line.facts);
+            all.find_map(|fact| match &fact.value {
+                FactValue::Text(text) if fact.name == name => Some(text.clone()),
+                _ => None,
+            })
+        };
+        let dirty = human_bytes(self.dirty().bytes);
+        if self.dirty().bytes == 0 {
+            return text("origin_absence");
+        }
+        if let Some(failure) = text("medium_failure") {
+            return Some(format!(
+                "{failure}; {dirty} of dirty data were there, and nothing more is written back \
+                 from it here: `udm remove --force`, then `udm recover`, writes back what is left"
+            ));
+        }
+        let failure = text("origin_failure")?;
+        Some(format!("{failure}; {dirty} of dirty data stay in the cache"))
+    }
+
     fn has_flag(&self, name: &str) -> bool {
         let facts = self.device.facts();
         let mut all = facts.iter().flat_map(|line| &line.facts);
@@ -320,7 +368,8 @@ impl Served {
         let rested = come_to_rest(&self.device);
         let cache = lock(&self.cache).clone();
         let is_lost = self.would_lose_data();
-        let left = Left { dirty_bytes: self.device.dirty().bytes, cache, is_lost };
+        let troubles = self.troubles();
+        let left = Left { dirty_bytes: self.device.dirty().bytes, cache, is_lost, troubles };
         let removed = rested.and_then(|()| Ok(self.device.remove()?));
         drop(lock(&self.background).take());
         removed.map(|()| left)

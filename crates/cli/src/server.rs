@@ -388,6 +388,7 @@ impl Server {
                     "dirty_bytes": left.dirty_bytes,
                     "cache": left.cache,
                     "is_lost": left.is_lost,
+                    "notes": left.troubles,
                 }))
             }
             Err(error) => {

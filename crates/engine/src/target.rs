@@ -14,7 +14,7 @@ use std::collections::VecDeque;
 
 use crate::bio::Bio;
 use crate::buffer::BufferPool;
-use crate::disk::DiskIo;
+use crate::disk::{Disk, DiskIo, troubles};
 use crate::error::{Result, Status};
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::{Arc, Mutex, lock};
@@ -160,6 +160,18 @@ pub(crate) fn text(name: &'static str, value: &str, about: &'static str) -> Fact
 
 pub(crate) fn count(name: &'static str, counter: &AtomicU64, about: &'static str) -> Fact {
     number(name, counter.load(Ordering::Relaxed), about)
+}
+
+/// What became of a slow device beside failing I/O; `role` is what the target calls it.
+pub(crate) fn origin_facts(origin: &dyn Disk, role: &str) -> Vec<Fact> {
+    let found = troubles(origin, role);
+    let about = "the slow device has no name any more: its data ends with this server";
+    let mut facts = vec![flag("origin_is_deleted", found.is_deleted, about)];
+    let about = "what the slow device lost";
+    facts.extend(found.lost.map(|lost| text("origin_failure", &lost, about)));
+    let about = "what has become of the slow device's name";
+    facts.extend(found.gone.map(|gone| text("origin_absence", &gone, about)));
+    facts
 }
 
 /// One piece of work that moves data: what `drain` and `remove --drain` watch.

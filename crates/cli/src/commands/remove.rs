@@ -11,6 +11,7 @@ use udm::units::human_bytes;
 use super::print_result;
 use crate::args::{DrainArgs, RemoveArgs};
 use crate::control::{Absent, Client, wait_for_exit};
+use crate::output::print_note;
 use crate::progress::Progress;
 use crate::runtime::{DeviceName, KeepLog, RuntimeDir};
 
@@ -36,6 +37,9 @@ pub fn remove(args: &RemoveArgs) -> Result<()> {
     };
     wait_for_exit(process);
     let dirty_bytes = left["dirty_bytes"].as_u64().unwrap_or(0);
+    for note in left["notes"].as_array().into_iter().flatten().filter_map(Value::as_str) {
+        print_note(&format!("{name}: {note}"));
+    }
     let mut text = format!("{name}: removed");
     if left["is_lost"] == true {
         let bytes = human_bytes(dirty_bytes);

@@ -43,6 +43,7 @@ fn lines(
             text += line.as_str().unwrap_or_default();
             text += "\n";
         }
+        print_notes(name.as_str(), &answer);
         answers.push(json!({ "name": name.as_str(), "lines": answer["lines"] }));
     });
     if json {
@@ -53,6 +54,13 @@ fn lines(
         print(&text)?;
     }
     asked
+}
+
+/// What has become of the devices below, which no line of the kernel's says.
+fn print_notes(name: &str, answer: &Value) {
+    for note in answer["notes"].as_array().into_iter().flatten().filter_map(Value::as_str) {
+        print_note(&format!("{name}: {note}"));
+    }
 }
 
 /// `udm status --all`: the lines, and every fact in words.
@@ -114,12 +122,15 @@ pub fn info(args: &InfoArgs) -> Result<()> {
 }
 
 /// Facts that every user looks for.
-const PROMOTED: [&str; 7] = [
+const PROMOTED: [&str; 10] = [
     "cached_bytes",
     "medium",
     "medium_failure",
     "medium_is_deleted",
     "medium_is_volatile",
+    "origin_failure",
+    "origin_absence",
+    "origin_is_deleted",
     "cache_device",
     "backing_device",
 ];
@@ -207,11 +218,17 @@ fn describe(info: &Value) -> String {
             "the cache device has no name any more; its data ends with the server".into(),
         );
     }
+    for name in ["origin_failure", "origin_absence"] {
+        if let Some(text) = shaped[name].as_str() {
+            row("Origin", text.to_owned());
+        }
+    }
     row("Dirty data", bytes(&info["dirty_bytes"]));
     if shaped["cached_bytes"].is_u64() {
         row("Cached data", bytes(&shaped["cached_bytes"]));
     }
-    if info["is_writeback_failing"] == true && !shaped["medium_failure"].is_string() {
+    let is_told = shaped["medium_failure"].is_string() || shaped["origin_failure"].is_string();
+    if info["is_writeback_failing"] == true && !is_told {
         row("Write-back", "the origin fails; tried again with growing pauses".into());
     }
     row("Server", format!("process {}, since {}", info["pid"], word(&info["started"])));
@@ -231,7 +248,10 @@ pub fn ls(args: &LsArgs) -> Result<()> {
         let asked = match Client::find(&runtime, &name) {
             Ok(Err(Absent::NoDevice)) => continue,
             Ok(Err(Absent::Died)) => Ok(dead(&name)),
-            Ok(Ok(mut client)) => client.ask("Info", json!({})).map(|info| summary(&info)),
+            Ok(Ok(mut client)) => client.ask("Info", json!({})).map(|info| {
+                print_notes(name.as_str(), &info);
+                summary(&info)
+            }),
             Err(error) => Err(error),
         };
         let summary = match asked {
@@ -276,6 +296,7 @@ fn summary(info: &Value) -> Value {
         "targets": targets,
         "dirty_bytes": info["dirty_bytes"],
         "clients": info["clients"],
+        "notes": info["notes"],
     })
 }
 

@@ -12,10 +12,10 @@
 //!    The alternative, reading a block and writing it back changed, would race with every other
 //!    request to that block, in this process or not.
 //! 3. fdatasync works on the inode, so a flush through one descriptor covers both.
-//! 4. The size is the one at the time of opening. A file that was cut shorter since reads as
-//!    zeroes behind its end and grows when written; a device that shrank fails.
+//! 4. The size is the one at the time of opening. What was cut off since fails, and all writes with
+//!    it: see `whole`.
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::Path;
 
 use super::lazy::{self, Lazy, Pause, Reservation};
@@ -23,6 +23,7 @@ use super::open::{FileOptions, Opened, open};
 use super::pagecache::{self, Cached};
 use super::ring::Owner;
 use super::uring::{CALL_BYTES_MAX, Call, Memory, Work};
+use super::whole::{Absence, Whole};
 use super::{Disk, DiskIo, DiskLimits, Ring, carry_out_with, check};
 use crate::bio::Op;
 use crate::buffer::Buffer;
@@ -56,6 +57,8 @@ pub(super) struct Files {
     pub block_bytes: u64,
     /// Whether it was opened to be read only.
     pub is_read_only: bool,
+    /// Whether it is all there.
+    pub whole: Whole,
 }
 
 /// Bytes of zeroes written at a time where the file system cannot zero a range.
@@ -116,6 +119,9 @@ impl Disk for FileDisk {
         if self.files.is_read_only && is_change {
             return ring.finish(io, Err(Status::ReadOnly));
         }
+        if !self.files.has(&io) {
+            return ring.finish(io, Err(Status::Io));
+        }
         if io.len == 0 && io.op != Op::Flush {
             return ring.finish(io, Ok(()));
         }
@@ -151,6 +157,19 @@ impl Disk for FileDisk {
                 ios
             }
         }
+    }
+
+    fn loss(&self) -> Option<String> {
+        self.files.whole.loss(&self.files.buffered)
+    }
+
+    fn absence(&self) -> Option<Absence> {
+        self.files.whole.absence(&self.files.buffered)
+    }
+
+    fn open_as(&self) -> Option<String> {
+        let number = self.files.buffered.as_raw_fd();
+        Some(format!("/proc/{}/fd/{number}", std::process::id()))
     }
 }
 
@@ -233,21 +252,22 @@ impl FileJob {
                 job.next(memory)
             }
             _ if result < 0 => Err(job.end(memory, Err(status_of(-result)))),
+            Way::Sync if !job.files.whole.look(&job.files.buffered) => {
+                Err(job.end(memory, Err(Status::Io)))
+            }
             Way::Sync | Way::Allocate(_) => Err(job.end(memory, Ok(()))),
             Way::Move | Way::Zeroes => job.moved(memory, result as u64),
         }
     }
 
-    /// `count` more bytes are through; 0 means the end of the file, or a device that takes none.
-    fn moved(mut self, mut memory: Buffer, count: u64) -> std::result::Result<Work, DiskIo> {
+    /// `count` more bytes are through; 0 means the end of the file, where it was not when it was
+    /// opened, or a device that takes none.
+    fn moved(mut self, memory: Buffer, count: u64) -> std::result::Result<Work, DiskIo> {
         self.done += count;
         self.retries = 0;
         if count == 0 {
-            if self.io.op != Op::Read || self.files.is_block_device {
-                return Err(self.end(memory, Err(Status::Io)));
-            }
-            memory.as_mut_slice()[self.done as usize..].fill(0);
-            self.done = self.io.len;
+            self.files.whole.look(&self.files.buffered);
+            return Err(self.end(memory, Err(Status::Io)));
         }
         self.next(memory)
     }
@@ -324,6 +344,16 @@ impl FileJob {
 }
 
 impl Files {
+    /// Whether what `io` needs is all there, as far as that is known, or is worth a look.
+    fn has(&self, io: &DiskIo) -> bool {
+        match io.op {
+            Op::Read => io.offset + io.len <= self.whole.left_bytes(),
+            // Looked at behind its work.
+            Op::Flush => !self.whole.is_cut(),
+            _ => self.whole.glance(&self.buffered, io.offset + io.len),
+        }
+    }
+
     /// The descriptor for a range, and its flags.
     fn pick(&self, offset: u64, len: u64, is_buffered: bool) -> (Arc<OwnedFd>, i32) {
         let fits = offset.is_multiple_of(self.granule) && len.is_multiple_of(self.granule);

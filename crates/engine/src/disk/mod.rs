@@ -11,7 +11,9 @@
 //!    started later completes with success. Whole sectors of 512 bytes are written or not.
 //! 3. A failed flush means: anything written since the last good flush may be lost, for ever.
 //! 4. Every started I/O completes exactly once. I/Os in flight together have no order.
-//! 5. A zeroed range reads as zeroes. A discarded one reads as anything until it is written.
+//! 5. What was there when the disk was opened and is not any more fails, for ever; and a disk that
+//!    lost a part takes no more writes and flushes.
+//! 6. A zeroed range reads as zeroes. A discarded one reads as anything until it is written.
 
 use crate::bio::Op;
 use crate::buffer::Buffer;
@@ -31,6 +33,7 @@ mod sim;
 #[cfg(test)]
 mod tests;
 mod uring;
+pub(crate) mod whole;
 
 pub use fault::{Effect, Fault};
 pub use file::FileDisk;
@@ -40,6 +43,7 @@ pub use pagecache::Cached;
 pub use ram::{DiskCounts, RamDisk};
 pub use ring::{Event, Ring, SEND_BUFFERS_MAX};
 pub use sim::SimDisk;
+pub use whole::Absence;
 
 /// What a disk is and can do.
 #[derive(Clone, Debug)]
@@ -97,6 +101,59 @@ pub trait Disk: Send + Sync + std::fmt::Debug {
     fn carry_out(&self, ios: Vec<DiskIo>) -> Vec<DiskIo> {
         carry_out_with(self, ios, Ring::without_kernel(), |_| {})
     }
+
+    /// What of it is lost, behind its name: `was cut short, ...`. Looks; what it sees counts for
+    /// all I/O from then on.
+    fn loss(&self) -> Option<String> {
+        None
+    }
+
+    /// What has become of its name since it was opened.
+    fn absence(&self) -> Option<Absence> {
+        None
+    }
+
+    /// Where this process has it open, for whoever wants to copy what has no name any more.
+    fn open_as(&self) -> Option<String> {
+        None
+    }
+}
+
+/// What is wrong with a slow device beside failing I/O, as sentences: a part that was lost, and a
+/// name that leads elsewhere, with where its data still is.
+pub fn troubles(disk: &dyn Disk, role: &str) -> Troubles {
+    let name = &disk.limits().name;
+    let absence = disk.absence();
+    let place = disk.open_as().unwrap_or_default();
+    let gone = absence.map(|absence| {
+        let what = absence.words();
+        match absence {
+            Absence::Deleted => format!(
+                "{role} {name} {what}: its data ends with this server, which still has it open; \
+                 copy it from {place} before that"
+            ),
+            Absence::Moved | Absence::Replaced => format!(
+                "{role} {name} {what}: this server goes on with what was there, which is \
+                 {place} as long as it lives"
+            ),
+        }
+    });
+    let is_deleted = absence == Some(Absence::Deleted);
+    let lost = disk
+        .loss()
+        .map(|loss| format!("{role} {name} failed: it {loss}; nothing is written to it any more"));
+    Troubles { lost, gone, is_deleted }
+}
+
+/// See [`troubles`].
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Troubles {
+    /// It lost a part.
+    pub lost: Option<String>,
+    /// Its name does not lead to it any more.
+    pub gone: Option<String>,
+    /// It has no name at all, and its data ends with the server.
+    pub is_deleted: bool,
 }
 
 /// Carries out `ios` through `ring`; `wait` lets the ring go on.

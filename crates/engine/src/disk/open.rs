@@ -10,6 +10,7 @@ use super::DiskLimits;
 use super::file::Files;
 use super::identity;
 use super::lazy::Lazy;
+use super::whole::Whole;
 use crate::buffer::{BUFFER_ALIGN, Buffer};
 use crate::error::{Error, Kind, Result};
 use crate::sync::Arc;
@@ -142,6 +143,7 @@ pub(super) fn open(path: &Path, options: &FileOptions) -> Result<Opened> {
         name,
     };
     let files = Files {
+        whole: Whole::new(path, &file, size_bytes),
         buffered: Arc::new(file),
         direct,
         granule,

@@ -2,7 +2,7 @@
 
 use crate::limits::{Limit, limit};
 use crate::retry::{GIVE_UP_AFTER, PAUSE_MAX};
-use crate::target::{count, flag, number, text};
+use crate::target::{count, flag, number, origin_facts, text};
 
 use super::label::QUARANTINE_MAX;
 use super::layout::SEGMENTS_MAX;
@@ -39,6 +39,7 @@ impl Pcache {
     pub(super) fn all_facts(&self) -> Vec<Fact> {
         let mut facts = self.medium_facts();
         facts.extend(self.data_facts());
+        facts.extend(origin_facts(&*self.backing, "backing device"));
         facts.extend(self.progress_facts());
         facts.extend(self.totals());
         facts.extend(lock(&self.notes).iter().map(|note| {

@@ -177,6 +177,11 @@ impl KeyLog {
         self.segments.free() > 0 || data_bytes - self.head().offset >= needed
     }
 
+    /// The medium has lost a part: nothing more is stored there.
+    pub fn fail(&self) {
+        self.has_failed.store(true, Ordering::Relaxed);
+    }
+
     /// Whether the medium failed under the log; then nothing is durable any more.
     pub fn has_failed(&self) -> bool {
         self.has_failed.load(Ordering::Relaxed)

@@ -105,6 +105,8 @@ const TOKEN_FLUSH: u64 = 3 << 56;
 const STRIPES_MAX: usize = 16;
 /// An open key set with keys is logged after so long.
 const CLOSE_AFTER: Nanos = SECOND;
+/// So often the background looks whether the medium is all there.
+const LOOK_EVERY: Nanos = SECOND / 10;
 /// Dirty data waits so long for company before write-back begins.
 const WRITEBACK_AFTER: Nanos = SECOND;
 /// Write-back begins at once when so large a part of the cache is dirty (1 / n).
@@ -181,6 +183,8 @@ impl Stripe {
 #[derive(Debug, Default)]
 struct Background {
     now: Nanos,
+    /// When the medium is looked at next.
+    look_at: Nanos,
     last_close: Nanos,
     dirty_since: Option<Nanos>,
     writeback: Writeback,
@@ -407,6 +411,18 @@ impl Pcache {
         (0..self.open.stripes()).any(|stripe| self.open.len(stripe) > 0)
     }
 
+    /// Looks now and then whether the medium is all there. Once it has lost a part, nothing more is
+    /// acknowledged.
+    fn look_at_medium(&self, background: &mut Background) {
+        if background.now < background.look_at || self.log.has_failed() {
+            return;
+        }
+        background.look_at = background.now + LOOK_EVERY;
+        if self.media.pmem.failure().is_some() {
+            self.log.fail();
+        }
+    }
+
     /// Logs open sets that are old, or that are all that write-back and collection wait for.
     fn close_old_sets(&self, background: &mut Background, is_urgent: bool) {
         let is_old = background.now >= background.last_close + CLOSE_AFTER;
@@ -470,7 +486,8 @@ impl Target for Pcache {
     }
 
     fn submit(&self, bio: Bio, port: &mut Port) {
-        if self.log.has_failed() {
+        // What is left can be read.
+        if self.log.has_failed() && bio.op != Op::Read {
             return port.finish(bio, Err(Status::Io));
         }
         match bio.op {
@@ -498,6 +515,7 @@ impl Target for Pcache {
         if was_suspended.unwrap_or_else(|| self.is_suspended()) {
             return None;
         }
+        self.look_at_medium(background);
         self.replay_slice(background);
         let is_urgent = self.is_urgent();
         self.close_old_sets(background, is_urgent);

@@ -4,7 +4,8 @@
 //!    other threads and processes may store to it, and the medium may fail, at any time.
 //! 2. Every range is checked against the medium's length before an address is made of it.
 //! 3. A medium that failed once (a page could not be read, was cut off, or a sync failed) is
-//!    never trusted again: every later `drain` and `sync` fails. Loads of other pages go on.
+//!    never trusted again: every later `drain` and `sync` fails. Loads of other pages go on; those
+//!    of what was cut off fail, even if it is made longer again.
 //! 4. Nothing is stored after damage was seen: it could not become durable any more.
 //! 5. A store never meets a full file system: blocks are reserved when the medium is opened.
 //!
@@ -25,6 +26,7 @@ use super::copy::{self, CAN_FLUSH, CopyPlan, Primitive};
 use super::media::{self, Access, Nature, Opened};
 use super::sigbus::{Watch, watch};
 use super::{Medium, Persistence, Pmem};
+use crate::disk::whole::{Absence, Whole};
 use crate::error::{Error, Kind, Result, Status};
 use crate::sync::{Mutex, lock};
 use crate::units::MIB;
@@ -47,6 +49,7 @@ pub struct DaxPmem {
     // Unmapped before the file is closed and its lock is gone: fields drop in this order.
     mapping: Mapping,
     file: File,
+    whole: Whole,
     medium: Medium,
     access: Access,
     /// Whether pages can be mapped ahead of their use without I/O.
@@ -69,6 +72,7 @@ impl DaxPmem {
     }
 
     fn map(opened: Opened, access: Access, options: DaxOptions) -> Result<DaxPmem> {
+        let whole = Whole::new(Path::new(&opened.name), &opened.file, opened.len_bytes);
         if access == Access::Exclusive && opened.nature == Nature::File {
             reserve_blocks(&opened)?;
         }
@@ -103,7 +107,8 @@ impl DaxPmem {
                 },
         };
         let has_sync_failed = Mutex::new(false);
-        Ok(DaxPmem { mapping, file: opened.file, medium, access, is_memory, plan, has_sync_failed })
+        let file = opened.file;
+        Ok(DaxPmem { mapping, file, whole, medium, access, is_memory, plan, has_sync_failed })
     }
 
     /// Maps the pages of a range ahead of their use, if that takes no I/O: a page fault within a
@@ -130,7 +135,11 @@ impl DaxPmem {
 
     /// The medium's answer to a call that needs it whole.
     fn check_whole(&self) -> std::result::Result<(), Status> {
-        if self.mapping.watch.has_damage() { Err(Status::Io) } else { Ok(()) }
+        if self.has_lost_part() { Err(Status::Io) } else { Ok(()) }
+    }
+
+    fn has_lost_part(&self) -> bool {
+        self.mapping.watch.has_damage() || self.whole.is_cut()
     }
 
     /// The address of a range that is about to be stored to; none if nothing can be stored any
@@ -138,7 +147,7 @@ impl DaxPmem {
     fn place_for_store(&self, at: u64, len: u64) -> Option<*mut u8> {
         assert_eq!(self.access, Access::Exclusive, "a medium opened to look at is not stored to");
         let place = self.mapping.place(at, len);
-        (!self.mapping.watch.has_damage()).then_some(place)
+        (!self.has_lost_part()).then_some(place)
     }
 }
 
@@ -170,12 +179,18 @@ impl Pmem for DaxPmem {
         let range = place.addr()..place.addr() + into.len();
         // Before: so that lost pages are touched a bounded number of times. After: because this
         // very load may have found the damage.
-        if self.mapping.watch.is_damaged(range.clone()) {
+        let is_there = at + into.len() as u64 <= self.whole.left_bytes();
+        if !is_there || self.mapping.watch.is_damaged(range.clone()) {
             return Err(Status::Io);
         }
         // SAFETY: `place` checked the range; the mapping is readable and lives as long as `self`.
         unsafe { copy::load_raw(place, into) };
-        if self.mapping.watch.is_damaged(range) { Err(Status::Io) } else { Ok(()) }
+        if !self.mapping.watch.is_damaged(range) {
+            return Ok(());
+        }
+        // Then what lies behind the new end is not touched page by page.
+        self.whole.look(&self.file);
+        Err(Status::Io)
     }
 
     fn drain(&self) -> std::result::Result<(), Status> {
@@ -201,13 +216,8 @@ impl Pmem for DaxPmem {
 
     fn failure(&self) -> Option<String> {
         let name = &self.medium.name;
-        let left = self.file.metadata().ok().filter(std::fs::Metadata::is_file);
-        let left = left.map_or(self.mapping.len_bytes, |metadata| metadata.len());
-        if left < self.mapping.len_bytes {
-            return Some(format!(
-                "cache device {name} failed: it was cut short, from {} to {left} bytes",
-                self.mapping.len_bytes
-            ));
+        if let Some(loss) = self.whole.loss(&self.file) {
+            return Some(format!("cache device {name} failed: it {loss}"));
         }
         let damages = self.mapping.watch.damages();
         if damages > 0 {
@@ -225,7 +235,7 @@ impl Pmem for DaxPmem {
     }
 
     fn is_deleted(&self) -> bool {
-        self.file.metadata().is_ok_and(|metadata| metadata.is_file() && metadata.nlink() == 0)
+        self.whole.absence(&self.file) == Some(Absence::Deleted)
     }
 }
 

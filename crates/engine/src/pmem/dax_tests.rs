@@ -143,7 +143,8 @@ fn a_medium_cut_short_fails_and_the_process_lives() {
         // Neither by growing the file again.
         File::options().write(true).open(&path).unwrap().set_len(LEN).unwrap();
         assert_eq!(pmem.drain(), Err(Status::Io));
-        assert!(pmem.failure().unwrap().contains("could not be reached"));
+        assert!(pmem.failure().unwrap().contains("cut short, from 1048576 to 8192 bytes"));
+        assert_eq!(pmem.load(500_000, &mut bytes[..1]), Err(Status::Io), "nobody's zeroes");
         drop(pmem);
         assert!(open(&path).drain().is_ok(), "a new user finds what there is");
     }

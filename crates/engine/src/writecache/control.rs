@@ -22,6 +22,8 @@ const PAUSE_WRITEBACK: u32 = 3000;
 
 /// After so many rounds without new writes, everything is committed and marked.
 const SUSPEND_ROUNDS_MAX: u32 = 4;
+/// So often the background looks whether the medium is all there.
+const LOOK_EVERY: Nanos = SECOND / 10;
 
 fn millis(value: u32) -> Nanos {
     Nanos::from(value) * (SECOND / 1000)
@@ -65,6 +67,7 @@ impl Writecache {
         if let Some(epoch) = self.epoch_nanos() {
             self.epoch.store(now / epoch, Ordering::Relaxed);
         }
+        self.look_at_medium(background);
         self.commit_if_due(background, port);
         self.writeback_step(background, port);
         if self.index.dirty() == 0 && background.writeback.is_idle() {
@@ -78,6 +81,18 @@ impl Writecache {
         self.serve_waiting(background, port);
         self.give_up_if_hopeless(background);
         self.next_look(background)
+    }
+
+    /// Looks now and then whether the medium is all there. Once it has lost a part, nothing more is
+    /// acknowledged.
+    fn look_at_medium(&self, background: &mut Background) {
+        if background.now < background.look_at || self.has_failed() {
+            return;
+        }
+        background.look_at = background.now + LOOK_EVERY;
+        if self.medium.failure().is_some() {
+            self.stop();
+        }
     }
 
     fn is_origin_refusing(&self) -> bool {

@@ -3,7 +3,7 @@
 use crate::limits::{Limit, limit};
 use crate::sync::atomic::Ordering;
 use crate::sync::lock;
-use crate::target::{Fact, count, flag, number, text};
+use crate::target::{Fact, count, flag, number, origin_facts, text};
 use crate::units::SECOND;
 
 use super::media::Medium;
@@ -34,6 +34,7 @@ impl Writecache {
     pub(super) fn all_facts(&self) -> Vec<Fact> {
         let mut facts = self.medium_facts();
         facts.extend(self.data_facts());
+        facts.extend(origin_facts(&*self.origin, "origin"));
         facts.extend(self.progress_facts());
         facts.extend(self.totals());
         facts.extend(self.damage.iter().map(|damage| {
@@ -46,15 +47,20 @@ impl Writecache {
     }
 
     fn medium_facts(&self) -> Vec<Fact> {
+        let failure = self.medium.failure();
+        let about = "the cache device has no name any more: its data ends with this server";
         let mut facts = vec![
+            flag("medium_is_deleted", self.medium.is_deleted(), about),
             text("cache_device", self.medium.name(), "where cached data is"),
             text("mode", self.args.mode.word(), "p: persistent memory, s: a disk"),
             flag(
                 "medium_has_failed",
-                self.has_failed(),
-                "the cache device refused a commit or an overwrite: only what is durable is read",
+                self.has_failed() || failure.is_some(),
+                "the cache device refused a commit or an overwrite, or lost a part: no more writes",
             ),
         ];
+        let about = "what is wrong there";
+        facts.extend(failure.map(|why| text("medium_failure", &why, about)));
         if let Medium::Disk(_) = &self.medium {
             let about = "committed blocks are overwritten where they are";
             facts.push(flag("overwrites_blocks", self.overwrites, about));
@@ -67,12 +73,6 @@ impl Writecache {
                 medium.is_volatile,
                 "a power cut loses the cache",
             ));
-            let is_deleted = pmem.is_deleted();
-            let about = "the cache device has no name any more: its data ends with this server";
-            facts.push(flag("medium_is_deleted", is_deleted, about));
-            let failure = pmem.failure();
-            let failure = failure.as_deref();
-            facts.extend(failure.map(|why| text("medium_failure", why, "what is wrong there")));
         }
         facts
     }

@@ -5,7 +5,7 @@ use zerocopy::{FromZeros, IntoBytes};
 
 use crate::bio::Op;
 use crate::buffer::Buffer;
-use crate::disk::{Disk, DiskIo};
+use crate::disk::{Absence, Disk, DiskIo};
 use crate::error::{Error, Kind, Result, Status};
 use crate::pmem::Pmem;
 use crate::sync::Arc;
@@ -39,6 +39,24 @@ impl Medium {
         match self {
             Medium::Pmem(pmem) => &pmem.medium().name,
             Medium::Disk(disk) => &disk.limits().name,
+        }
+    }
+
+    /// What is wrong with it for good, as a sentence. Looks.
+    pub fn failure(&self) -> Option<String> {
+        match self {
+            Medium::Pmem(pmem) => pmem.failure(),
+            Medium::Disk(disk) => {
+                disk.loss().map(|loss| format!("cache device {} failed: it {loss}", self.name()))
+            }
+        }
+    }
+
+    /// Whether its name is gone: what it holds is lost when its last user lets go of it.
+    pub fn is_deleted(&self) -> bool {
+        match self {
+            Medium::Pmem(pmem) => pmem.is_deleted(),
+            Medium::Disk(disk) => disk.absence() == Some(Absence::Deleted),
         }
     }
 

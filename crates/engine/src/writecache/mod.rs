@@ -165,6 +165,8 @@ struct Counters {
 #[derive(Debug, Default)]
 struct Background {
     now: Nanos,
+    /// When the medium is looked at next.
+    look_at: Nanos,
     /// When the open batch is committed at the latest.
     commit_at: Option<Nanos>,
     writeback: Writeback,
@@ -276,9 +278,12 @@ impl Writecache {
         self.has_failed.load(Ordering::SeqCst)
     }
 
-    /// The cache device refused a commit: what was acknowledged since the last one may be lost.
+    /// The cache device refused a commit: what was acknowledged since the last one may be lost. If
+    /// it was cut short, no flush is to be doubted: what is left is what it is.
     fn fail(&self) {
-        self.open.note_failure();
+        if self.medium.failure().is_none() {
+            self.open.note_failure();
+        }
         self.stop();
     }
 

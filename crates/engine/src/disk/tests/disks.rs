@@ -9,7 +9,7 @@ use crate::bio::Op;
 use crate::buffer::Buffer;
 use crate::disk::uring::WAYS;
 use crate::disk::{
-    Disk, FileDisk, FileOptions, IoMode, LAZY_WINDOW_BYTES, OpenMode, RamDisk, Ring,
+    Absence, Disk, FileDisk, FileOptions, IoMode, LAZY_WINDOW_BYTES, OpenMode, RamDisk, Ring,
 };
 use crate::error::{Kind, Status};
 use crate::sync::Arc;
@@ -349,20 +349,91 @@ fn a_file_is_told_from_its_copy() {
 }
 
 #[test]
-fn a_file_cut_short_reads_as_zeroes() {
+fn what_was_cut_off_a_file_is_not_read_as_zeroes() {
     let folder = folder();
-    let path = empty_file(&folder, 64 << 10);
-    let mut ring = Ring::new(8).unwrap();
-    for io in [IoMode::Buffered, IoMode::Auto] {
+    let len = 64 << 10;
+    for io in [IoMode::Buffered, IoMode::Auto, IoMode::Lazy] {
+        let path = empty_file(&folder, len);
+        let mut ring = Ring::new(8).unwrap();
         let disk = open(&path, io);
-        write(&disk, &mut ring, 0, &pattern(64 << 10, 1)).unwrap();
-        std::fs::OpenOptions::new().write(true).open(&path).unwrap().set_len(5000).unwrap();
-        let mut expected = pattern(64 << 10, 1);
-        expected[5000..].fill(0);
-        assert!(read(&disk, &mut ring, 0, 64 << 10).unwrap() == expected);
-        write(&disk, &mut ring, 60 << 10, &[7; 4096]).unwrap();
-        assert_eq!(read(&disk, &mut ring, 60 << 10, 4096).unwrap(), [7; 4096]);
+        let bytes = pattern(len, 1);
+        write(&disk, &mut ring, 0, &bytes).unwrap();
+        let file = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
+        file.set_len(5000).unwrap();
+        assert_eq!(read(&disk, &mut ring, 0, len), Err(Status::Io));
+        assert!(read(&disk, &mut ring, 0, 4096).unwrap() == bytes[..4096]);
+        assert_eq!(read(&disk, &mut ring, 4096, 4096), Err(Status::Io));
+        // It takes nothing that would hide that, nor says that anything is safe there.
+        assert_eq!(write(&disk, &mut ring, 0, &[7; 512]), Err(Status::Io));
+        assert_eq!(bare(&disk, &mut ring, Op::WriteZeroes, 0, 512), Err(Status::Io));
+        assert_eq!(bare(&disk, &mut ring, Op::Flush, 0, 0), Err(Status::Io));
+        // As long as it was, but what was there is gone.
+        file.set_len(len).unwrap();
+        assert_eq!(read(&disk, &mut ring, 60 << 10, 4096), Err(Status::Io));
+        assert_eq!(write(&disk, &mut ring, 60 << 10, &[7; 4096]), Err(Status::Io));
+        assert!(disk.loss().unwrap().contains("was cut short, from 65536 to 5000 bytes"));
     }
+}
+
+#[test]
+fn a_file_that_was_cut_is_noticed_by_whoever_only_writes() {
+    let folder = folder();
+    let len = 64 << 10;
+    let cut = |path: &Path| {
+        let file = std::fs::OpenOptions::new().write(true).open(path).unwrap();
+        file.set_len(8192).unwrap();
+    };
+    let path = empty_file(&folder, len);
+    let disk = open(&path, IoMode::Buffered);
+    let mut ring = Ring::new(8).unwrap();
+    assert_eq!(write(&disk, &mut ring, 0, &[1; 512]), Ok(()));
+    cut(&path);
+    // The one that would make it as long as it was.
+    assert_eq!(write(&disk, &mut ring, len - 512, &[1; 512]), Err(Status::Io));
+    assert_eq!(std::fs::metadata(&path).unwrap().len(), 8192);
+    drop(disk);
+
+    let path = empty_file(&folder, len);
+    let disk = open(&path, IoMode::Buffered);
+    assert_eq!(write(&disk, &mut ring, 0, &[1; 512]), Ok(()));
+    cut(&path);
+    assert_eq!(bare(&disk, &mut ring, Op::Flush, 0, 0), Err(Status::Io), "a flush looks");
+    assert_eq!(write(&disk, &mut ring, 0, &[1; 512]), Err(Status::Io));
+}
+
+#[test]
+fn a_loop_device_whose_file_was_cut_has_lost_a_part() {
+    let folder = folder();
+    let path = empty_file(&folder, 1 << 20);
+    let Some(device) = Loop::attach(&path, 512) else { return };
+    let disk = open(&device.0, IoMode::Auto);
+    let mut ring = Ring::new(8).unwrap();
+    write(&disk, &mut ring, 0, &pattern(1 << 20, 1)).unwrap();
+    assert_eq!(bare(&disk, &mut ring, Op::Flush, 0, 0), Ok(()));
+    assert_eq!(disk.loss(), None);
+    std::fs::OpenOptions::new().write(true).open(&path).unwrap().set_len(512 << 10).unwrap();
+    assert_eq!(bare(&disk, &mut ring, Op::Flush, 0, 0), Err(Status::Io));
+    assert_eq!(read(&disk, &mut ring, 768 << 10, 4096), Err(Status::Io));
+    assert_eq!(write(&disk, &mut ring, 768 << 10, &[1; 4096]), Err(Status::Io));
+    assert!(read(&disk, &mut ring, 0, 4096).unwrap() == pattern(1 << 20, 1)[..4096]);
+    assert!(disk.loss().unwrap().contains("to 524288 bytes"), "{:?}", disk.loss());
+}
+
+#[test]
+fn a_disk_knows_what_has_become_of_its_name() {
+    let folder = folder();
+    let path = empty_file(&folder, 8192);
+    let disk = open(&path, IoMode::Auto);
+    assert_eq!(disk.absence(), None);
+    let away = folder.path().join("away");
+    std::fs::rename(&path, &away).unwrap();
+    assert_eq!(disk.absence(), Some(Absence::Moved));
+    std::fs::write(&path, [0; 8192]).unwrap();
+    assert_eq!(disk.absence(), Some(Absence::Replaced));
+    std::fs::remove_file(&away).unwrap();
+    assert_eq!(disk.absence(), Some(Absence::Deleted));
+    let bytes = std::fs::read(disk.open_as().unwrap()).unwrap();
+    assert_eq!(bytes, [0; 8192]);
 }
 
 #[test]

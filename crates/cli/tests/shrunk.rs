@@ -1,0 +1,273 @@
+//! Devices that lose a part, or their name, under a running server: what was there is never read
+//! as zeroes, nothing more is acknowledged, and what happened is said wherever somebody looks.
+
+#![allow(clippy::unwrap_used)]
+
+mod common;
+#[path = "../../export/tests/common/mod.rs"]
+mod nbd;
+
+use std::fs::OpenOptions;
+use std::io::{Read, Write};
+use std::os::unix::fs::FileExt;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+
+use common::{PATIENCE, Udm, pattern, text, wait_until, write_export};
+
+const MIB: u64 = 1 << 20;
+const ORIGIN_BYTES: u64 = 64 * MIB;
+const BLOCK: usize = 4096;
+
+/// Which target, on what.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum What {
+    Pcache,
+    Pmem,
+    Disk,
+}
+
+const ALL: [What; 3] = [What::Pcache, What::Pmem, What::Disk];
+
+struct Bench {
+    udm: Udm,
+    what: What,
+    cache: tempfile::NamedTempFile,
+    origin: PathBuf,
+    uri: String,
+}
+
+impl Bench {
+    fn new(what: What) -> Bench {
+        let udm = Udm::new();
+        let memory = Path::new("/dev/shm");
+        let folder = match what {
+            What::Pcache | What::Pmem if memory.is_dir() => memory.to_owned(),
+            _ => PathBuf::from(env!("CARGO_TARGET_TMPDIR")),
+        };
+        let cache = tempfile::NamedTempFile::new_in(folder).unwrap();
+        cache.as_file().set_len(if what == What::Pcache { 512 } else { 64 } * MIB).unwrap();
+        let origin = udm.file("origin.img", ORIGIN_BYTES);
+        let uri = udm.uri("vol.sock");
+        Bench { udm, what, cache, origin, uri }
+    }
+
+    fn table(&self) -> String {
+        let (cache, origin) = (text(self.cache.path()), text(&self.origin));
+        let sectors = ORIGIN_BYTES / 512;
+        match self.what {
+            What::Pcache => format!("0 {sectors} pcache {cache} {origin}"),
+            What::Pmem => format!("0 {sectors} writecache p {origin} {cache} 4096 0"),
+            What::Disk => format!("0 {sectors} writecache s {origin} {cache} 4096 0"),
+        }
+    }
+
+    fn create(&self) {
+        self.udm.ok(&["create", "vol", "--table", &self.table(), "--export", &self.uri]);
+    }
+
+    fn fact(&self, name: &str) -> serde_json::Value {
+        self.udm.json(&["info", "vol"])["lines"][0]["facts"][name].clone()
+    }
+
+    fn cut(path: &Path, len: u64) {
+        OpenOptions::new().write(true).open(path).unwrap().set_len(len).unwrap();
+    }
+
+    fn client(&self) -> nbd::Client {
+        let mut stream = UnixStream::connect(self.udm.path("vol.sock")).unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        stream.write_all(&nbd::usual_handshake(false)).unwrap();
+        stream.read_exact(&mut [0; nbd::USUAL_ANSWER_BYTES]).unwrap();
+        nbd::Client { stream }
+    }
+
+    fn origin_bytes(&self) -> Vec<u8> {
+        std::fs::read(&self.origin).unwrap()
+    }
+}
+
+fn read(client: &mut nbd::Client, block: usize) -> Option<Vec<u8>> {
+    client.send(&nbd::request(0, 0, 7, (block * BLOCK) as u64, BLOCK as u32));
+    let reply = client.reply(BLOCK);
+    (reply.error == 0).then_some(reply.data)
+}
+
+fn write(client: &mut nbd::Client, block: usize, data: &[u8]) -> bool {
+    client.send(&nbd::write(0, 7, (block * BLOCK) as u64, data));
+    client.reply(0).error == 0
+}
+
+/// A command that ends with an error, maybe after it has told how far it is: the error.
+fn failed(udm: &Udm, words: &[&str]) -> String {
+    let outcome = udm.run(words);
+    assert_eq!(outcome.code, 1, "udm {words:?}: {outcome:?}");
+    outcome.err.lines().last().unwrap().to_owned()
+}
+
+/// Every block reads as what was written there, or not at all; how many do.
+fn readable(bench: &Bench, data: &[u8]) -> usize {
+    let mut client = bench.client();
+    let blocks = data.chunks(BLOCK).enumerate();
+    blocks
+        .filter(|(block, wanted)| match read(&mut client, *block) {
+            Some(found) => {
+                assert!(
+                    found == *wanted,
+                    "{:?}: block {block} reads as what it is not",
+                    bench.what
+                );
+                true
+            }
+            None => false,
+        })
+        .count()
+}
+
+#[test]
+fn what_a_cache_lost_is_neither_read_nor_written_back_as_zeroes() {
+    for what in ALL {
+        let bench = Bench::new(what);
+        let udm = &bench.udm;
+        // What the origin has below must never be seen either.
+        let old = pattern(1, ORIGIN_BYTES as usize);
+        std::fs::write(&bench.origin, &old).unwrap();
+        bench.create();
+        let data = pattern(2, 24 << 20);
+        let written = udm.path("data");
+        std::fs::write(&written, &data).unwrap();
+        write_export(udm, &bench.uri, &data);
+        udm.ok(&["suspend", "vol"]);
+        let dirty = bench.fact("dirty_bytes").as_u64().unwrap();
+        assert!(dirty > 0, "{what:?}");
+        let len = if what == What::Pcache { 20 * MIB } else { 12 * MIB };
+        Bench::cut(bench.cache.path(), len);
+        udm.ok(&["resume", "vol"]);
+
+        let whole = readable(&bench, &data);
+        assert!(whole > 0 && whole < data.len() / BLOCK, "{what:?}: {whole} blocks");
+        let failure = bench.fact("medium_failure");
+        assert!(failure.as_str().unwrap().contains("cut short"), "{what:?}: {failure}");
+        assert_eq!(bench.fact("medium_has_failed"), true, "{what:?}");
+        // From here on nothing is acknowledged, wherever it would go.
+        let mut client = bench.client();
+        for block in [0, 4000, 9000, 16000] {
+            assert!(!write(&mut client, block, &[9; BLOCK]), "{what:?}: block {block}");
+        }
+        drop(client);
+        let line = failed(udm, &["drain", "vol"]);
+        assert!(line.contains("cut short") && line.contains("udm recover"), "{what:?}: {line}");
+        // Longer again is not whole again.
+        Bench::cut(bench.cache.path(), if what == What::Pcache { 512 } else { 64 } * MIB);
+        assert_eq!(readable(&bench, &data), whole, "{what:?}");
+        assert_eq!(udm.run(&["drain", "vol"]).code, 1, "{what:?}");
+        // The origin has each block as it was or as it was written, and none as zeroes.
+        let origin = bench.origin_bytes();
+        let blocks = origin.chunks(BLOCK).zip(old.chunks(BLOCK).zip(data.chunks(BLOCK)));
+        for (nth, (found, (old, new))) in blocks.enumerate() {
+            assert!(found == old || found == new, "{what:?}: block {nth} of the origin");
+        }
+        udm.run(&["remove", "--force", "vol"]);
+    }
+}
+
+#[test]
+fn what_an_origin_lost_is_not_cached_as_zeroes() {
+    for what in ALL {
+        let bench = Bench::new(what);
+        let udm = &bench.udm;
+        let old = pattern(3, ORIGIN_BYTES as usize);
+        std::fs::write(&bench.origin, &old).unwrap();
+        bench.create();
+        let mut client = bench.client();
+        let data = pattern(4, BLOCK);
+        assert!(write(&mut client, 100, &data));
+        Bench::cut(&bench.origin, 16 * MIB);
+        for block in [5000, 9000, 16383] {
+            assert_eq!(read(&mut client, block), None, "{what:?}: block {block}");
+        }
+        assert!(read(&mut client, 10).unwrap() == old[10 * BLOCK..11 * BLOCK], "{what:?}");
+        assert!(read(&mut client, 100).unwrap() == data, "{what:?}");
+        let line = failed(udm, &["drain", "vol"]);
+        assert!(line.contains("cut short, from 67108864 to 16777216 bytes"), "{what:?}: {line}");
+        assert!(line.contains("stay in the cache"), "{what:?}: {line}");
+        assert!(udm.ok(&["info", "vol"]).contains("Origin:"), "{what:?}");
+        // As long as before; what is there now is nobody's data.
+        Bench::cut(&bench.origin, ORIGIN_BYTES);
+        assert_eq!(read(&mut client, 5000), None, "{what:?}");
+        drop(client);
+        // A new server takes it as it is now, as any disk; the dirty block gets there.
+        udm.ok(&["remove", "vol"]);
+        bench.create();
+        udm.ok(&["remove", "vol", "--drain"]);
+        assert!(bench.origin_bytes()[100 * BLOCK..101 * BLOCK] == data, "{what:?}");
+    }
+}
+
+#[test]
+fn a_deleted_origin_is_not_said_to_have_everything() {
+    for what in ALL {
+        let bench = Bench::new(what);
+        let udm = &bench.udm;
+        bench.create();
+        let data = pattern(5, 1 << 20);
+        write_export(udm, &bench.uri, &data);
+        std::fs::remove_file(&bench.origin).unwrap();
+        let line = failed(udm, &["drain", "vol"]);
+        assert!(line.contains("was deleted") && line.contains("/proc/"), "{what:?}: {line}");
+        for words in [&["info", "vol"][..], &["status", "vol"], &["ls"]] {
+            let outcome = udm.run(words);
+            assert!((outcome.out + &outcome.err).contains("was deleted"), "{what:?}: {words:?}");
+        }
+        for words in [&["remove", "vol"][..], &["remove", "--drain", "vol"]] {
+            let line = failed(udm, words);
+            assert!(line.contains("was deleted"), "{what:?}: {line}");
+        }
+        // It can be had from where it still is.
+        let place = line.split_whitespace().find(|word| word.starts_with("/proc/")).unwrap();
+        let rescued = std::fs::read(place.trim_end_matches(|c: char| !c.is_numeric())).unwrap();
+        assert!(rescued[..data.len()] == data[..], "{what:?}");
+        udm.ok(&["remove", "vol", "--force"]);
+    }
+}
+
+#[test]
+fn a_replaced_origin_is_noticed() {
+    for what in ALL {
+        let bench = Bench::new(what);
+        let udm = &bench.udm;
+        bench.create();
+        let data = pattern(6, 1 << 20);
+        write_export(udm, &bench.uri, &data);
+        let away = udm.path("away.img");
+        std::fs::rename(&bench.origin, &away).unwrap();
+        let line = failed(udm, &["drain", "vol"]);
+        assert!(line.contains("was moved away"), "{what:?}: {line}");
+        udm.file("origin.img", ORIGIN_BYTES);
+        let line = failed(udm, &["drain", "vol"]);
+        assert!(line.contains("was replaced"), "{what:?}: {line}");
+        let mut found = vec![0; data.len()];
+        OpenOptions::new().read(true).open(&away).unwrap().read_at(&mut found, 0).unwrap();
+        assert!(found == data, "{what:?}: it goes to the file that was opened");
+        // Nothing is lost with the server, and it says where all went.
+        let outcome = udm.run(&["remove", "vol"]);
+        assert_eq!(outcome.code, 0, "{what:?}: {outcome:?}");
+        assert!(outcome.err.contains("was replaced"), "{what:?}: {outcome:?}");
+    }
+}
+
+#[test]
+fn a_cache_that_shrinks_behind_what_is_used_takes_no_more_writes() {
+    for what in [What::Pmem, What::Disk] {
+        let bench = Bench::new(what);
+        bench.create();
+        let mut client = bench.client();
+        assert!(write(&mut client, 1, &pattern(7, BLOCK)));
+        Bench::cut(bench.cache.path(), 40 * MIB);
+        // Where the writes go is still there; but this is no medium for more.
+        wait_until("writes are refused", || !write(&mut client, 2, &pattern(8, BLOCK)));
+        // Its slot is there or it is not; what it reads as is not a third thing.
+        let found = read(&mut client, 1);
+        assert!(found.is_none_or(|found| found == pattern(7, BLOCK)), "{what:?}");
+    }
+}
