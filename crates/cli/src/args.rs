@@ -152,7 +152,8 @@ pub struct CreateArgs {
 /// Arguments of `remove`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Dirty data stays in the cache, as with the kernel, and the next `create` goes on with it.
+Dirty data stays in the cache, as with the kernel, and the next `create` goes on with it. A removal
+that fails has removed nothing: the device serves on.
 
 Examples:
   udm remove vol            stop serving, keep dirty data in the cache
@@ -163,7 +164,8 @@ pub struct RemoveArgs {
     /// Write all dirty data back first, with a progress bar
     #[arg(long)]
     pub drain: bool,
-    /// Remove although clients are connected, or clear up after a server that died
+    /// Remove although clients are connected or devices do not come to rest, or clear up after a
+    /// server that died
     #[arg(long)]
     pub force: bool,
     #[command(flatten)]
@@ -296,7 +298,14 @@ pub struct RenameArgs {
 
 /// Arguments of `ls`.
 #[derive(Debug, Args)]
-#[command(after_help = "Examples:\n  udm ls\n  udm ls --target pcache --json")]
+#[command(after_help = "\
+STATE is active or suspended, or failed (the cache device refuses requests, or the socket is of no
+use), hung (the server does not answer), dead (it ended without clearing up: the same `udm create`
+goes on). All servers are asked at once, and have 10 seconds.
+
+Examples:
+  udm ls
+  udm ls --target pcache --json")]
 pub struct LsArgs {
     /// Only devices that have a table line of this target
     #[arg(long, value_name = "TARGET")]

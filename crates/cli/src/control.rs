@@ -10,9 +10,12 @@
 //! does not parse ends the connection. This file knows frames and errors; what methods mean is
 //! in `methods.rs`, and who calls them in `commands/`.
 
+use std::fmt;
 use std::io::{ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
-use std::time::Duration;
+use std::path::Path;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -21,13 +24,21 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use crate::output::Pointed;
+use crate::process;
 use crate::runtime::{DeviceName, RuntimeDir};
 
 /// The longest message, either way.
 pub const MESSAGE_BYTES_MAX: usize = 1 << 20;
 
-/// How long a server may take over a question that touches no disk.
+/// How long a server may take over a question that touches no disk, and how long it may be silent
+/// while it does what takes longer.
 pub const QUESTION_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// No answer is given less time than this: a timeout of 0 would mean none.
+const SILENCE_MIN: Duration = Duration::from_millis(1);
+
+/// Time between two tries at a socket whose queue is full.
+const CONNECT_EVERY: Duration = Duration::from_millis(20);
 
 /// How long a process may take to end once it said that it will.
 const EXIT_TIMEOUT: Duration = Duration::from_secs(10);
@@ -102,6 +113,21 @@ impl Answer {
             (Some(message), None) => anyhow!(message),
             (None, _) => anyhow!("the server answered {name} {}", self.parameters),
         })
+    }
+}
+
+/// Whoever is at the other end of a connection.
+pub trait Peer: Read + Write + Send {
+    /// Whether nobody is there any more who could hear an answer.
+    fn has_hung_up(&self) -> bool;
+}
+
+impl Peer for UnixStream {
+    fn has_hung_up(&self) -> bool {
+        let mut polled = [PollFd::new(self, PollFlags::empty())];
+        let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
+        poll(&mut polled, Some(&at_once)).is_ok()
+            && polled[0].revents().intersects(PollFlags::HUP | PollFlags::ERR)
     }
 }
 
@@ -182,28 +208,31 @@ pub struct Client {
 impl Client {
     /// Connects to the server of `name`; an absent one is an error with advice.
     pub fn connect(runtime: &RuntimeDir, name: &DeviceName) -> Result<Client> {
-        match Client::find(runtime, name)? {
-            Ok(client) => Ok(client),
-            Err(Absent::NoDevice) => {
-                bail!("{name}: no such device; `udm ls` lists the devices there are")
-            }
-            Err(Absent::Died) => bail!(
-                "{name}: its server died (log: {}); \
-                 run the same `udm create` again to go on, nothing that was completed is lost",
-                runtime.log(name).display()
-            ),
-        }
+        Client::find(runtime, name)?.map_err(|absent| no_answer(runtime, name, absent))
     }
 
     /// Connects to the server of `name`, or says what stands in the way.
     pub fn find(runtime: &RuntimeDir, name: &DeviceName) -> Result<Result<Client, Absent>> {
-        match UnixStream::connect(runtime.control_address(name)) {
+        Client::find_within(runtime, name, QUESTION_TIMEOUT)
+    }
+
+    /// The same, with an answer within `patience`.
+    pub fn find_within(
+        runtime: &RuntimeDir,
+        name: &DeviceName,
+        patience: Duration,
+    ) -> Result<Result<Client, Absent>> {
+        match connect(&runtime.control_address(name), patience) {
             Ok(stream) => {
-                stream.set_write_timeout(Some(QUESTION_TIMEOUT))?;
+                stream.set_write_timeout(Some(patience))?;
                 Ok(Ok(Client { name: name.clone(), frames: Frames::new(stream) }))
             }
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(Err(Absent::NoDevice)),
             Err(error) if error.kind() == ErrorKind::ConnectionRefused => Ok(Err(Absent::Died)),
+            // So many wait to be heard that no more can.
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                Err(hung(name, patience, runtime.holder(name)))
+            }
             Err(error) => Err(error)
                 .with_context(|| format!("{name}: connect to {}", runtime.control(name).display())),
         }
@@ -211,12 +240,22 @@ impl Client {
 
     /// Asks a question that is answered at once.
     pub fn ask(&mut self, method: &str, parameters: Value) -> Result<Value> {
-        self.exchange(method, parameters, Some(QUESTION_TIMEOUT), None)
+        self.ask_within(method, parameters, QUESTION_TIMEOUT)
     }
 
-    /// Has something done, however long it takes.
+    /// Asks a question that is answered within `patience`.
+    pub fn ask_within(
+        &mut self,
+        method: &str,
+        parameters: Value,
+        patience: Duration,
+    ) -> Result<Value> {
+        self.exchange(method, parameters, patience, None)
+    }
+
+    /// Has something done, however long it takes: the server says again and again that it goes on.
     pub fn order(&mut self, method: &str, parameters: Value) -> Result<Value> {
-        self.exchange(method, parameters, None, None)
+        self.follow(method, parameters, &mut |_| Ok(()))
     }
 
     /// Has something done and hears how it goes on; `hear` may stop it by an error.
@@ -226,23 +265,24 @@ impl Client {
         parameters: Value,
         hear: &mut Hear<'_>,
     ) -> Result<Value> {
-        self.exchange(method, parameters, None, Some(hear))
+        self.exchange(method, parameters, QUESTION_TIMEOUT, Some(hear))
     }
 
+    /// Nothing is waited for longer than `silence_max`, neither the answer nor one before it.
     fn exchange(
         &mut self,
         method: &str,
         parameters: Value,
-        timeout: Option<Duration>,
+        silence_max: Duration,
         mut hear: Option<&mut Hear<'_>>,
     ) -> Result<Value> {
         let more = hear.is_some();
         let call = Call { method: format!("{INTERFACE}.{method}"), parameters, more };
-        self.frames.stream.set_read_timeout(timeout)?;
-        self.frames.send(&call).map_err(|error| self.broken(error))?;
+        self.frames.stream.set_read_timeout(Some(silence_max.max(SILENCE_MIN)))?;
+        self.frames.send(&call).map_err(|error| self.broken(error, silence_max))?;
         loop {
             let answer: Option<Answer> =
-                self.frames.receive().map_err(|error| self.broken(error))?;
+                self.frames.receive().map_err(|error| self.broken(error, silence_max))?;
             let Some(answer) = answer else {
                 bail!("{}: its server ended before it answered; see its log", self.name);
             };
@@ -264,19 +304,23 @@ impl Client {
     }
 
     /// What a failure of the connection means to the user.
-    fn broken(&self, error: anyhow::Error) -> anyhow::Error {
+    fn broken(&self, error: anyhow::Error, silence_max: Duration) -> anyhow::Error {
         let cause = error.downcast_ref::<std::io::Error>().map(std::io::Error::kind);
         match cause {
-            Some(ErrorKind::WouldBlock | ErrorKind::TimedOut) => anyhow!(
-                "{}: its server does not answer; see its log, or kill the server and create \
-                 the device again",
-                self.name
-            ),
+            Some(ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
+                hung(&self.name, silence_max, self.server_pid())
+            }
             Some(ErrorKind::BrokenPipe | ErrorKind::ConnectionReset) => {
                 anyhow!("{}: its server ended before it answered; see its log", self.name)
             }
             _ => error.context(format!("{}: control connection", self.name)),
         }
+    }
+
+    /// The server's process.
+    pub fn server_pid(&self) -> Option<i32> {
+        let peer = rustix::net::sockopt::socket_peercred(self.frames.stream()).ok()?;
+        Some(peer.pid.as_raw_nonzero().get())
     }
 
     /// A handle on the server's process, for `wait_for_exit`.
@@ -286,11 +330,63 @@ impl Client {
     }
 }
 
+/// What it means that there is no server of `name`, and what to do.
+pub fn no_answer(runtime: &RuntimeDir, name: &DeviceName, absent: Absent) -> anyhow::Error {
+    match absent {
+        Absent::NoDevice => {
+            anyhow!("{name}: no such device; `udm ls` lists the devices there are")
+        }
+        Absent::Died => anyhow!(
+            "{name}: its server died (log: {}); \
+             run the same `udm create` again to go on, nothing that was completed is lost",
+            runtime.log(name).display()
+        ),
+    }
+}
+
+/// A server is there and does not answer.
+#[derive(Debug)]
+pub struct Hung(String);
+
+impl fmt::Display for Hung {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Hung {}
+
+/// What is known of a server that does not answer.
+fn hung(name: &DeviceName, silence: Duration, pid: Option<i32>) -> anyhow::Error {
+    let seconds = silence.as_secs_f64().round();
+    let what = pid.map_or_else(|| "its process is not known; see its log".into(), process::doing);
+    Hung(format!("{name}: its server has not answered for {seconds} s: {what}")).into()
+}
+
+/// Connects to the socket at `address`. One whose queue is full is tried again for `patience`.
+fn connect(address: &Path, patience: Duration) -> std::io::Result<UnixStream> {
+    use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+    let deadline = Instant::now() + patience;
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    let address = SocketAddrUnix::new(address)?;
+    while let Err(errno) = rustix::net::connect(&socket, &address) {
+        if errno != rustix::io::Errno::AGAIN || Instant::now() >= deadline {
+            return Err(errno.into());
+        }
+        thread::sleep(CONNECT_EVERY);
+    }
+    let stream = UnixStream::from(socket);
+    stream.set_nonblocking(false)?;
+    Ok(stream)
+}
+
 /// Whether the server of `name` is there and answers. A process that was killed may hold its
 /// sockets, locks and devices for some moments after; it does not answer any more.
 pub fn is_alive(runtime: &RuntimeDir, name: &DeviceName) -> bool {
-    let Ok(Ok(mut client)) = Client::find(runtime, name) else { return false };
-    client.exchange("Status", Value::Null, Some(AFTERLIFE_MAX), None).is_ok()
+    let found = Client::find_within(runtime, name, AFTERLIFE_MAX);
+    let Ok(Ok(mut client)) = found else { return false };
+    client.ask_within("Status", Value::Null, AFTERLIFE_MAX).is_ok()
 }
 
 /// Whether some server died, so that a device in use may be free in a moment.
@@ -300,11 +396,11 @@ pub fn has_anyone_died(runtime: &RuntimeDir) -> bool {
 }
 
 /// Waits until the process behind `handle` has closed all its files, so that whoever comes next
-/// finds its devices free.
-pub fn wait_for_exit(handle: Option<OwnedFd>) {
-    let Some(handle) = handle else { return };
+/// finds its devices free. Whether it has, or nobody knows.
+pub fn wait_for_exit(handle: Option<OwnedFd>) -> bool {
+    let Some(handle) = handle else { return true };
     let timeout = Timespec { tv_sec: EXIT_TIMEOUT.as_secs() as i64, tv_nsec: 0 };
-    let _ = poll(&mut [PollFd::new(&handle, PollFlags::IN)], Some(&timeout));
+    poll(&mut [PollFd::new(&handle, PollFlags::IN)], Some(&timeout)) != Ok(0)
 }
 
 #[cfg(test)]

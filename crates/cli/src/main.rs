@@ -6,8 +6,9 @@
 //! * [`control`] carries commands to servers, [`runtime`] is where they find each other, a
 //!   [`directory`] of this user alone;
 //! * [`server`] is the life of a device's server, [`methods`] what it answers, [`served`] the
-//!   device itself with its exports, [`ground`] what it stands on, [`http`] and [`metrics`] the
-//!   numbers it gives away;
+//!   device itself with its exports, [`work`] what takes it long, [`ground`] what it stands on,
+//!   [`http`] and [`metrics`] the numbers it gives away;
+//! * [`process`] says why a server does not answer;
 //! * [`output`], [`columns`], [`progress`] and [`attaching`] are what people see, [`log`] what
 //!   servers write.
 
@@ -25,10 +26,12 @@ mod log;
 mod methods;
 mod metrics;
 mod output;
+mod process;
 mod progress;
 mod runtime;
 mod served;
 mod server;
+mod work;
 
 use clap::Parser;
 use clap::error::ErrorKind;

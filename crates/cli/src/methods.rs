@@ -1,8 +1,8 @@
 //! What the control protocol's methods mean: each is a few lines between JSON and the device.
 //!
-//! Long work (`Drain`, `Remove` with `drain`) answers again and again if the caller wants more
-//! than one answer; when the caller goes away, the next answer cannot be sent and the work stops
-//! there, with everything safe.
+//! Long work answers again and again if the caller wants more than one answer: `Drain`, and
+//! `Remove` with `drain`, how far they are, the rest that it goes on (`work.rs`). When the caller
+//! goes away, the next answer cannot be sent and the work stops there, with everything safe.
 
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::sync_channel;
@@ -17,7 +17,9 @@ use udm::units::human_bytes;
 
 use crate::control::{Answer, Call, INTERFACE};
 use crate::runtime::DeviceName;
+use crate::served::LoadHow;
 use crate::server::{Server, Stop, limits};
+use crate::work::{self, Say, Watch, Work};
 use crate::{log, metrics};
 
 /// The interface, in Varlink's own language.
@@ -26,18 +28,21 @@ const DESCRIPTION: &str = include_str!("udm.Device.varlink");
 /// Time between two answers about progress.
 const PROGRESS_EVERY: Duration = Duration::from_millis(100);
 
+/// How long a device may leave a change of it without a sign.
+pub const WORK_SILENCE_MAX: Duration = Duration::from_secs(60);
+
+/// The same for a message, which may wait for the write-back of large pieces to a slow device.
+const MESSAGE_SILENCE_MAX: Duration = Duration::from_secs(300);
+
 /// How long a client that has hung up may still count as connected: its program has ended, and
 /// the next command may well be `remove`.
 const GOODBYE_MAX: Duration = Duration::from_secs(1);
 /// Time between two looks at whether it is gone.
 const GOODBYE_EVERY: Duration = Duration::from_millis(10);
 
-/// Sends an answer; fails when nobody hears it.
-type Send<'a> = dyn FnMut(Answer) -> Result<()> + 'a;
-
 /// Carries out one call and sends its answers. An error means: the connection is of no use any
 /// more. What goes wrong with the call itself is an answer.
-pub fn answer(server: &Server, call: &Call, send: &mut Send<'_>) -> Result<()> {
+pub fn answer(server: &Server, call: &Call, send: &mut Say<'_>) -> Result<()> {
     let Some((interface, method)) = call.method.rsplit_once('.') else {
         let parameters = json!({ "interface": call.method });
         return send(Answer::protocol("InterfaceNotFound", parameters));
@@ -104,11 +109,29 @@ impl From<serde_json::Error> for Failure {
 /// Answers in between.
 struct Progress<'a, 'b> {
     more: bool,
-    send: &'a mut Send<'b>,
+    send: &'a mut Say<'b>,
     lost: Option<anyhow::Error>,
 }
 
 impl Progress<'_, '_> {
+    /// Has something done with beats in between.
+    fn watched<T>(
+        &mut self,
+        what: &str,
+        silence_max: Duration,
+        moved: &(dyn Fn() -> u64 + Sync),
+        carry_out: impl FnOnce(&Watch) -> Result<T>,
+    ) -> Result<T> {
+        let work = Work { what, silence_max, moved, more: self.more };
+        match work::watched(&work, self.send, carry_out) {
+            Ok(result) => result,
+            Err(lost) => {
+                self.lost = Some(lost);
+                bail!("the caller is gone")
+            }
+        }
+    }
+
     fn report(&mut self, value: Value) -> Result<()> {
         if self.more
             && let Err(error) = (self.send)(Answer::so_far(value))
@@ -194,37 +217,13 @@ fn carry_out(
             Nothing::deserialize(parameters)?;
             stated_limits(server)
         }
-        "Message" => {
-            let message = MessageParameters::deserialize(parameters)?;
-            json!({ "text": served.message(message.sector, &message.words)? })
-        }
-        "Suspend" | "Resume" | "Flush" => {
-            Nothing::deserialize(parameters)?;
-            match method {
-                "Suspend" => served.suspend()?,
-                "Resume" => served.resume()?,
-                _ => served.flush()?,
-            }
-            json!({})
-        }
-        "Load" => {
-            let load = LoadParameters::deserialize(parameters)?;
-            served.load(&load.table, &load.directory)?;
-            json!({})
+        "Message" | "Suspend" | "Resume" | "Flush" | "Load" | "Export" | "Unexport" => {
+            change(server, method, parameters, progress)?
         }
         "Rename" => {
             let to = RenameParameters::deserialize(parameters)?.to;
             let to: DeviceName = to.parse().map_err(Failure::BadParameters)?;
             server.rename(&to)?;
-            json!({})
-        }
-        "Export" => {
-            let export = ExportParameters::deserialize(parameters)?;
-            json!({ "door": served.add_export(&export.uri)? })
-        }
-        "Unexport" => {
-            let export = ExportParameters::deserialize(parameters)?;
-            served.remove_export(&export.uri, export.force)?;
             json!({})
         }
         "Drain" => {
@@ -242,6 +241,61 @@ fn carry_out(
         log::line(&format!("{}: {} {}", server.name(), method.to_lowercase(), shown(given)));
     }
     Ok(Done::Value(value))
+}
+
+/// Carries out what may wait for a device or another thread. Dropped when the caller goes: a
+/// suspend that is not complete, a loaded table, a new way in. Not so what cannot be taken back: a
+/// message and a flush that the devices have, a resume, a way in that is closed.
+fn change(
+    server: &Server,
+    method: &str,
+    parameters: Value,
+    progress: &mut Progress<'_, '_>,
+) -> Result<Value, Failure> {
+    let served = &server.served;
+    let still = || 0;
+    Ok(match method {
+        "Message" => {
+            let message = MessageParameters::deserialize(parameters)?;
+            let moved = || served.dirty().bytes;
+            let carry_out = |watch: &_| served.message(message.sector, &message.words, watch);
+            let text = progress.watched(method, MESSAGE_SILENCE_MAX, &moved, carry_out)?;
+            json!({ "text": text })
+        }
+        "Load" => {
+            let load = LoadParameters::deserialize(parameters)?;
+            let how = LoadHow::default();
+            let moved = || how.progress.look().map_or(0, |step| step.done + 1);
+            let carry_out = |watch: &_| served.load(&load.table, &load.directory, &how, watch);
+            progress.watched(method, WORK_SILENCE_MAX, &moved, carry_out)?;
+            json!({})
+        }
+        "Export" => {
+            let export = ExportParameters::deserialize(parameters)?;
+            let open = |watch: &Watch| {
+                let door = served.add_export(&export.uri)?;
+                watch.check().inspect_err(|_| drop(served.remove_export(&door.uri, true)))?;
+                Ok(door)
+            };
+            json!({ "door": progress.watched(method, WORK_SILENCE_MAX, &still, open)? })
+        }
+        "Unexport" => {
+            let export = ExportParameters::deserialize(parameters)?;
+            let close = |_: &_| served.remove_export(&export.uri, export.force);
+            progress.watched(method, WORK_SILENCE_MAX, &still, close)?;
+            json!({})
+        }
+        _ => {
+            Nothing::deserialize(parameters)?;
+            let carry_out = |watch: &_| match method {
+                "Suspend" => served.suspend(watch),
+                "Resume" => served.resume(watch),
+                _ => served.flush(),
+            };
+            progress.watched(method, WORK_SILENCE_MAX, &still, carry_out)?;
+            json!({})
+        }
+    })
 }
 
 /// Parameters as a log line shows them: short.
@@ -304,9 +358,46 @@ fn remove_device(
     if server.is_stopping.swap(true, Ordering::SeqCst) {
         bail!("the device is being removed already");
     }
+    let rested = rest(server, remove.force, progress);
+    if rested.is_err() {
+        server.is_stopping.store(false, Ordering::SeqCst);
+    }
+    let trouble = rested?;
     let (asked, removed) = sync_channel(0);
-    server.stop.send(Stop::Removed(asked)).map_err(|_| anyhow!("the server is ending"))?;
+    server
+        .stop
+        .send(Stop::Removed { asked, trouble })
+        .map_err(|_| anyhow!("the server is ending"))?;
     Ok(Done::Removed(removed))
+}
+
+/// Brings the device to rest for its end. When that fails, or nobody waits for it any more, the
+/// service goes on as it was, so that a removal that failed has removed nothing; with `force`, the
+/// end comes all the same, and the answer says what was wrong.
+fn rest(server: &Server, force: bool, progress: &mut Progress<'_, '_>) -> Result<Option<String>> {
+    let served = &server.served;
+    let was_suspended = served.is_suspended();
+    let carry_out = |watch: &Watch| {
+        let rested = served.rest(watch);
+        let is_wanted = watch.check();
+        match (rested, is_wanted) {
+            (Ok(()), Ok(())) => Ok(None),
+            (Err(error), Ok(())) if force => Ok(Some(format!("{error:#}"))),
+            (rested, is_wanted) => {
+                let why = rested.and(is_wanted).map_or_else(|error| error, |()| anyhow!("?"));
+                match served.go_on(was_suspended) {
+                    Ok(()) => Err(why),
+                    Err(error) => Err(anyhow!("{why:#}; and {error:#}")),
+                }
+            }
+        }
+    };
+    let rested = progress.watched("Remove", WORK_SILENCE_MAX, &|| 0, carry_out);
+    rested.map_err(|error| {
+        let name = server.name();
+        log::line(&format!("{name}: not removed: {error:#}"));
+        anyhow!("not removed: {error:#}; the device goes on, `udm remove --force {name}` ends it")
+    })
 }
 
 /// Clients that are connected and have not just hung up; with `force`, they do not count.

@@ -4,7 +4,7 @@
 //! meanwhile, so the whole is what was done so far and what is left, not the first number.
 
 use std::io::{IsTerminal, Write};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use udm::units::human_bytes;
 
@@ -15,6 +15,9 @@ const RATE_WEIGHT_PER_SECOND: f64 = 0.5;
 
 /// Room for the numbers behind the bar, so that the bar does not move when they grow.
 const NUMBERS_CHARS: usize = 52;
+
+/// Write-back that moves nothing for so long is worth a word.
+const STILL_MAX: Duration = Duration::from_secs(15);
 
 /// The terminal's width when it does not say.
 const WIDTH_DEFAULT: usize = 80;
@@ -32,6 +35,8 @@ pub struct Progress {
     done: u64,
     rate: Option<f64>,
     is_failing: bool,
+    moved: Instant,
+    is_stuck: bool,
 }
 
 impl Progress {
@@ -56,6 +61,8 @@ impl Progress {
             done: 0,
             rate: None,
             is_failing: false,
+            moved: now,
+            is_stuck: false,
         }
     }
 
@@ -72,6 +79,7 @@ impl Progress {
                 "the origin takes data again"
             });
         }
+        self.watch_stillness(now);
         if left == 0 && self.done == 0 {
             return;
         }
@@ -79,6 +87,23 @@ impl Progress {
         if self.is_terminal || is_due {
             self.printed = Some(now);
             self.show();
+        }
+    }
+
+    /// Says once when nothing moves although nothing fails, and once when it goes on.
+    fn watch_stillness(&mut self, now: Instant) {
+        let is_stuck = !self.is_failing && now - self.moved >= STILL_MAX;
+        if is_stuck == self.is_stuck {
+            return;
+        }
+        self.is_stuck = is_stuck;
+        let seconds = STILL_MAX.as_secs();
+        match is_stuck {
+            true => self.say(&format!(
+                "nothing has moved for {seconds} s: the origin does not answer; nothing is lost \
+                 (Ctrl-C stops waiting, what is left stays in the cache)"
+            )),
+            false => self.say("it goes on"),
         }
     }
 
@@ -105,6 +130,9 @@ impl Progress {
     }
 
     fn sample(&mut self, left: u64, now: Instant) {
+        if self.left != Some(left) {
+            self.moved = now;
+        }
         if let Some(before) = self.left {
             let moved = before.saturating_sub(left);
             self.done += moved;
@@ -183,8 +211,6 @@ impl Progress {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
 
     const MIB: u64 = 1 << 20;
@@ -201,6 +227,24 @@ mod tests {
         // Clients wrote 50 MiB more: the whole grows, what is done stays.
         progress.sample(250 * MIB, start + Duration::from_secs(2));
         assert!(progress.numbers().starts_with(" 28 %  100.0 MiB of 350.0 MiB"));
+    }
+
+    #[test]
+    fn what_does_not_move_is_noticed() {
+        let start = Instant::now();
+        let after = |seconds| start + Duration::from_secs(seconds);
+        let mut progress = Progress::with("drain vol".into(), false, 80, start);
+        for (at, left, is_stuck) in
+            [(0, 9, false), (14, 9, false), (15, 9, true), (99, 9, true), (100, 8, false)]
+        {
+            progress.sample(left, after(at));
+            progress.watch_stillness(after(at));
+            assert_eq!(progress.is_stuck, is_stuck, "after {at} s");
+        }
+        // A failing origin is another matter, and is said elsewhere.
+        progress.is_failing = true;
+        progress.watch_stillness(after(200));
+        assert!(!progress.is_stuck);
     }
 
     #[test]

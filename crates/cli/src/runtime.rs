@@ -14,6 +14,7 @@
 
 use std::fmt;
 use std::fs::{self, File, OpenOptions};
+use std::io::Write;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
@@ -184,12 +185,21 @@ impl RuntimeDir {
             let ours = file.metadata().with_context(place)?;
             match fs::metadata(&path) {
                 Ok(there) if there.ino() == ours.ino() && there.dev() == ours.dev() => {
+                    // Only for messages: who holds it is what the lock says.
+                    let _ = file.set_len(0);
+                    let _ = (&file).write_all(format!("{}\n", std::process::id()).as_bytes());
                     return Ok(Some(NameLock { name: name.clone(), is_inherited, _file: file }));
                 }
                 _ => {}
             }
         }
         bail!("{}: it keeps being replaced", place())
+    }
+
+    /// The process that took the lock of `name` last.
+    pub fn holder(&self, name: &DeviceName) -> Option<i32> {
+        let text = fs::read_to_string(self.lock_path(name)).ok()?;
+        text.trim().parse().ok().filter(|pid| *pid > 0)
     }
 
     /// Leaves a name as it was before its lock was taken.

@@ -10,7 +10,7 @@
 //!    until it is at rest, since it moves the I/O that rest waits for.
 
 use std::path::Path;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -34,6 +34,7 @@ use crate::ground;
 use crate::output::Pointed;
 use crate::runtime::{NameLock, RuntimeDir};
 use crate::server::Spec;
+use crate::work::Watch;
 
 /// How long a removal waits for requests in flight. What still is in flight then gets no answer,
 /// which crash safety covers.
@@ -94,6 +95,8 @@ pub struct Served {
     device: Arc<Device>,
     background: Mutex<Option<Queue>>,
     doors: Mutex<Vec<NbdServer>>,
+    /// Ways in that were closed for an end that may still be taken back.
+    closed_doors: Mutex<Vec<String>>,
     change: Mutex<()>,
     drainers: Mutex<usize>,
     cache: Mutex<Option<String>>,
@@ -108,6 +111,7 @@ impl Served {
         let served = Served {
             background: Mutex::default(),
             doors: Mutex::default(),
+            closed_doors: Mutex::default(),
             change: Mutex::default(),
             drainers: Mutex::default(),
             cache: Mutex::default(),
@@ -139,10 +143,12 @@ impl Served {
     }
 
     /// Gives a message to the target at `sector`, and waits until what it asks for is done, as the
-    /// kernel does. A failing slow device ends the wait, not the work.
-    pub fn message(&self, sector: u64, words: &[String]) -> Result<String> {
+    /// kernel does. A failing slow device ends the wait, not the work; so does a sender who is
+    /// gone, since targets take no message back.
+    pub fn message(&self, sector: u64, words: &[String], watch: &Watch) -> Result<String> {
         let text = self.device.message(sector, words)?;
         while self.device.is_carrying_out(sector) {
+            watch.check()?;
             if self.device.dirty().is_failing {
                 let what = words.join(" ");
                 bail!("message {what}: a device fails; what is dirty stays, and is tried again");
@@ -153,28 +159,50 @@ impl Served {
         Ok(text)
     }
 
-    /// Lets requests wait, and waits for those in flight.
-    pub fn suspend(&self) -> Result<()> {
-        let _change = lock(&self.change);
-        self.wait_for_suspend()
+    /// Lets requests wait, and waits for those in flight. Taken back when it does not come to an
+    /// end, and when nobody waits for that.
+    pub fn suspend(&self, watch: &Watch) -> Result<()> {
+        let _change = self.change(watch)?;
+        self.wait_for_suspend(watch)
     }
 
     /// Serves requests again, by the loaded table if there is one. As with dmsetup, a device that
     /// is not suspended is suspended for the moment of the change.
-    pub fn resume(&self) -> Result<()> {
-        let _change = lock(&self.change);
+    pub fn resume(&self, watch: &Watch) -> Result<()> {
+        let _change = self.change(watch)?;
         if self.has_inactive_table() && self.device.info().state == DeviceState::Active {
-            self.wait_for_suspend()?;
+            self.wait_for_suspend(watch)?;
         }
         Ok(self.device.resume()?)
     }
 
-    fn wait_for_suspend(&self) -> Result<()> {
-        self.device.begin_suspend()?;
-        while !self.device.finish_suspend()? {
+    fn wait_for_suspend(&self, watch: &Watch) -> Result<()> {
+        let rested = come_to_rest(&self.device, watch);
+        if rested.is_err() && self.device.info().state == DeviceState::Suspending {
+            self.device.cancel_suspend()?;
+        }
+        rested
+    }
+
+    /// The right to change the device's state; others have it for a bounded time.
+    fn change(&self, watch: &Watch) -> Result<MutexGuard<'_, ()>> {
+        let deadline = Instant::now() + REST_MAX;
+        loop {
+            match self.change.try_lock() {
+                Ok(change) => return Ok(change),
+                Err(TryLockError::Poisoned(change)) => return Ok(change.into_inner()),
+                Err(TryLockError::WouldBlock) => {}
+            }
+            watch.check()?;
+            if Instant::now() >= deadline {
+                bail!(
+                    "another change of the device (load, suspend, resume or remove) is still at \
+                     work after {} s; try again",
+                    REST_MAX.as_secs()
+                );
+            }
             thread::sleep(LOOK_EVERY);
         }
-        Ok(())
     }
 
     /// Makes everything written so far durable.
@@ -184,10 +212,12 @@ impl Served {
         local.flush().map_err(|status| anyhow!("flush: {status}"))
     }
 
-    /// Loads a table into the inactive slot.
-    pub fn load(&self, text: &str, directory: &Path) -> Result<()> {
-        let _change = lock(&self.change);
-        self.load_with(text, directory, &LoadHow::default())
+    /// Loads a table into the inactive slot. When nobody waits for that any more, it is dropped
+    /// again.
+    pub fn load(&self, text: &str, directory: &Path, how: &LoadHow, watch: &Watch) -> Result<()> {
+        let _change = self.change(watch)?;
+        self.load_with(text, directory, how)?;
+        watch.check().inspect_err(|_| self.device.clear())
     }
 
     /// Opens a way in; tells where.
@@ -358,21 +388,45 @@ impl Served {
         facts.iter().enumerate().map(line).collect()
     }
 
-    /// Ends the service: no clients, nothing in flight, no device open. Dirty data stays.
-    pub fn close(&self) -> Result<Left> {
+    /// Sends clients away and brings the device to rest, as an end needs it. After an error the
+    /// service can only end, or [go on](Served::go_on).
+    pub fn rest(&self, watch: &Watch) -> Result<()> {
         let servers = std::mem::take(&mut *lock(&self.doors));
         for server in servers {
+            lock(&self.closed_doors).push(server.uri().to_string());
             server.stop();
         }
-        let _change = lock(&self.change);
-        let rested = come_to_rest(&self.device);
+        let _change = self.change(watch)?;
+        come_to_rest(&self.device, watch)
+    }
+
+    /// Takes a rest back: the device serves, and its ways in are open. Tells what cannot be opened.
+    pub fn go_on(&self, stay_suspended: bool) -> Result<()> {
+        if !stay_suspended {
+            self.device.cancel_suspend()?;
+        }
+        let uris = std::mem::take(&mut *lock(&self.closed_doors));
+        let failed: Vec<String> = uris
+            .iter()
+            .filter_map(|uri| self.add_export(uri).err().map(|error| format!("{error:#}")))
+            .collect();
+        if !failed.is_empty() {
+            bail!("{}", failed.join("; "));
+        }
+        Ok(())
+    }
+
+    /// Ends the service of a device at rest: no device is open behind this. Dirty data stays. One
+    /// that does not rest is left to the end of the process.
+    pub fn end(&self) -> Left {
         let cache = lock(&self.cache).clone();
         let is_lost = self.would_lose_data();
         let troubles = self.troubles();
         let left = Left { dirty_bytes: self.device.dirty().bytes, cache, is_lost, troubles };
-        let removed = rested.and_then(|()| Ok(self.device.remove()?));
+        // What can be refused here is a device that is not at rest.
+        let _ = self.device.remove();
         drop(lock(&self.background).take());
-        removed.map(|()| left)
+        left
     }
 
     /// Loads a table whose relative paths start at `directory`.
@@ -448,17 +502,22 @@ pub fn attach_notes(device: &Device) -> Vec<String> {
 }
 
 /// Suspends `device`, whose background queue must be running, within bounded time.
-pub fn come_to_rest(device: &Device) -> Result<()> {
+pub fn come_to_rest(device: &Device, watch: &Watch) -> Result<()> {
     if device.info().state == DeviceState::Empty {
         return Ok(());
     }
     device.begin_suspend()?;
     let deadline = Instant::now() + REST_MAX;
     while !device.finish_suspend()? {
+        watch.check()?;
         if Instant::now() >= deadline {
+            let waiting = match device.info().bios_in_flight {
+                0 => "write-back to its devices is".to_owned(),
+                1 => "1 request to its devices is".to_owned(),
+                n => format!("{n} requests to its devices are"),
+            };
             bail!(
-                "requests to its devices are still not answered after {} s; \
-                 nothing that was completed is lost",
+                "{waiting} still not answered after {} s; nothing that was completed is lost",
                 REST_MAX.as_secs()
             );
         }

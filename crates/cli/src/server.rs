@@ -32,10 +32,12 @@ use udm::limits::{Limit, limit};
 use udm::units::human_bytes;
 
 use crate::attaching::{Shown, Step, watched};
-use crate::control::{AFTERLIFE_MAX, Answer, Call, Frames, MESSAGE_BYTES_MAX, is_alive};
+use crate::control::{AFTERLIFE_MAX, Answer, Call, Frames, MESSAGE_BYTES_MAX, Peer, is_alive};
+use crate::methods::WORK_SILENCE_MAX;
 use crate::runtime::{DeviceName, KeepLog, NameLock, RuntimeDir};
 use crate::served::{REST_MAX, Served};
-use crate::{http, log, methods};
+use crate::work::Watch;
+use crate::{http, log, methods, process};
 
 /// Control connections at one time; commands are short, so more is somebody's mistake.
 const CONNECTIONS_MAX: usize = 64;
@@ -58,6 +60,7 @@ pub fn limits() -> Vec<Limit> {
         limit("control_message_bytes", MESSAGE_BYTES_MAX as u64, "a call or an answer"),
         limit("control_silence_seconds", SILENCE_MAX.as_secs(), "between two calls of a command"),
         limit("control_send_seconds", SEND_TIMEOUT.as_secs(), "until a command takes an answer"),
+        limit("work_silence_seconds", WORK_SILENCE_MAX.as_secs(), "a change without a sign of it"),
         limit("rest_seconds", REST_MAX.as_secs(), "a removal's wait for requests in flight"),
     ]);
     all
@@ -88,8 +91,9 @@ pub struct Spec {
 pub enum Stop {
     /// A signal asked for it.
     Signal(i32),
-    /// `remove` asked for it and waits for the answer.
-    Removed(SyncSender<Result<Value>>),
+    /// `remove` asked for it and waits for the answer. The device is at rest, or it was to be
+    /// forced, and there was trouble.
+    Removed { asked: SyncSender<Result<Value>>, trouble: Option<String> },
 }
 
 /// A running server, as its threads share it.
@@ -229,7 +233,8 @@ fn take_lock(runtime: &RuntimeDir, name: &DeviceName) -> Result<NameLock> {
             bail!("{name}: it exists already; remove it first or take another name");
         }
         if Instant::now() >= deadline {
-            bail!("{name}: its server is starting or ending, and does not answer; try again");
+            let what = runtime.holder(name).map_or_else(|| "try again".into(), process::doing);
+            bail!("{name}: its server is starting, ending or hanging, and does not answer: {what}");
         }
         thread::sleep(LOOK_EVERY);
     }
@@ -367,56 +372,50 @@ impl Server {
         self.served.rename(to.as_str())
     }
 
-    /// Ends the service: no clients, device at rest, files of the name gone. Tells what stays
-    /// in the cache.
-    fn close(&self) -> Result<Value> {
-        self.is_stopping.store(true, Ordering::SeqCst);
-        let closed = self.served.close();
+    /// Ends the service of a device at rest, or in `trouble`: files of the name are gone behind
+    /// this. Tells what stays in the cache.
+    fn close(&self, trouble: Option<&str>) -> Value {
+        let left = self.served.end();
         let name = self.name();
-        let result = match closed {
-            Ok(left) => {
-                let fate = if left.is_lost {
-                    "are lost with the deleted cache device"
-                } else {
-                    "stay in the cache"
-                };
-                log::line(&format!(
-                    "{name}: removed; {} of dirty data {fate}",
-                    human_bytes(left.dirty_bytes)
-                ));
-                Ok(json!({
-                    "dirty_bytes": left.dirty_bytes,
-                    "cache": left.cache,
-                    "is_lost": left.is_lost,
-                    "notes": left.troubles,
-                }))
-            }
-            Err(error) => {
-                log::line(&format!("{name}: removed with errors: {error:#}"));
-                Err(error)
-            }
+        let fate = if left.is_lost {
+            "are lost with the deleted cache device"
+        } else {
+            "stay in the cache"
         };
-        let keep_log = if result.is_ok() { KeepLog::No } else { KeepLog::Yes };
+        let bytes = human_bytes(left.dirty_bytes);
+        let errors = trouble.map_or(String::new(), |why| format!("; with errors: {why}"));
+        log::line(&format!("{name}: removed; {bytes} of dirty data {fate}{errors}"));
+        let keep_log = if trouble.is_none() { KeepLog::No } else { KeepLog::Yes };
         self.runtime.clear(&lock(&self.lock), keep_log);
-        result
+        json!({
+            "dirty_bytes": left.dirty_bytes,
+            "cache": left.cache,
+            "is_lost": left.is_lost,
+            "notes": left.troubles,
+            "trouble": trouble,
+        })
     }
 }
 
 /// Waits for the end, and carries it out.
 pub fn run(server: Arc<Server>, stops: &Receiver<Stop>) -> Result<()> {
-    let stop = stops.recv().context("no thread is left that could end this server")?;
-    if let Stop::Signal(signal) = stop {
-        log::line(&format!("{}: ending on signal {signal}", server.name()));
+    match stops.recv().context("no thread is left that could end this server")? {
+        Stop::Signal(signal) => {
+            log::line(&format!("{}: ending on signal {signal}", server.name()));
+            server.is_stopping.store(true, Ordering::SeqCst);
+            let rested = server.served.rest(&Watch::default());
+            let trouble = rested.as_ref().err().map(|error| format!("{error:#}"));
+            server.close(trouble.as_deref());
+            rested
+        }
+        Stop::Removed { asked, trouble } => {
+            // The connection's thread needs a moment to hand the answer on; the process must not
+            // end under it. It drops its receiver when that is done.
+            let _ = asked.send(Ok(server.close(trouble.as_deref())));
+            while asked.send(Ok(Value::Null)).is_ok() {}
+            Ok(())
+        }
     }
-    let result = server.close();
-    if let Stop::Removed(asked) = stop {
-        // The connection's thread needs a moment to hand the answer on; the process must not
-        // end under it. It drops its receiver when that is done.
-        let _ = asked.send(result);
-        while asked.send(Ok(Value::Null)).is_ok() {}
-        return Ok(());
-    }
-    result.map(|_| ())
 }
 
 /// Accepts control connections for ever.
@@ -455,9 +454,13 @@ fn converse(server: &Server, stream: UnixStream) {
     }
 }
 
-/// Answers calls until no more come, or one that is none.
-pub fn answer_all<S: Read + Write>(server: &Server, frames: &mut Frames<S>) -> Result<()> {
+/// Answers calls until no more come, or one that is none. Calls of somebody who is gone already may
+/// lie in the socket for long, if this process was stopped: they are dropped.
+pub fn answer_all<S: Peer>(server: &Server, frames: &mut Frames<S>) -> Result<()> {
     while let Some(call) = frames.receive::<Call>()? {
+        if frames.stream().has_hung_up() {
+            bail!("{} was not carried out: whoever called is gone", call.method);
+        }
         methods::answer(server, &call, &mut |answer| frames.send(&answer))?;
     }
     Ok(())

@@ -40,6 +40,8 @@ mod metrics;
 #[allow(dead_code)]
 #[path = "../../../crates/cli/src/output.rs"]
 mod output;
+#[path = "../../../crates/cli/src/process.rs"]
+mod process;
 #[allow(dead_code)]
 #[path = "../../../crates/cli/src/runtime.rs"]
 mod runtime;
@@ -49,6 +51,8 @@ mod served;
 #[allow(dead_code)]
 #[path = "../../../crates/cli/src/server.rs"]
 mod server;
+#[path = "../../../crates/cli/src/work.rs"]
+mod work;
 
 pub use attach::attach;
 pub use calls::calls;

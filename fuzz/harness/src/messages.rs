@@ -8,7 +8,7 @@ use std::io::{Error, ErrorKind, Read, Write};
 
 use serde_json::Value;
 
-use crate::control::{Answer, Call, Frames, MESSAGE_BYTES_MAX};
+use crate::control::{Answer, Call, Frames, MESSAGE_BYTES_MAX, Peer};
 use crate::input::Input;
 use crate::runtime::DeviceName;
 
@@ -55,6 +55,12 @@ pub struct Stream<'a> {
     is_endless: bool,
     given: usize,
     pub said: Vec<u8>,
+}
+
+impl Peer for Stream<'_> {
+    fn has_hung_up(&self) -> bool {
+        false
+    }
 }
 
 impl Read for Stream<'_> {

@@ -2,6 +2,7 @@
 //! and returns an error whose text names where and why; `main.rs` puts the command in front.
 
 mod about;
+mod asking;
 mod change;
 mod create;
 mod doors;
@@ -17,9 +18,8 @@ use clap::CommandFactory;
 use serde_json::Value;
 
 use crate::args::{Cli, Command, JsonArgs};
-use crate::control::{Absent, Client};
-use crate::output::{Reported, print_error, print_json, print_line};
-use crate::runtime::{DeviceName, RuntimeDir};
+use crate::output::{print_json, print_line};
+use crate::runtime::DeviceName;
 
 /// Carries out `command`.
 pub fn run(command: Command) -> Result<()> {
@@ -84,44 +84,6 @@ pub fn name(command: &Command) -> &'static str {
 /// Whether `word` is a command.
 pub fn is_name(word: &str) -> bool {
     Cli::command().find_subcommand(word).is_some()
-}
-
-/// Asks the servers of `names`, or of all devices when there are none, and hands each answer on.
-/// A device that does not answer is reported at once, and the others are still asked.
-fn ask_each(
-    what: &str,
-    names: &[DeviceName],
-    method: &str,
-    parameters: &Value,
-    hear: &mut dyn FnMut(&DeviceName, Value),
-) -> Result<()> {
-    let runtime = RuntimeDir::open()?;
-    let all = names.is_empty();
-    let listed = if all { runtime.names()? } else { names.to_vec() };
-    let mut failed = None;
-    for name in &listed {
-        let answer = if all {
-            match Client::find(&runtime, name) {
-                // It was removed since the directory was read.
-                Ok(Err(Absent::NoDevice)) => continue,
-                Ok(Ok(mut client)) => client.ask(method, parameters.clone()),
-                _ => Client::connect(&runtime, name)
-                    .and_then(|mut client| client.ask(method, parameters.clone())),
-            }
-        } else {
-            Client::connect(&runtime, name)
-                .and_then(|mut client| client.ask(method, parameters.clone()))
-        };
-        match answer {
-            Ok(value) => hear(name, value),
-            Err(error) if listed.len() == 1 => return Err(error),
-            Err(error) => {
-                print_error(what, &error);
-                failed = Some(Reported);
-            }
-        }
-    }
-    failed.map_or(Ok(()), |reported| Err(reported.into()))
 }
 
 /// Prints answers as JSON: the object itself if exactly one name was given, else a list.

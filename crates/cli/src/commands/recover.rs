@@ -26,6 +26,7 @@ use crate::output::print_note;
 use crate::progress::Progress;
 use crate::runtime::RuntimeDir;
 use crate::served::{LoadHow, attach_notes, come_to_rest, load_table};
+use crate::work::Watch;
 
 /// Time between two looks at how much is left.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
@@ -40,7 +41,7 @@ pub fn recover(args: &RecoverArgs) -> Result<()> {
     let device = open(&table(args, &found))?;
     let background = Queue::background("udm-recover", &device)?;
     let drained = drain(args, &device);
-    let rested = come_to_rest(&device);
+    let rested = come_to_rest(&device, &Watch::default());
     let lost_bytes = quarantined_bytes(&device);
     drop(background);
     let drained_bytes = drained?;

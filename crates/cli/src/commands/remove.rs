@@ -12,6 +12,7 @@ use super::print_result;
 use crate::args::{DrainArgs, RemoveArgs};
 use crate::control::{Absent, Client, wait_for_exit};
 use crate::output::print_note;
+use crate::process;
 use crate::progress::Progress;
 use crate::runtime::{DeviceName, KeepLog, RuntimeDir};
 
@@ -28,14 +29,20 @@ pub fn remove(args: &RemoveArgs) -> Result<()> {
         return clear_dead(&runtime, args);
     }
     let mut client = Client::connect(&runtime, name)?;
-    let process = client.server_process();
+    let (process, pid) = (client.server_process(), client.server_pid());
     let parameters = json!({ "drain": args.drain, "force": args.force });
     let (left, drained_bytes) = if args.drain {
         follow(&mut client, name, "Remove", parameters)?
     } else {
         (client.order("Remove", parameters)?, 0)
     };
-    wait_for_exit(process);
+    if !wait_for_exit(process) {
+        let what = pid.map(process::doing).unwrap_or_default();
+        print_note(&format!("{name}: removed, but its devices are in use yet: {what}"));
+    }
+    if let Some(trouble) = left["trouble"].as_str() {
+        print_note(&format!("{name}: removed by force: {trouble}"));
+    }
     let dirty_bytes = left["dirty_bytes"].as_u64().unwrap_or(0);
     for note in left["notes"].as_array().into_iter().flatten().filter_map(Value::as_str) {
         print_note(&format!("{name}: {note}"));
@@ -57,6 +64,7 @@ pub fn remove(args: &RemoveArgs) -> Result<()> {
         "dirty_bytes": dirty_bytes,
         "drained_bytes": drained_bytes,
         "cache": left["cache"],
+        "trouble": left["trouble"],
     });
     print_result(args.json, &text, &value)
 }
@@ -121,7 +129,8 @@ fn follow(
     let mut progress = Progress::new(format!("drain {name}"));
     let mut left = 0;
     let value = client.follow(method, parameters, &mut |now| {
-        left = now["dirty_bytes"].as_u64().unwrap_or(0);
+        // While it comes to rest, it says only that it goes on.
+        left = now["dirty_bytes"].as_u64().unwrap_or(left);
         if interrupts.is_interrupted() {
             progress.pause();
             return Err(anyhow!(

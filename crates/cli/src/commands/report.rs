@@ -4,11 +4,11 @@ use anyhow::Result;
 use serde_json::{Map, Value, json};
 use udm::units::{SECTOR, human_bytes};
 
-use super::{ask_each, explain, print_answers};
+use super::asking::{Heard, ask_all, ask_each};
+use super::{explain, print_answers};
 use crate::args::{InfoArgs, LsArgs, NamesArgs, StatusArgs, TableArgs};
 use crate::columns::{Columns, pairs};
-use crate::control::{Absent, Client};
-use crate::output::{Reported, print, print_error, print_json, print_line, print_note};
+use crate::output::{print, print_json, print_line, print_note};
 use crate::runtime::{DeviceName, RuntimeDir};
 
 /// `udm status`: the kernel's lines, as `dmsetup status` prints them.
@@ -36,6 +36,10 @@ fn lines(
     let mut text = String::new();
     let mut answers = Vec::new();
     let asked = ask_each(what, names, method, parameters, &mut |name, answer| {
+        let answer = answer.unwrap_or_else(|state| {
+            text += &format!("{name}: {state}\n");
+            json!({ "state": state, "lines": [] })
+        });
         for line in answer["lines"].as_array().into_iter().flatten() {
             if names.len() != 1 {
                 text += &format!("{name}: ");
@@ -44,7 +48,11 @@ fn lines(
             text += "\n";
         }
         print_notes(name.as_str(), &answer);
-        answers.push(json!({ "name": name.as_str(), "lines": answer["lines"] }));
+        let mut shown = json!({ "name": name.as_str(), "lines": answer["lines"] });
+        if let Some(state) = answer.get("state") {
+            shown["state"] = state.clone();
+        }
+        answers.push(shown);
     });
     if json {
         print_answers(names, answers)?;
@@ -67,10 +75,17 @@ fn print_notes(name: &str, answer: &Value) {
 fn status_all(args: &StatusArgs) -> Result<()> {
     let mut text = String::new();
     let mut answers = Vec::new();
-    let asked = ask_each("status", &args.names, "Info", &json!({}), &mut |name, answer| {
-        text += &explain::device(name, &answer);
-        answers.push(shape(answer));
-    });
+    let asked =
+        ask_each("status", &args.names, "Info", &json!({}), &mut |name, answer| match answer {
+            Ok(answer) => {
+                text += &explain::device(name, &answer);
+                answers.push(shape(answer));
+            }
+            Err(state) => {
+                text += &format!("{name}: {state}\n");
+                answers.push(lost(name, state));
+            }
+        });
     if args.json.json {
         print_answers(&args.names, answers)?;
     } else {
@@ -84,6 +99,7 @@ fn limits(args: &InfoArgs) -> Result<()> {
     let mut texts = Vec::new();
     let mut answers = Vec::new();
     let asked = ask_each("info", &args.names, "Limits", &json!({}), &mut |name, answer| {
+        let Ok(answer) = answer else { return };
         let mut list = Columns::new(&["LIMIT", "VALUE", "MEANING"]);
         let mut values = Map::new();
         for limit in answer["limits"].as_array().into_iter().flatten() {
@@ -109,7 +125,8 @@ pub fn info(args: &InfoArgs) -> Result<()> {
     }
     let mut texts = Vec::new();
     let mut answers = Vec::new();
-    let asked = ask_each("info", &args.names, "Info", &json!({}), &mut |_, answer| {
+    let asked = ask_each("info", &args.names, "Info", &json!({}), &mut |name, answer| {
+        let answer = answer.unwrap_or_else(|state| lost(name, state));
         texts.push(describe(&answer));
         answers.push(shape(answer));
     });
@@ -119,6 +136,11 @@ pub fn info(args: &InfoArgs) -> Result<()> {
         print(&texts.join("\n"))?;
     }
     asked
+}
+
+/// What is shown of a device whose server does not answer.
+fn lost(name: &DeviceName, state: &str) -> Value {
+    json!({ "name": name.as_str(), "state": state, "targets": [] })
 }
 
 /// Facts that every user looks for.
@@ -187,6 +209,9 @@ fn describe(info: &Value) -> String {
         ("Name".into(), word(&info["name"])),
         ("State".into(), word(&info["state"]).to_uppercase()),
     ];
+    if info["lines"].is_null() {
+        return pairs(&rows);
+    }
     let mut row = |name: &str, value: String| rows.push((name.to_owned(), value));
     let sectors = info["size_bytes"].as_u64().unwrap_or(0) / SECTOR;
     row("Size", format!("{} ({sectors} sectors)", bytes(&info["size_bytes"])));
@@ -238,49 +263,37 @@ fn describe(info: &Value) -> String {
     pairs(&rows)
 }
 
-/// `udm ls`: every device there is, the dead ones too.
+/// `udm ls`: every device there is, with those that do not answer.
 pub fn ls(args: &LsArgs) -> Result<()> {
     let runtime = RuntimeDir::open()?;
     let mut list = Columns::new(&["NAME", "STATE", "SIZE", "TARGET", "DIRTY", "CLIENTS"]);
     let mut answers = Vec::new();
-    let mut failed = None;
-    for name in runtime.names()? {
-        let asked = match Client::find(&runtime, &name) {
-            Ok(Err(Absent::NoDevice)) => continue,
-            Ok(Err(Absent::Died)) => Ok(dead(&name)),
-            Ok(Ok(mut client)) => client.ask("Info", json!({})).map(|info| {
+    let names = runtime.names()?;
+    for (name, heard) in names.iter().zip(ask_all(&runtime, &names, "Info", &json!({}))) {
+        let summary = match heard {
+            Heard::NoDevice(_) => continue,
+            Heard::Lost(state, why) => {
+                print_note(&format!("{why:#}"));
+                lost(name, state)
+            }
+            Heard::Answer(info) => {
                 print_notes(name.as_str(), &info);
                 summary(&info)
-            }),
-            Err(error) => Err(error),
-        };
-        let summary = match asked {
-            Ok(summary) => summary,
-            Err(error) => {
-                print_error("ls", &error);
-                failed = Some(Reported);
-                continue;
             }
         };
         let targets: Vec<&str> = texts(&summary["targets"]);
-        if args.target.as_ref().is_none_or(|target| targets.contains(&target.as_str())) {
+        let is_known = args.target.as_ref().is_none_or(|wanted| targets.contains(&wanted.as_str()));
+        // Which targets a lost one has, nobody can say.
+        if is_known || summary["size_bytes"].is_null() {
             list.row(cells(&summary, &targets));
             answers.push(summary);
         }
     }
     match (args.json.json, answers.is_empty()) {
-        (true, _) => print_json(&Value::Array(answers))?,
-        (false, true) => print_line("No devices found")?,
-        (false, false) => print(&list.text())?,
+        (true, _) => print_json(&Value::Array(answers)),
+        (false, true) => print_line("No devices found"),
+        (false, false) => print(&list.text()),
     }
-    failed.map_or(Ok(()), |reported| Err(reported.into()))
-}
-
-/// A device whose server died, as `ls --json` shows it.
-fn dead(name: &DeviceName) -> Value {
-    let advice = "its server died; the same `udm create` goes on where it was";
-    print_note(&format!("{name}: {advice}"));
-    json!({ "name": name.as_str(), "state": "dead", "targets": [] })
 }
 
 /// A living one.
@@ -289,9 +302,14 @@ fn summary(info: &Value) -> Value {
     let mut targets: Vec<&str> = lines.filter_map(|line| line["target"].as_str()).collect();
     targets.sort_unstable();
     targets.dedup();
+    let has_failed = |line: &Value| {
+        let facts = line["facts"].as_array().into_iter().flatten();
+        facts.into_iter().any(|fact| fact["name"] == "medium_has_failed" && fact["value"] == true)
+    };
+    let has_failed = info["lines"].as_array().into_iter().flatten().any(has_failed);
     json!({
         "name": info["name"],
-        "state": info["state"],
+        "state": if has_failed { json!("failed") } else { info["state"].clone() },
         "size_bytes": info["size_bytes"],
         "targets": targets,
         "dirty_bytes": info["dirty_bytes"],
@@ -321,7 +339,7 @@ fn texts(list: &Value) -> Vec<&str> {
 pub fn metrics(args: &NamesArgs) -> Result<()> {
     let mut answers = Vec::new();
     let asked = ask_each("metrics", &args.names, "Info", &json!({}), &mut |_, answer| {
-        answers.push(answer);
+        answers.extend(answer);
     });
     if args.json.json {
         print_answers(&args.names, answers.into_iter().map(shape).collect())?;

@@ -9,7 +9,7 @@ use udm::units::human_bytes;
 
 use super::print_result;
 use crate::args::{Until, WaitArgs};
-use crate::control::{Absent, Client};
+use crate::control::{Absent, Client, Hung};
 use crate::runtime::RuntimeDir;
 
 /// Time between two looks.
@@ -35,6 +35,7 @@ fn what_is_missing(args: &WaitArgs) -> Result<Option<String>> {
     let info = match Client::find(&runtime, &args.name)? {
         Ok(mut client) => match client.ask("Info", json!({})) {
             Ok(info) => info,
+            Err(error) if error.is::<Hung>() => return Err(error),
             // It ended while we asked; the next look tells how.
             Err(_) => return Ok(Some("its server does not answer".into())),
         },

@@ -126,22 +126,43 @@ impl Device {
             let active = Arc::new(table.activate(&self.events));
             self.set_table(Some(active), DeviceState::Active);
         } else {
-            let active = slots.active.clone();
-            let suspended = slots.suspended_lines;
             drop(slots);
-            let lines = active.as_ref().map_or(&[][..], |active| active.lines());
-            for index in (0..suspended).rev() {
-                lines[index].target.resume().map_err(|error| error.at(self.name()))?;
-                lock(&self.slots).suspended_lines = index;
-            }
-            lock(&self.slots).state = DeviceState::Active;
-            for cell in &self.seats {
-                lock(&cell.0).set_suspended(false);
-            }
+            self.serve_on()?;
         }
         self.events.room();
         // What waited for the background while it was suspended is looked at again.
         self.events.work();
+        Ok(())
+    }
+
+    /// Takes a suspend back, whether it is complete or not: bios are served again by the active
+    /// table, also if another one is loaded.
+    pub fn cancel_suspend(&self) -> Result<()> {
+        let _change = lock(&self.change);
+        if matches!(lock(&self.slots).state, DeviceState::Active | DeviceState::Empty) {
+            return Ok(());
+        }
+        self.serve_on()?;
+        self.events.room();
+        self.events.work();
+        Ok(())
+    }
+
+    /// Takes the active table's targets out of suspension, then the seats.
+    fn serve_on(&self) -> Result<()> {
+        let (active, suspended) = {
+            let slots = lock(&self.slots);
+            (slots.active.clone(), slots.suspended_lines)
+        };
+        let lines = active.as_ref().map_or(&[][..], |active| active.lines());
+        for index in (0..suspended).rev() {
+            lines[index].target.resume().map_err(|error| error.at(self.name()))?;
+            lock(&self.slots).suspended_lines = index;
+        }
+        lock(&self.slots).state = DeviceState::Active;
+        for cell in &self.seats {
+            lock(&cell.0).set_suspended(false);
+        }
         Ok(())
     }
 

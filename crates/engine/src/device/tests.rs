@@ -271,6 +271,24 @@ fn targets_are_suspended_once_each_and_resumed() {
 }
 
 #[test]
+fn a_suspend_is_taken_back_whatever_is_loaded() {
+    let (devices, _) = devices();
+    let (device, [first, second]) = probes();
+    device.load(load(&devices, "0 64 linear /a 0")).unwrap();
+    device.cancel_suspend().unwrap();
+    second.is_busy.store(true, Ordering::SeqCst);
+    device.begin_suspend().unwrap();
+    assert!(!device.finish_suspend().unwrap());
+    assert_eq!(device.resume().unwrap_err().kind(), Kind::Busy, "that would change the table");
+    device.cancel_suspend().unwrap();
+    assert_eq!(device.info().state, DeviceState::Active);
+    assert_eq!(first.taken(), ["suspend", "resume"]);
+    assert_eq!(device.inactive_table(), ["0 64 linear /a 0"]);
+    let mut local = Local::without_kernel(&device).unwrap();
+    local.flush().unwrap();
+}
+
+#[test]
 fn a_new_table_takes_over_parked_bios() {
     let (devices, disk) = devices();
     for text in ["0 64 delay /a 0 1000", "0 32 zero\n32 32 delay /a 0 1000"] {

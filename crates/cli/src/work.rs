@@ -1,0 +1,172 @@
+//! Work of a server that may take long: whoever asked for it hears once a second that it goes on,
+//! and a plain error when nothing has moved for too long. Dead air is what commands give up on.
+//!
+//! 1. Beats are sent by a thread beside the one that works, so they come while that waits for a
+//!    device, a lock or a thread. They are sent only to callers that want several answers.
+//! 2. When a beat cannot be sent, the caller is gone: the work is told so by its [`Watch`], drops
+//!    what it can, and its answer goes nowhere.
+//! 3. When nothing has moved for the time allowed, the caller hears that, and is given up too: the
+//!    thread that works may hang in the kernel, and nobody can take it out of there.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, anyhow, bail};
+use serde_json::json;
+
+use crate::control::Answer;
+
+/// Time between two beats.
+const BEAT_EVERY: Duration = Duration::from_secs(1);
+
+/// Sends an answer; fails when nobody hears it.
+pub type Say<'a> = dyn FnMut(Answer) -> Result<()> + Send + 'a;
+
+/// Whether anybody still wants what is being done.
+#[derive(Debug, Default)]
+pub struct Watch {
+    is_given_up: AtomicBool,
+}
+
+impl Watch {
+    /// An error once nobody waits any more.
+    pub fn check(&self) -> Result<()> {
+        if self.is_given_up() {
+            bail!("whoever asked for it is gone");
+        }
+        Ok(())
+    }
+
+    /// Whether nobody waits any more.
+    pub fn is_given_up(&self) -> bool {
+        self.is_given_up.load(Ordering::SeqCst)
+    }
+}
+
+/// What is done, and when it counts as hanging.
+pub struct Work<'a> {
+    /// The method, for messages.
+    pub what: &'a str,
+    /// How long nothing may move.
+    pub silence_max: Duration,
+    /// Something that changes when the work moves on.
+    pub moved: &'a (dyn Fn() -> u64 + Sync),
+    /// Whether the caller wants beats.
+    pub more: bool,
+}
+
+/// Does `work`, and has beats sent meanwhile. The error of the outer result says why the caller
+/// cannot be answered any more.
+pub fn watched<T>(
+    work: &Work<'_>,
+    say: &mut Say<'_>,
+    carry_out: impl FnOnce(&Watch) -> T,
+) -> Result<T> {
+    let watch = Watch::default();
+    let (done, is_done) = channel::<()>();
+    thread::scope(|scope| {
+        let watch = &watch;
+        let beating = scope.spawn(move || beat(work, watch, say, &is_done));
+        let result = carry_out(watch);
+        drop(done);
+        match beating.join() {
+            Ok(heard) => heard.map(|()| result),
+            Err(panic) => std::panic::resume_unwind(panic),
+        }
+    })
+}
+
+/// Says again and again that the work goes on, until it is done.
+fn beat(work: &Work<'_>, watch: &Watch, say: &mut Say<'_>, is_done: &Receiver<()>) -> Result<()> {
+    let (mut seen, mut since) = ((work.moved)(), Instant::now());
+    while is_done.recv_timeout(BEAT_EVERY) == Err(RecvTimeoutError::Timeout) {
+        let now = (work.moved)();
+        if now != seen {
+            (seen, since) = (now, Instant::now());
+        }
+        let said = if since.elapsed() >= work.silence_max {
+            let seconds = work.silence_max.as_secs();
+            let hanging = anyhow!(
+                "{}: nothing has moved for {seconds} s: a device does not answer; what was begun \
+                 goes on in the server, see its log and the kernel's",
+                work.what
+            );
+            say(Answer::failed(&hanging)).and(Err(hanging))
+        } else if work.more {
+            say(Answer::so_far(json!({ "seconds": since.elapsed().as_secs() })))
+        } else {
+            continue;
+        };
+        if said.is_err() {
+            watch.is_given_up.store(true, Ordering::SeqCst);
+            return said;
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+
+    fn work(silence_max: Duration, more: bool) -> Work<'static> {
+        Work { what: "load", silence_max, moved: &|| 0, more }
+    }
+
+    /// Waits until nobody wants it any more.
+    fn endless(watch: &Watch) {
+        while !watch.is_given_up() {
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    #[test]
+    fn what_is_done_at_once_beats_never() {
+        let mut said = 0;
+        let mut say = |_| {
+            said += 1;
+            Ok(())
+        };
+        assert_eq!(watched(&work(BEAT_EVERY, true), &mut say, |_| 7).unwrap(), 7);
+        assert_eq!(said, 0);
+    }
+
+    #[test]
+    fn a_caller_who_is_gone_ends_the_work() {
+        let mut say = |_| bail!("gone");
+        let result = watched(&work(BEAT_EVERY * 100, true), &mut say, endless);
+        assert_eq!(result.unwrap_err().to_string(), "gone");
+    }
+
+    #[test]
+    fn hanging_work_is_said_and_given_up() {
+        let mut said = Vec::new();
+        let mut say = |answer: Answer| {
+            said.push(answer);
+            Ok(())
+        };
+        let error = watched(&work(BEAT_EVERY, false), &mut say, endless).unwrap_err();
+        assert!(error.to_string().contains("load: nothing has moved"), "{error}");
+        assert!(said.len() == 1 && !said[0].continues && said[0].error.is_some(), "{said:?}");
+    }
+
+    #[test]
+    fn work_that_moves_is_waited_for() {
+        let moved = std::sync::atomic::AtomicU64::new(0);
+        let look = || moved.fetch_add(1, Ordering::SeqCst);
+        let work =
+            Work { what: "load", silence_max: Duration::from_millis(1), moved: &look, more: true };
+        let mut beats = 0;
+        let mut say = |answer: Answer| {
+            assert!(answer.continues);
+            beats += 1;
+            Ok(())
+        };
+        watched(&work, &mut say, |_| thread::sleep(BEAT_EVERY * 5 / 2)).unwrap();
+        assert_eq!(beats, 2);
+    }
+}

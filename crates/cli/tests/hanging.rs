@@ -1,0 +1,214 @@
+//! Servers that hang: every command ends, says which process it is, what that is doing and what
+//! helps; and what a command asked for that is gone is dropped.
+
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use std::path::PathBuf;
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+use common::{Udm, client, pattern, read_export, signal, text, wait_until, write_export};
+
+const MIB: u64 = 1 << 20;
+
+/// A command has this long before it says that a server is silent, and some time around that.
+const SILENCE: Duration = Duration::from_secs(10);
+const SLACK: Duration = Duration::from_secs(15);
+
+#[test]
+fn a_stopped_server_is_named_by_every_command() {
+    let udm = Udm::new();
+    let origin = udm.file("origin.img", 8 * MIB);
+    let cache = udm.file("cache.img", 8 * MIB);
+    let table = format!("0 16384 writecache s {} {} 4096 0", text(&origin), text(&cache));
+    udm.ok(&["create", "vol", "--table", &table]);
+    udm.ok(&["create", "well", "--table", "0 8 zero"]);
+    let pid = udm.pid("vol");
+    signal(pid, "STOP");
+    let wanted = format!("process {pid} is stopped (state T); `kill -CONT {pid}` lets it go on");
+    let commands: [&[&str]; 14] = [
+        &["remove", "vol"],
+        &["remove", "vol", "--drain"],
+        &["remove", "vol", "--force"],
+        &["drain", "vol"],
+        &["flush", "vol"],
+        &["status", "vol"],
+        &["info", "vol"],
+        &["message", "vol", "0", "flush"],
+        &["suspend", "vol"],
+        &["resume", "vol"],
+        &["load", "vol", "--table", "0 8 zero"],
+        &["rename", "vol", "other"],
+        &["wait", "vol", "--until", "clean"],
+        &["create", "vol", "--table", &table],
+    ];
+    let start = Instant::now();
+    let running: Vec<_> = commands.iter().map(|words| (words, udm.spawn(words))).collect();
+    for (words, child) in running {
+        let output = child.wait_with_output().unwrap();
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(1), "{words:?}: {said}");
+        assert!(said.starts_with(&format!("udm: {}: vol: ", words[0])), "{said}");
+        assert!(said.contains(&wanted) && said.lines().count() == 1, "{words:?}: {said}");
+    }
+    let took = start.elapsed();
+    assert!(took >= SILENCE && took < SILENCE + SLACK, "all at once: {took:?}");
+
+    // Nothing of it happens when it goes on.
+    signal(pid, "CONT");
+    assert_eq!(udm.json(&["info", "vol"])["state"], "active");
+    assert_eq!(udm.pid("vol"), pid);
+    assert_eq!(udm.ok(&["table", "vol", "--inactive"]), "");
+}
+
+#[test]
+fn ls_asks_all_at_once_and_shows_who_does_not_answer() {
+    let udm = Udm::new();
+    let names: Vec<String> = (0..6).map(|nth| format!("hung{nth}")).collect();
+    for name in &names {
+        udm.ok(&["create", name, "--table", "0 8 zero"]);
+    }
+    udm.ok(&["create", "dead", "--table", "0 8 zero"]);
+    udm.ok(&["create", "well", "--table", "0 8 zero"]);
+    udm.kill_server("dead");
+    let pids: Vec<u64> = names.iter().map(|name| udm.pid(name)).collect();
+    pids.iter().for_each(|pid| signal(*pid, "STOP"));
+    let start = Instant::now();
+    let (list, status) = std::thread::scope(|scope| {
+        let list = scope.spawn(|| udm.json(&["ls"]));
+        let status = scope.spawn(|| udm.run(&["status"]));
+        (list.join().unwrap(), status.join().unwrap())
+    });
+    let took = start.elapsed();
+    assert!(took < SILENCE + SLACK, "one deadline for all: {took:?}");
+    let state_of = |name: &str| {
+        let all = list.as_array().unwrap();
+        all.iter().find(|device| device["name"] == name).unwrap()["state"].clone()
+    };
+    assert_eq!((state_of("dead"), state_of("well")), ("dead".into(), "active".into()));
+    // `status` says the same of them.
+    assert!(status.out.contains("dead: dead\n") && status.out.contains("well: 0 8 zero"));
+    for (name, pid) in names.iter().zip(&pids) {
+        assert_eq!(state_of(name), "hung");
+        assert!(status.out.contains(&format!("{name}: hung\n")), "{status:?}");
+        assert!(status.err.contains(&format!("process {pid} is stopped")), "{status:?}");
+    }
+    assert_eq!(status.code, 1);
+    pids.iter().for_each(|pid| signal(*pid, "CONT"));
+    let states = udm.json(&["ls"]);
+    let is_active = |device: &serde_json::Value| device["state"] == "active";
+    assert_eq!(states.as_array().unwrap().iter().filter(|device| is_active(device)).count(), 7);
+}
+
+#[test]
+fn a_dead_device_alone_is_no_empty_list() {
+    let udm = Udm::new();
+    udm.ok(&["create", "d", "--table", "0 8 zero"]);
+    udm.kill_server("d");
+    assert!(udm.ok(&["ls"]).contains("dead"));
+    let outcome = udm.run(&["status"]);
+    assert_eq!((outcome.code, outcome.out.as_str()), (1, "d: dead\n"));
+    let states = udm.run(&["status", "--json"]).out;
+    let states: serde_json::Value = serde_json::from_str(&states).unwrap();
+    assert_eq!((&states[0]["name"], &states[0]["state"]), (&"d".into(), &"dead".into()));
+}
+
+/// A file system on a loop device, which can be frozen: writes to its files then hang.
+struct FileSystem {
+    mount: PathBuf,
+}
+
+impl FileSystem {
+    fn new(udm: &Udm) -> FileSystem {
+        let image = udm.file("fs.img", 96 * MIB);
+        let mount = udm.path("mnt");
+        std::fs::create_dir(&mount).unwrap();
+        client("mke2fs", &["-q", "-t", "ext4", text(&image)]);
+        client("mount", &["-o", "loop", text(&image), text(&mount)]);
+        FileSystem { mount }
+    }
+
+    fn freeze(&self, how: &str) {
+        client("fsfreeze", &[how, text(&self.mount)]);
+    }
+}
+
+impl Drop for FileSystem {
+    fn drop(&mut self) {
+        for (program, words) in [("fsfreeze", ["-u"].as_slice()), ("umount", &["-l"])] {
+            let mut command = std::process::Command::new(program);
+            let _ = command.args(words).arg(&self.mount).stderr(Stdio::null()).status();
+        }
+    }
+}
+
+/// Whether a thread of `pid` waits in the kernel.
+fn is_hanging(pid: u64) -> bool {
+    let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap().flatten();
+    let mut stats = tasks.map(|task| std::fs::read_to_string(task.path().join("stat")));
+    stats.any(|stat| stat.is_ok_and(|stat| stat.contains(") D ")))
+}
+
+#[test]
+fn an_origin_that_does_not_answer_keeps_no_command_and_loses_no_device() {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("not tested: only root can freeze a file system");
+        return;
+    }
+    let udm = Udm::new();
+    let system = FileSystem::new(&udm);
+    let origin = system.mount.join("origin.img");
+    std::fs::File::create(&origin).unwrap().set_len(32 * MIB).unwrap();
+    let cache = udm.file("cache.img", 64 * MIB);
+    let uri = udm.uri("vol.sock");
+    let words = "4096 2 high_watermark 100";
+    let table = format!("0 65536 writecache s {} {} {words}", text(&origin), text(&cache));
+    udm.ok(&["create", "vol", "--table", &table, "--export", &uri]);
+    let data = pattern(4, 16 << 20);
+    write_export(&udm, &uri, &data);
+    system.freeze("-f");
+    let pid = udm.pid("vol");
+
+    // Whoever suspends and goes away leaves no suspended device.
+    let mut drain = udm.spawn(&["drain", "vol"]);
+    wait_until("a write hangs", || is_hanging(pid));
+    let mut suspend = udm.spawn(&["suspend", "vol"]);
+    wait_until("it suspends", || udm.json(&["info", "vol"])["state"] == "suspended");
+    suspend.kill().unwrap();
+    suspend.wait().unwrap();
+    wait_until("it serves again", || udm.json(&["info", "vol"])["state"] == "active");
+    assert!(read_export(&udm, &uri)[..data.len()] == data[..]);
+    drain.kill().unwrap();
+    drain.wait().unwrap();
+
+    let mut drain = udm.spawn(&["drain", "vol"]);
+    let line = udm.refused(&["remove", "vol"]);
+    assert!(line.contains("vol: not removed: write-back to its devices is still not"), "{line}");
+    assert!(line.contains("the device goes on, `udm remove --force vol` ends it"), "{line}");
+    assert_eq!(
+        (udm.json(&["info", "vol"])["state"].clone(), udm.pid("vol")),
+        ("active".into(), pid)
+    );
+    assert!(read_export(&udm, &uri)[..data.len()] == data[..], "its ways in are open");
+    system.freeze("-u");
+    let _ = drain.wait().unwrap();
+    udm.ok(&["remove", "vol", "--drain"]);
+    assert!(std::fs::read(&origin).unwrap()[..data.len()] == data[..]);
+}
+
+#[test]
+fn a_drain_ends_with_its_command() {
+    let udm = Udm::new();
+    let (origin, cache) = (udm.file("origin.img", 32 * MIB), udm.file("cache.img", 64 * MIB));
+    let uri = udm.uri("vol.sock");
+    let words = "4096 2 high_watermark 100";
+    let table = format!("0 65536 writecache s {} {} {words}", text(&origin), text(&cache));
+    udm.ok(&["create", "vol", "--table", &table, "--export", &uri]);
+    write_export(&udm, &uri, &pattern(3, 16 << 20));
+    let mut drain = udm.spawn(&["drain", "vol"]);
+    drain.kill().unwrap();
+    drain.wait().unwrap();
+    udm.ok(&["remove", "vol", "--drain"]);
+}
