@@ -50,6 +50,10 @@ mutants! {
     OldestWins,
     /// A batch does not end at a flush mark.
     BatchCrossesMark,
+    /// What was overwritten is not written back although a flush ended in between.
+    SkippedAcrossMark,
+    /// What was overwritten is not written back although the newer version is not logged yet.
+    SkippedForUnlogged,
     /// A flush leaves no mark.
     FlushUnmarked,
     /// The log that an attach found gets no mark behind it.

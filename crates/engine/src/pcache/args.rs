@@ -3,7 +3,8 @@
 //! ```text
 //! pcache <cache device> <backing device> [<#words> [cache_mode writeback] [data_crc true|false]]
 //!        [writeback_order ordered|fast|adaptive] [read_fill always|never]
-//!        [retention hot|fifo] [log_damage refuse|truncate] [rebind false|true]
+//!        [retention hot|fifo] [max_age <milliseconds>] [high_watermark <percent>]
+//!        [log_damage refuse|truncate] [rebind false|true]
 //! ```
 //!
 //! The first line is the kernel's; its own table also prints `crc`, which it does not take back,
@@ -13,6 +14,7 @@
 use crate::error::{Error, Kind};
 
 use super::attach::LogDamage;
+use super::pace::{HIGH_WATERMARK, MAX_AGE_MS};
 use super::retention::RetentionKind;
 
 /// How strictly write-back keeps the order of clients' flushes.
@@ -25,8 +27,9 @@ pub enum WritebackOrder {
     /// Merges across flushes too. While a batch that does so is under way, the backing device
     /// alone is no state of any flush; status says when that is.
     Fast,
-    /// Ordered while little is dirty; as `Fast` when more than a quarter of the cache is dirty or
-    /// space is short, until it is less than an eighth.
+    /// Ordered while write-back keeps up; as `Fast` when much more of the cache is dirty than
+    /// `high_watermark` says (a quarter of the way from there to all of it), or space is short,
+    /// until it is less than that mark.
     Adaptive,
 }
 
@@ -41,6 +44,10 @@ pub struct TableArgs {
     pub has_data_crc: bool,
     /// Order of write-back.
     pub writeback_order: WritebackOrder,
+    /// What is dirty for so many milliseconds is written back.
+    pub max_age_ms: u32,
+    /// Write-back begins when so many percent of the cache's room are dirty.
+    pub high_watermark: u32,
     /// Whether reads that miss are cached.
     pub fills_reads: bool,
     /// Which data stays when space is short.
@@ -61,8 +68,17 @@ pub struct ArgError {
 }
 
 /// Options whose other values are errors.
-const VALUED: [&str; 7] =
-    ["data_crc", "crc", "writeback_order", "read_fill", "retention", "log_damage", "rebind"];
+const VALUED: [&str; 9] = [
+    "data_crc",
+    "crc",
+    "writeback_order",
+    "max_age",
+    "high_watermark",
+    "read_fill",
+    "retention",
+    "log_damage",
+    "rebind",
+];
 
 /// Most words that a table line of ours has.
 const WORDS_MAX: usize = 64;
@@ -83,6 +99,8 @@ impl TableArgs {
             backing: device(1, "backing device")?,
             has_data_crc: false,
             writeback_order: WritebackOrder::Ordered,
+            max_age_ms: MAX_AGE_MS,
+            high_watermark: HIGH_WATERMARK,
             fills_reads: true,
             retention: RetentionKind::Hot,
             log_damage: LogDamage::Refuse,
@@ -117,7 +135,14 @@ impl TableArgs {
     }
 
     fn option(&mut self, name: &str, value: &str) -> Result<(), (usize, String)> {
+        let below = |max: u32| {
+            let number = plain_number(value).filter(|number| *number <= u64::from(max));
+            let what = || (1, format!("invalid option for {name}: '{value}': from 0 to {max}"));
+            number.map(|number| number as u32).ok_or_else(what)
+        };
         match (name, value) {
+            ("max_age", _) => self.max_age_ms = below(u32::MAX)?,
+            ("high_watermark", _) => self.high_watermark = below(100)?,
             ("cache_mode", "writeback") => {}
             ("cache_mode", _) => {
                 return Err((1, format!("cache_mode '{value}' is not supported: only writeback")));
@@ -151,6 +176,12 @@ impl TableArgs {
             WritebackOrder::Fast => " writeback_order fast",
             WritebackOrder::Adaptive => " writeback_order adaptive",
         });
+        if self.max_age_ms != MAX_AGE_MS {
+            words.push_str(&format!(" max_age {}", self.max_age_ms));
+        }
+        if self.high_watermark != HIGH_WATERMARK {
+            words.push_str(&format!(" high_watermark {}", self.high_watermark));
+        }
         if !self.fills_reads {
             words.push_str(" read_fill never");
         }
@@ -165,9 +196,14 @@ impl TableArgs {
 }
 
 /// A plain unsigned decimal, as the kernel takes it.
-fn parse_count(word: &str) -> Option<usize> {
+fn plain_number(word: &str) -> Option<u64> {
     let is_plain = !word.is_empty() && word.bytes().all(|byte| byte.is_ascii_digit());
-    word.parse().ok().filter(|count| is_plain && *count <= WORDS_MAX)
+    word.parse().ok().filter(|_| is_plain)
+}
+
+fn parse_count(word: &str) -> Option<usize> {
+    let count = usize::try_from(plain_number(word)?).ok()?;
+    (count <= WORDS_MAX).then_some(count)
 }
 
 #[cfg(test)]

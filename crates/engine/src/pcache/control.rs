@@ -146,7 +146,7 @@ pub(super) fn assemble(
     let stale_until = (replayed.stale_keys > 0).then_some(replayed.dirty_tail);
     let gc = Gc::new(stale_until, replayed.hidden_until);
     let replay = replayed.rest;
-    let writeback = Writeback::new(marks_from, replayed.torn_until);
+    let writeback = Writeback::new(&log, marks_from, replayed.torn_until);
     let retention = args.retention.policy(segments.blocks());
     Ok(Pcache {
         is_replaying: AtomicBool::new(replay.is_some()),
@@ -172,6 +172,8 @@ pub(super) fn assemble(
         is_draining: AtomicBool::new(false),
         is_suspended: AtomicBool::new(false),
         is_armed: AtomicBool::new(true),
+        dirty_segments: (u64::from(segments.count()) * u64::from(args.high_watermark) / 100) as u32,
+        dirty_told: AtomicU32::new(0),
         used_told: AtomicU32::new(0),
         wants_room: AtomicBool::new(false),
         gives_up: AtomicBool::new(false),

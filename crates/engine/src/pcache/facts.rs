@@ -6,13 +6,14 @@ use crate::target::{count, flag, number, origin_facts, text};
 
 use super::label::QUARANTINE_MAX;
 use super::layout::SEGMENTS_MAX;
+use super::pace::{HIGH_WATERMARK, MAX_AGE_MS};
 use super::segment::HEADS_MAX;
 use super::write::KNOWN_ZEROES_MAX;
 use super::writeback::{BATCH_BYTES_MAX, BATCH_KEYS_MAX, DEPTH_MAX, WRITE_BYTES_MAX};
 use super::*;
 
 /// Every stated maximum.
-pub fn limits() -> [Limit; 13] {
+pub fn limits() -> [Limit; 15] {
     let seconds = |nanos: Nanos| nanos / SECOND;
     [
         limit("pcache_backing_bytes", BACKING_BYTES_MAX, "a backing device"),
@@ -24,6 +25,17 @@ pub fn limits() -> [Limit; 13] {
         limit("pcache_batch_keys", BATCH_KEYS_MAX as u64, "keys of a write-back batch"),
         limit("pcache_write_bytes", WRITE_BYTES_MAX, "one write to the backing device"),
         limit("pcache_writes", DEPTH_MAX as u64, "writes to the backing device in flight"),
+        limit(
+            "pcache_age_milliseconds",
+            u64::from(MAX_AGE_MS),
+            "how long dirty data waits, unless `max_age` says otherwise",
+        ),
+        limit(
+            "pcache_dirty_percent",
+            u64::from(HIGH_WATERMARK),
+            "of the cache's room, may be dirty before write-back begins, unless `high_watermark` \
+             says otherwise",
+        ),
         limit("pcache_pause_seconds", seconds(PAUSE_MAX), "the pause after a failed write-back"),
         limit(
             "pcache_give_up_seconds",
@@ -105,6 +117,21 @@ impl Pcache {
                 "the backing device alone is a state that a power cut could have left",
             ),
             number("origin_inconsistent_s", torn_for, "for how long it is not, in seconds"),
+            number(
+                "writeback_age_ms",
+                u64::from(self.args.max_age_ms),
+                "dirty data that is older is written back",
+            ),
+            number(
+                "writeback_mark_bytes",
+                self.dirty_mark(),
+                "with more dirty data than this, write-back begins, and takes ever more of the time",
+            ),
+            number(
+                "writeback_share_percent",
+                background.pace.share(),
+                "of the time, that write-back takes at the moment; 0: dirty data waits",
+            ),
             flag("is_draining", self.is_draining.load(Ordering::Relaxed), "writes back all it can"),
             flag(
                 "writeback_is_failing",

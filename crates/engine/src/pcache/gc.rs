@@ -147,7 +147,8 @@ impl Pcache {
                 break;
             }
             self.close_old_sets(background, true);
-            self.writeback_if_due(background, true, port);
+            background.pace.press();
+            self.writeback_if_due(background, port);
             let missing = self.free_wanted().saturating_sub(self.segments.free()).max(1);
             self.condemn_more(missing);
             background.gc.is_pressed = true;

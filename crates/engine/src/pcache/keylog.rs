@@ -78,6 +78,8 @@ pub struct KeyLog {
     key_tail: Mutex<TailState>,
     dirty_tail: Mutex<TailState>,
     has_failed: AtomicBool,
+    /// Flush marks that were appended. Changes under the head's lock.
+    marks: AtomicU64,
 }
 
 /// A tail as found on media.
@@ -123,7 +125,14 @@ impl KeyLog {
             key_tail: tail(KEY_TAIL_AT, key_tail),
             dirty_tail: tail(DIRTY_TAIL_AT, dirty_tail),
             has_failed: AtomicBool::new(false),
+            marks: AtomicU64::new(0),
         }
+    }
+
+    /// How many flush marks were appended since the attach. What is appended behind a mark is so
+    /// after that mark is counted.
+    pub fn marks(&self) -> u64 {
+        self.marks.load(Ordering::Acquire)
     }
 
     /// Where the next key set goes.
@@ -263,6 +272,9 @@ impl KeyLog {
         self.media.store(at, &head.scratch[..bytes]);
         if !mutants::is(Mutant::PositionBeforeKset) {
             self.media.settle()?;
+        }
+        if mark || keys.is_empty() {
+            self.marks.fetch_add(1, Ordering::Release);
         }
         head.position.offset += bytes as u32;
         head.is_unmarked = !mark;

@@ -17,7 +17,8 @@
 //! | `openset`, `takeup` | keys in memory, also those of a dead server | `cache_key.c` |
 //! | `keylog` | keys on media | `cache_key.c` |
 //! | `write`, `read` | the life of a request | `cache_req.c` |
-//! | `writeback`, `gc` | the life of data afterwards | `cache_writeback.c`, `cache_gc.c` |
+//! | `writeback`, `pace`, `latest` | what goes to the backing device, and when | `cache_writeback.c` |
+//! | `gc` | room is made | `cache_gc.c` |
 //! | `retention`, `retain`, `classes` | which data stays when space is short, and how | |
 //! | `datacrc`, `quarantine` | damage: found, and kept from spreading | |
 //!
@@ -38,12 +39,14 @@ pub mod index;
 pub mod inspect;
 mod keylog;
 mod label;
+mod latest;
 pub mod layout;
 mod media;
 mod openset;
 #[cfg(test)]
 #[cfg(feature = "loom")]
 pub(crate) mod orderings;
+mod pace;
 mod quarantine;
 mod read;
 mod replay;
@@ -84,6 +87,7 @@ use label::Label;
 use layout::{CacheInfo, Geometry, KEYS_MAX, Key, REGION_BYTES};
 use media::{Found, Media};
 use openset::OpenSets;
+use pace::Pace;
 use quarantine::Quarantine;
 use read::{Fill, Misses};
 use replay::Replay;
@@ -107,10 +111,6 @@ const STRIPES_MAX: usize = 16;
 const CLOSE_AFTER: Nanos = SECOND;
 /// So often the background looks whether the medium is all there.
 const LOOK_EVERY: Nanos = SECOND / 10;
-/// Dirty data waits so long for company before write-back begins.
-const WRITEBACK_AFTER: Nanos = SECOND;
-/// Write-back begins at once when so large a part of the cache is dirty (1 / n).
-const DIRTY_SHARE: u64 = 8;
 
 /// The largest backing device: bounds the memory that the index takes before anything is cached
 /// (28 bytes for each 4 MiB).
@@ -186,7 +186,7 @@ struct Background {
     /// When the medium is looked at next.
     look_at: Nanos,
     last_close: Nanos,
-    dirty_since: Option<Nanos>,
+    pace: Pace,
     writeback: Writeback,
     gc: Gc,
     replay: Option<Replay>,
@@ -268,6 +268,10 @@ pub struct Pcache {
     is_draining: AtomicBool,
     is_suspended: AtomicBool,
     is_armed: AtomicBool,
+    /// With so many segments in use, so much may be dirty that write-back is to begin.
+    dirty_segments: u32,
+    /// Segments in use when the background was last told that so much may be dirty.
+    dirty_told: AtomicU32,
     /// Segments in use when the background was last told that they get short.
     used_told: AtomicU32,
     wants_room: AtomicBool,
@@ -359,9 +363,13 @@ impl Pcache {
     fn dirty_bytes(&self) -> u64 {
         // First what went, then what came: so nothing goes that has not come.
         let cleaned = self.cleaned_bytes.load(Ordering::SeqCst);
+        self.came_bytes().saturating_sub(cleaned)
+    }
+
+    /// All dirty bytes that ever came, with those that the attach found.
+    fn came_bytes(&self) -> u64 {
         let dirtied = |stripe: &Stripe| stripe.dirtied_bytes.load(Ordering::Acquire);
-        let came = self.dirty_at_start + self.stripes.iter().map(dirtied).sum::<u64>();
-        came.saturating_sub(cleaned)
+        self.dirty_at_start + self.stripes.iter().map(dirtied).sum::<u64>()
     }
 
     /// Something waits for the background: make sure that it will look.
@@ -379,13 +387,17 @@ impl Pcache {
         self.wants_room.load(Ordering::Relaxed)
     }
 
-    /// Tells the background when segments get short: once for each segment taken.
+    /// Tells the background when segments get short, or much may be dirty: once for each segment
+    /// taken.
     fn look_at_space(&self) {
         let used = self.segments.used();
+        let is_much = used >= self.dirty_segments
+            && self.dirty_told.load(Ordering::Relaxed) != used
+            && self.dirty_told.swap(used, Ordering::Relaxed) != used;
         let is_news = used >= self.gc_threshold()
             && self.used_told.load(Ordering::Relaxed) != used
             && self.used_told.swap(used, Ordering::Relaxed) != used;
-        if is_news || self.is_waited_for() {
+        if is_much || is_news || self.is_waited_for() {
             self.events.work();
         }
     }
@@ -426,24 +438,12 @@ impl Pcache {
     /// Logs open sets that are old, or that are all that write-back and collection wait for.
     fn close_old_sets(&self, background: &mut Background, is_urgent: bool) {
         let is_old = background.now >= background.last_close + CLOSE_AFTER;
-        let is_waited_for = is_urgent && self.log.dirty_tail() == self.log.head();
+        let is_due = background.pace.share() > 0 && self.dirty_bytes() > 0;
+        let is_waited_for = (is_urgent || is_due) && self.log.dirty_tail() == self.log.head();
         if is_old || is_waited_for {
             // Without room the keys stay where they are; a failed medium is latched in the log.
             let _ = self.close_each();
             background.last_close = background.now;
-        }
-    }
-
-    /// Starts write-back if it is time.
-    fn writeback_if_due(&self, background: &mut Background, is_urgent: bool, port: &mut Port) {
-        if self.log.dirty_tail() == self.log.head() {
-            background.dirty_since = None;
-            return;
-        }
-        let since = *background.dirty_since.get_or_insert(background.now);
-        let share = self.media.pmem.len_bytes() / DIRTY_SHARE;
-        if is_urgent || background.now >= since + WRITEBACK_AFTER || self.dirty_bytes() > share {
-            self.writeback_step(background, port);
         }
     }
 
@@ -469,8 +469,8 @@ impl Pcache {
         let has_work = self.has_open_keys() || self.log.dirty_tail() != self.log.head();
         if has_work {
             self.is_armed.store(true, Ordering::SeqCst);
-            let retry = background.writeback.deadline().unwrap_or(Nanos::MAX);
-            return Some(retry.clamp(now, now + CLOSE_AFTER));
+            let next = self.writeback_deadline(background).unwrap_or(Nanos::MAX);
+            return Some(next.clamp(now, now + CLOSE_AFTER));
         }
         if mutants::is(Mutant::AsleepAtOnce) {
             self.is_armed.store(false, Ordering::SeqCst);
@@ -517,10 +517,13 @@ impl Target for Pcache {
         }
         self.look_at_medium(background);
         self.replay_slice(background);
-        let is_urgent = self.is_urgent();
-        self.close_old_sets(background, is_urgent);
-        self.writeback_if_due(background, is_urgent, port);
+        self.close_old_sets(background, self.is_urgent());
+        self.writeback_if_due(background, port);
         self.collect_enough(background, port);
+        self.look_at_collection(background);
+        if background.pace.is_pressed() {
+            self.writeback_if_due(background, port);
+        }
         self.give_up_if_hopeless(background);
         self.next_look(background)
     }

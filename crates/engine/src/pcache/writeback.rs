@@ -13,8 +13,6 @@
 //! dirty_tail moves only when every write *and* the flush have succeeded; otherwise the whole
 //! batch is written again after a pause, which grows.
 
-use std::collections::BTreeMap;
-
 use crate::bio::Op;
 use crate::buffer::Buffer;
 use crate::disk::DiskIo;
@@ -28,30 +26,35 @@ use crate::units::{KIB, MIB, Nanos};
 
 use super::args::WritebackOrder;
 use super::index::Place;
-use super::keylog::{LogReader, after};
+use super::keylog::{KeyLog, LogReader, after};
+use super::latest::{Latest, Run};
 use super::layout::{KEY_CLEAN, Key, Position, Record};
+use super::pace::Pace;
 use super::{Background, Pcache, TOKEN_FLUSH, TOKEN_WRITEBACK};
 
-/// Most bytes of keys in a batch, unless a single key set has more.
+/// Most bytes that a batch writes, unless a single key set has more.
 pub(super) const BATCH_BYTES_MAX: u64 = 32 * MIB;
-/// Most keys in a batch.
-pub(super) const BATCH_KEYS_MAX: usize = 16 * 1024;
+/// Most keys that a batch passes, with those that need not be written.
+pub(super) const BATCH_KEYS_MAX: usize = 32 * 1024;
 /// Longest write made of neighbouring pieces.
 pub(super) const WRITE_BYTES_MAX: u64 = 512 * KIB;
 /// Writes in flight.
 pub(super) const DEPTH_MAX: usize = 64;
 /// Pieces at least so long are looked at: zeroes are written as such.
 const ZEROES_BYTES_MIN: u64 = 64 * KIB;
-/// With the order `adaptive`, merging across flushes begins when so large a part of the cache's
-/// room for data is dirty (1 / n), and ends below half of that.
-const MERGE_SHARE: u64 = 4;
-
-/// A run that the batch writes, with its place in the cache.
-#[derive(Clone, Copy, Debug)]
-struct Run {
-    offset: u64,
-    len: u64,
-    place: Place,
+/// What was read for a batch.
+#[derive(Debug, Default)]
+struct Batch {
+    end: Position,
+    /// Keys and records.
+    passed: usize,
+    /// Of dirty data, written or not.
+    bytes: u64,
+    /// Marks of this server's own.
+    marks: u64,
+    /// It has data from both sides of a mark.
+    crosses: bool,
+    has_skipped: bool,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -68,6 +71,7 @@ enum Phase {
 pub(super) struct Writeback {
     reader: LogReader,
     phase: Phase,
+    latest: Latest,
     runs: Vec<Run>,
     next: usize,
     outstanding: usize,
@@ -80,6 +84,11 @@ pub(super) struct Writeback {
     retry: Retry,
     /// The log is known to carry flush marks from here on; `None`: from dirty_tail on.
     marks_from: Option<Position>,
+    /// This server wrote the log from here on; `None`: from dirty_tail on.
+    own_from: Option<Position>,
+    /// Of the marks that the log counts, how many dirty_tail has passed, and the batch passes.
+    marks_passed: u64,
+    batch_marks: u64,
     /// Whether the order `adaptive` merges across flushes now.
     is_merging: bool,
     /// The backing device alone is inconsistent until dirty_tail comes here.
@@ -91,8 +100,14 @@ pub(super) struct Writeback {
 }
 
 impl Writeback {
-    pub(super) fn new(marks_from: Option<Position>, torn_until: Option<Position>) -> Writeback {
-        Writeback { marks_from, torn_until, ..Writeback::default() }
+    /// Of a cache whose attach has left `log` as it is now.
+    pub(super) fn new(
+        log: &KeyLog,
+        marks_from: Option<Position>,
+        torn_until: Option<Position>,
+    ) -> Writeback {
+        let (own_from, marks_passed) = (Some(log.head()), log.marks());
+        Writeback { marks_from, torn_until, own_from, marks_passed, ..Writeback::default() }
     }
 
     /// Whether the backing device alone is a state that a power cut could have left.
@@ -140,19 +155,21 @@ impl Pcache {
             Phase::Pausing(_) | Phase::Idle => {}
         }
         writeback.phase = Phase::Idle;
+        let mut passed = 0;
         loop {
-            if self.is_suspended() || writeback.is_stuck {
+            if self.is_suspended() || writeback.is_stuck || passed >= BATCH_KEYS_MAX {
                 return;
             }
-            match self.collect_batch(writeback, now) {
-                Ok(true) if writeback.runs.is_empty() => {
-                    // Nothing but CLEAN keys and marks: no flush is owed.
+            match self.collect_batch(writeback, &background.pace, now) {
+                Ok(0) => return,
+                Ok(keys) if writeback.runs.is_empty() => {
+                    // Nothing but CLEAN keys, marks, and what was overwritten: no flush is owed.
                     if !self.finish_batch(writeback) {
                         return;
                     }
+                    passed += keys;
                 }
-                Ok(true) => break,
-                Ok(false) => return,
+                Ok(_) => break,
                 Err(_) => {
                     writeback.is_stuck = true;
                     return;
@@ -165,55 +182,131 @@ impl Pcache {
         self.plan_retry(background);
     }
 
-    /// Gathers key sets from dirty_tail on. `false`: the log ends there.
-    fn collect_batch(&self, writeback: &mut Writeback, now: Nanos) -> Result<bool, Status> {
-        let head = self.log.head();
-        let mut at = self.log.dirty_tail();
-        if at == head {
-            return Ok(false);
-        }
+    /// Gathers key sets from dirty_tail on. Says how many keys and records; 0: the log ends there.
+    fn collect_batch(
+        &self,
+        writeback: &mut Writeback,
+        pace: &Pace,
+        now: Nanos,
+    ) -> Result<usize, Status> {
         let merges = self.merges(writeback)?;
-        let (mut has_border, mut crosses) = (false, false);
+        let can_skip = self.can_skip(writeback);
+        let mut batch = self.read_batch(writeback, pace, merges, can_skip)?;
+        if batch.has_skipped && !self.secure_newer(writeback) {
+            batch = self.read_batch(writeback, pace, merges, false)?;
+        }
+        if batch.crosses {
+            self.tear(writeback, batch.end, now)?;
+        }
+        writeback.end = batch.end;
+        writeback.batch_dirty_bytes = batch.bytes;
+        writeback.batch_marks = batch.marks;
+        let Writeback { latest, runs, .. } = writeback;
+        latest.take_runs(runs);
+        writeback.next = 0;
+        writeback.damaged.clear();
+        writeback.failure = None;
+        Ok(batch.passed)
+    }
+
+    /// Reads the log from dirty_tail on, as far as a batch goes, and puts what is to be written
+    /// into `latest`. With `can_skip`, not what was overwritten.
+    fn read_batch(
+        &self,
+        writeback: &mut Writeback,
+        pace: &Pace,
+        merges: bool,
+        can_skip: bool,
+    ) -> Result<Batch, Status> {
+        let head = self.log.head();
+        let start = self.log.dirty_tail();
+        let mut batch = Batch { end: start, ..Batch::default() };
+        let mut has_border = false;
+        let mut written_bytes = 0;
         writeback.mends = false;
         writeback.reader.begin();
-        let mut overlay = Overlay::default();
-        let mut keys = 0;
-        let mut bytes = 0;
-        while at != head && keys < BATCH_KEYS_MAX && bytes < BATCH_BYTES_MAX {
+        writeback.latest.begin();
+        while batch.end != head
+            && batch.passed < BATCH_KEYS_MAX
+            && written_bytes < pace.batch_bytes()
+        {
+            let at = batch.end;
             if writeback.marks_from == Some(at) {
                 writeback.marks_from = None;
+            }
+            if writeback.own_from == Some(at) {
+                if at != start {
+                    // What this server knows of its own marks tells nothing about those before.
+                    break;
+                }
+                writeback.own_from = None;
             }
             let record = writeback.reader.read(&self.media, &self.segments, at, Some(head))?;
             let record = record.ok_or(Status::Corrupt)?;
             let next = after(at, &record);
+            batch.passed += 1;
             if let Record::Keys(set) = record {
-                for key in set.iter().filter(|key| self.is_to_be_written(key)) {
-                    crosses |= has_border;
-                    overlay.put(key);
-                    bytes += u64::from(key.len.get());
+                if can_skip {
+                    set.iter().for_each(|key| self.index.touch(key.off.get()));
                 }
-                keys += set.len();
+                for key in set.iter().filter(|key| self.is_to_be_written(key)) {
+                    batch.crosses |= has_border;
+                    batch.bytes += u64::from(key.len.get());
+                    if can_skip && self.is_overwritten(key) {
+                        batch.has_skipped = true;
+                        continue;
+                    }
+                    writeback.latest.put(key);
+                    written_bytes += u64::from(key.len.get());
+                }
+                batch.passed += set.len();
+                batch.marks += u64::from(set.is_empty() && writeback.own_from.is_none());
                 let is_border = (set.is_empty() || writeback.marks_from.is_some())
                     && !mutants::is(Mutant::BatchCrossesMark);
-                has_border |= is_border && bytes > 0;
+                has_border |= is_border && batch.bytes > 0;
             }
-            at = next;
-            writeback.mends |= writeback.torn_until == Some(at);
+            batch.end = next;
+            writeback.mends |= writeback.torn_until == Some(next);
             if has_border && !merges {
                 break;
             }
         }
-        if crosses {
-            self.tear(writeback, at, now)?;
+        Ok(batch)
+    }
+
+    /// Whether what was overwritten need not be written: no flush mark stands in the log behind
+    /// dirty_tail, so whatever is there belongs to one interval between two flushes, and of that
+    /// the backing device may have any part.
+    fn can_skip(&self, writeback: &Writeback) -> bool {
+        let is_own = writeback.own_from.is_none_or(|from| from == self.log.dirty_tail());
+        is_own
+            && (self.log.marks() == writeback.marks_passed
+                || mutants::is(Mutant::SkippedAcrossMark))
+    }
+
+    /// What a batch leaves out must be as durable in its newer version: that is logged now, if it
+    /// was not. And a flush may have ended meanwhile, between the two. Whether all is well.
+    fn secure_newer(&self, writeback: &Writeback) -> bool {
+        if mutants::is(Mutant::SkippedForUnlogged) {
+            return true;
         }
-        writeback.end = at;
-        writeback.batch_dirty_bytes = bytes;
-        writeback.runs.clear();
-        overlay.into_runs(&mut writeback.runs);
-        writeback.next = 0;
-        writeback.damaged.clear();
-        writeback.failure = None;
-        Ok(true)
+        self.close_each().is_ok() && self.can_skip(writeback)
+    }
+
+    /// Whether the index has newer data for all of a key.
+    fn is_overwritten(&self, key: &Key) -> bool {
+        let (offset, len) = (key.off.get(), u64::from(key.len.get()));
+        let own = Place::new(key.segment.get(), key.segment_off.get(), key.generation.get());
+        let end = offset + len;
+        let mut at = offset;
+        while at < end {
+            let piece = self.index.lookup(at, end, |place| self.is_live(place));
+            if piece.place.is_none_or(|place| place == own.plus(at - offset)) {
+                return false;
+            }
+            at += piece.len;
+        }
+        true
     }
 
     /// Whether batches may reach beyond flush marks now.
@@ -223,9 +316,8 @@ impl Pcache {
             WritebackOrder::Fast => return Ok(true),
             WritebackOrder::Adaptive => {}
         }
-        let data_bytes = u64::from(self.media.geometry.data_bytes());
-        let share = u64::from(self.segments.count()) * data_bytes / MERGE_SHARE;
-        let mark = if writeback.is_merging { share / 2 } else { share };
+        let low = self.dirty_mark();
+        let mark = if writeback.is_merging { low } else { low.midpoint(self.dirty_mark_full()) };
         let was_merging = writeback.is_merging;
         writeback.is_merging = self.dirty_bytes() > mark || self.is_space_short();
         if was_merging && !writeback.is_merging {
@@ -395,25 +487,36 @@ impl Pcache {
                 self.gives_up.store(false, Ordering::Relaxed);
                 self.counters.batches.fetch_add(1, Ordering::Relaxed);
                 if self.finish_batch(writeback) {
-                    let is_urgent = self.is_urgent();
-                    self.close_old_sets(background, is_urgent);
-                    self.collect(background);
-                    if mutants::is(Mutant::QuarantineLate) {
-                        self.set_aside_late(&background.writeback);
-                    }
-                    let passed = self.log.dirty_tail();
-                    self.writeback_step(background, port);
-                    if self.log.dirty_tail() != passed {
-                        // Marks and CLEAN keys alone: no further flush will end and look again,
-                        // but somebody may wait for just this room.
-                        self.collect(background);
-                    }
+                    self.go_on_writing(background, port);
                 }
             }
             // What the device has of this batch is unknown: all of it is written again.
             Err(status) => self.pause(writeback, status),
         }
         self.plan_retry(background);
+    }
+
+    /// A batch has ended well: what it freed is collected, and the next one begins if write-back
+    /// does not rest.
+    fn go_on_writing(&self, background: &mut Background, port: &mut Port) {
+        self.close_old_sets(background, self.is_urgent());
+        self.collect(background);
+        self.look_at_collection(background);
+        if mutants::is(Mutant::QuarantineLate) {
+            self.set_aside_late(&background.writeback);
+        }
+        background.pace.batch_ended();
+        if !background.pace.is_full() && !background.pace.is_pressed() {
+            // The next tick knows what time it is.
+            return self.events.work();
+        }
+        let passed = self.log.dirty_tail();
+        self.writeback_step(background, port);
+        if self.log.dirty_tail() != passed {
+            // Marks and CLEAN keys alone: no further flush will end and look again, but somebody
+            // may wait for just this room.
+            self.collect(background);
+        }
     }
 
     /// Everything before the batch's end is on the backing device.
@@ -430,6 +533,7 @@ impl Pcache {
             return false;
         }
         self.cleaned_bytes.fetch_add(writeback.batch_dirty_bytes, Ordering::SeqCst);
+        writeback.marks_passed += writeback.batch_marks;
         if writeback.mends {
             // The next store of the label, for whatever reason, drops it there too.
             lock(&self.label).0.torn_until = None;
@@ -485,40 +589,4 @@ fn merge(runs: &[Run], next: &mut usize) -> u64 {
         *next += 1;
     }
     len
-}
-
-/// The last write of each byte of a batch.
-#[derive(Debug, Default)]
-struct Overlay {
-    runs: BTreeMap<u64, Run>,
-}
-
-impl Overlay {
-    fn put(&mut self, key: &Key) {
-        let offset = key.off.get();
-        let end = offset + u64::from(key.len.get());
-        if mutants::is(Mutant::OldestWins) && self.runs.contains_key(&offset) {
-            return;
-        }
-        while let Some((&start, &run)) = self.runs.range(..end).next_back() {
-            let run_end = run.offset + run.len;
-            if run_end <= offset {
-                break;
-            }
-            self.runs.remove(&start);
-            if run_end > end {
-                let place = run.place.plus(end - run.offset);
-                self.runs.insert(end, Run { offset: end, len: run_end - end, place });
-            }
-            if start < offset {
-                self.runs.insert(start, Run { len: offset - start, ..run });
-            }
-        }
-        let place = Place::new(key.segment.get(), key.segment_off.get(), key.generation.get());
-        self.runs.insert(offset, Run { offset, len: end - offset, place });
-    }
-
-    fn into_runs(self, runs: &mut Vec<Run>) {
-        runs.extend(self.runs.into_values());
-    }
 }

@@ -20,6 +20,7 @@ mod late;
 mod left;
 mod model;
 mod origin;
+mod pace;
 mod refusals;
 mod together;
 mod vectors;

@@ -261,9 +261,9 @@ fn adaptive_write_back_merges_while_much_is_dirty_and_no_longer() {
     let mut world = World::new(Setup::small().table("C B 0 writeback_order adaptive"));
     world.open();
     hold_batches(&mut world);
-    // A quarter of the cache's room and more, each write flushed.
-    let quarter = 24 * (52 << 10) / 4;
-    for nth in 0..quarter / 4096 + 4 {
+    // More than half of the cache's room, each write flushed.
+    let much = 24 * (52 << 10) * 55 / 100;
+    for nth in 0..much / 4096 + 4 {
         world.write(nth * 4096, &[nth as u8; 4096], true);
     }
     world.tick(SECOND);

@@ -201,6 +201,10 @@ fn setup_pcache(seed: u64) -> Setup {
     if prng.one_in(4) {
         words += " read_fill never";
     }
+    // From a generator of its own: so older seeds still mean what they meant.
+    let mut pace = Prng::new(seed ^ 0x9ACE);
+    words += ["", "", " max_age 0", " max_age 700"][pace.below(4) as usize];
+    words += ["", "", " high_watermark 3", " high_watermark 100"][pace.below(4) as usize];
     let spread = if prng.one_in(3) { 40 } else { 10 };
     let segments = 8 + prng.below(spread);
     let segment_bytes = if prng.one_in(4) { 256 << 10 } else { 64 << 10 };

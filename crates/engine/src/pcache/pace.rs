@@ -1,0 +1,267 @@
+//! When write-back works, and how hard.
+//!
+//! What is overwritten before it is written back need not be written at all, and clients want the
+//! processor and the backing device for themselves. So dirty data waits, until
+//!
+//! 1. space is short and nothing clean is left to be collected, or everything is to be drained:
+//!    then nothing is held back;
+//! 2. nobody has read or written for a moment;
+//! 3. so much of the cache is dirty (`high_watermark`), or so long (`max_age`): then write-back
+//!    takes a share of the time, and rests for the others' sake between its batches. The share
+//!    grows with what is dirty beyond the mark and with the age, up to all of the time halfway
+//!    from the mark to a full cache, and at twice the age. So under any load dirty data gets no
+//!    older than the backing device can help.
+
+use std::collections::VecDeque;
+
+use crate::sync::atomic::Ordering;
+use crate::target::Port;
+use crate::units::{MIB, Nanos, SECOND};
+
+use super::writeback::BATCH_BYTES_MAX;
+use super::{Background, Pcache};
+
+/// Dirty data waits so long, in milliseconds, unless the table says otherwise.
+pub(super) const MAX_AGE_MS: u32 = 10_000;
+/// So many percent of the cache's room may be dirty before write-back begins, unless the table
+/// says otherwise.
+pub(super) const HIGH_WATERMARK: u32 = 40;
+/// Without requests for so long, clients have nothing against write-back.
+const IDLE_AFTER: Nanos = SECOND;
+/// What came within so large a part (1 / n) of the age counts as of one age.
+const AGE_STEPS: u64 = 8;
+/// Ages that are told apart; more would only be there when the backing device cannot keep up.
+const AGES_MAX: usize = 32;
+/// Of 100 parts of the time, what write-back takes at least when it works.
+const SHARE_MIN: u64 = 25;
+const SHARE_ALL: u64 = 100;
+/// Longest rest between two batches.
+const REST_MAX: Nanos = SECOND / 4;
+/// Bytes of a batch while clients are at work; one batch is one piece of work of the background.
+const GENTLE_BYTES: u64 = 8 * MIB;
+
+/// Dirty data that came at about the same time.
+#[derive(Clone, Copy, Debug)]
+struct Age {
+    /// When the first of it was seen.
+    since: Nanos,
+    /// How many dirty bytes had come, ever, when the last of it was seen.
+    came: u64,
+}
+
+/// What is known about time, clients, and the share that write-back takes.
+#[derive(Debug, Default)]
+pub(super) struct Pace {
+    /// What clients had done at the last look, and when that changed last.
+    done: u64,
+    active_at: Nanos,
+    ages: VecDeque<Age>,
+    /// Parts of 100 of the time; 0: write-back waits.
+    share: u64,
+    /// When the present batch, or the last one, began.
+    began: Nanos,
+    /// A batch ended since the last tick.
+    has_ended: bool,
+    /// Collection has found all that it may pass, and space is short all the same.
+    is_pressed: bool,
+    rests_until: Nanos,
+}
+
+impl Pace {
+    /// Whether write-back shall not rest.
+    pub(super) fn is_full(&self) -> bool {
+        self.share == SHARE_ALL
+    }
+
+    /// Of 100 parts of the time, what write-back takes; 0: dirty data waits.
+    pub(super) fn share(&self) -> u64 {
+        self.share
+    }
+
+    /// Whether only write-back can make room.
+    pub(super) fn is_pressed(&self) -> bool {
+        self.is_pressed
+    }
+
+    /// Only write-back can make room.
+    pub(super) fn press(&mut self) {
+        self.is_pressed = true;
+    }
+
+    /// Bytes that a batch may write.
+    pub(super) fn batch_bytes(&self) -> u64 {
+        if self.is_full() { BATCH_BYTES_MAX } else { GENTLE_BYTES }
+    }
+
+    /// A batch ended. Ticks know the time.
+    pub(super) fn batch_ended(&mut self) {
+        self.has_ended = true;
+    }
+
+    /// When something is to be done, as far as that is known.
+    pub(super) fn deadline(&self, max_age: Nanos) -> Option<Nanos> {
+        match self.share {
+            0 => self.ages.front().map(|age| age.since.saturating_add(max_age)),
+            _ => Some(self.rests_until),
+        }
+    }
+
+    fn look_at_clients(&mut self, now: Nanos, done: u64) {
+        if self.done != done {
+            self.done = done;
+            self.active_at = now;
+        }
+    }
+
+    /// `came` dirty bytes have come, `went` of them are written back.
+    fn look_at_ages(&mut self, now: Nanos, came: u64, went: u64, max_age: Nanos) {
+        while self.ages.front().is_some_and(|age| age.came <= went) {
+            self.ages.pop_front();
+        }
+        let is_full = self.ages.len() == AGES_MAX;
+        match self.ages.back_mut() {
+            Some(last) if is_full || now < last.since + max_age / AGE_STEPS => {
+                last.came = last.came.max(came);
+            }
+            last => {
+                if came > last.map_or(went, |last| last.came) {
+                    self.ages.push_back(Age { since: now, came });
+                }
+            }
+        }
+    }
+
+    /// What share the age of the oldest dirty data asks for.
+    fn share_of_age(&self, now: Nanos, max_age: Nanos) -> u64 {
+        let age = self.ages.front().map(|age| now.saturating_sub(age.since));
+        match age.and_then(|age| age.checked_sub(max_age)) {
+            None => 0,
+            Some(late) => grown(late, max_age),
+        }
+    }
+}
+
+/// The share that grows with `beyond`, up to all at `all`.
+fn grown(beyond: u64, all: u64) -> u64 {
+    let grown = u128::from(beyond) * u128::from(SHARE_ALL - SHARE_MIN) / u128::from(all.max(1));
+    SHARE_ALL.min(SHARE_MIN + grown.min(u128::from(SHARE_ALL)) as u64)
+}
+
+impl Pcache {
+    /// Dirty data that the cache lets stand without hurry, in bytes.
+    pub(super) fn dirty_mark(&self) -> u64 {
+        self.room_bytes() / 100 * u64::from(self.args.high_watermark)
+    }
+
+    /// From so much on, write-back takes all of the time.
+    pub(super) fn dirty_mark_full(&self) -> u64 {
+        self.dirty_mark().midpoint(self.room_bytes())
+    }
+
+    /// Room for data in all.
+    fn room_bytes(&self) -> u64 {
+        u64::from(self.segments.count()) * u64::from(self.media.geometry.data_bytes())
+    }
+
+    pub(super) fn max_age(&self) -> Nanos {
+        u64::from(self.args.max_age_ms) * (SECOND / 1000)
+    }
+
+    /// Collection has done what it can.
+    pub(super) fn look_at_collection(&self, background: &mut Background) {
+        background.pace.is_pressed = self.is_space_short();
+    }
+
+    /// Starts write-back if it is time.
+    pub(super) fn writeback_if_due(&self, background: &mut Background, port: &mut Port) {
+        self.take_pace(background);
+        let pace = &background.pace;
+        let is_due = pace.is_full() || pace.share > 0 && background.now >= pace.rests_until;
+        if is_due && self.log.dirty_tail() != self.log.head() {
+            let is_new = background.writeback.is_idle();
+            self.writeback_step(background, port);
+            if is_new {
+                background.pace.began = background.now;
+            }
+        }
+    }
+
+    /// When write-back has something to do, if nothing else happens before.
+    pub(super) fn writeback_deadline(&self, background: &Background) -> Option<Nanos> {
+        let Background { writeback, pace, .. } = background;
+        let is_waiting = writeback.is_idle() && !writeback.is_stuck();
+        let has_work = is_waiting && self.log.dirty_tail() != self.log.head();
+        let due = || pace.deadline(self.max_age()).filter(|_| has_work);
+        writeback.deadline().or_else(due)
+    }
+
+    /// Finds out what share of the time write-back takes from now on.
+    fn take_pace(&self, background: &mut Background) {
+        let (now, max_age) = (background.now, self.max_age());
+        let (came, went) = (self.came_bytes(), self.cleaned_bytes.load(Ordering::SeqCst));
+        let pace = &mut background.pace;
+        let misses = self.counters.read_misses.load(Ordering::Relaxed);
+        pace.look_at_clients(now, came + misses + self.counters.read_hits.sum());
+        pace.look_at_ages(now, came, went, max_age);
+        let is_idle = now >= pace.active_at + IDLE_AFTER;
+        let is_urgent = pace.is_pressed || self.is_draining.load(Ordering::Relaxed);
+        // What is clean is passed for nothing.
+        pace.share = match is_urgent || is_idle || came <= went {
+            true => SHARE_ALL,
+            false => {
+                let mark = self.dirty_mark();
+                let of_fill = match self.dirty_bytes().checked_sub(mark) {
+                    None | Some(0) => 0,
+                    Some(beyond) => grown(beyond, self.dirty_mark_full() - mark),
+                };
+                of_fill.max(pace.share_of_age(now, max_age))
+            }
+        };
+        if std::mem::take(&mut pace.has_ended) && pace.share > 0 {
+            let took = now.saturating_sub(pace.began);
+            let rest = took.saturating_mul(SHARE_ALL - pace.share) / pace.share;
+            pace.rests_until = now + rest.min(REST_MAX);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const AGE: Nanos = 10 * SECOND;
+
+    #[test]
+    fn ages_are_those_of_the_oldest_dirty_data() {
+        let mut pace = Pace::default();
+        // A hundred bytes come each second, and none go.
+        for second in 1..=9 {
+            pace.look_at_ages(second * SECOND, second * 100, 0, AGE);
+        }
+        assert_eq!(pace.share_of_age(10 * SECOND, AGE), 0);
+        assert_eq!(pace.share_of_age(11 * SECOND, AGE), SHARE_MIN, "the first are old");
+        assert_eq!(pace.share_of_age(21 * SECOND, AGE), SHARE_ALL);
+        // The first five hundred have gone: the oldest is of the sixth second, or just before.
+        pace.look_at_ages(11 * SECOND, 1100, 500, AGE);
+        assert_eq!(pace.share_of_age(14 * SECOND, AGE), 0);
+        assert!(pace.share_of_age(17 * SECOND, AGE) >= SHARE_MIN);
+        pace.look_at_ages(18 * SECOND, 1100, 1100, AGE);
+        assert_eq!(pace.share_of_age(100 * SECOND, AGE), 0, "nothing is dirty");
+    }
+
+    #[test]
+    fn ages_are_bounded_in_number() {
+        let mut pace = Pace::default();
+        for second in 1..=1000 {
+            pace.look_at_ages(second * SECOND, second, 0, AGE);
+        }
+        assert!(pace.ages.len() <= AGES_MAX);
+        assert_eq!(pace.ages.back().unwrap().came, 1000, "what came last counts with the rest");
+    }
+
+    #[test]
+    fn shares_grow_to_all() {
+        assert_eq!([grown(0, 100), grown(50, 100), grown(100, 100)], [25, 62, 100]);
+        assert_eq!([grown(1 << 60, 1), grown(u64::MAX, 0)], [100, 100]);
+    }
+}
