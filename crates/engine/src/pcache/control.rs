@@ -125,14 +125,7 @@ pub(super) fn assemble(
     // First of all: it may refuse, and a refused medium is not touched.
     let left = keys_left(&media, &found, &mut replayed, &shared, args.log_damage)?;
     let segments = Arc::clone(&found.segments);
-    let (head, key_tail, dirty_tail) = (replayed.head, found.key_tail, found.dirty_tail);
-    let log = KeyLog::new(media.clone(), Arc::clone(&segments), head, key_tail, dirty_tail);
-    let failed = |status| media.damaged(format_args!("cannot store: {status}"));
-    if mutants::is(Mutant::DirtyTailAtHead) {
-        replayed.dirty_tail = replayed.head;
-    }
-    log.set_dirty_tail(replayed.dirty_tail).map_err(failed)?;
-    log.set_key_tail(replayed.key_tail).map_err(failed)?;
+    let log = log_found(&media, &found, &mut replayed)?;
     let keys = take_up(&media, &found, &mut replayed, backing.limits().size_bytes, &left)?;
     if mutants::is(Mutant::SharedClearedFirst) {
         let _ = OpenSets::fresh(shared.clone(), options.stripes, options.attach_id, &info);
@@ -172,8 +165,7 @@ pub(super) fn assemble(
         is_draining: AtomicBool::new(false),
         is_suspended: AtomicBool::new(false),
         is_armed: AtomicBool::new(true),
-        dirty_segments: (u64::from(segments.count()) * u64::from(args.high_watermark) / 100) as u32,
-        dirty_told: AtomicU32::new(0),
+        fill_bell: FillBell::new(segments.count(), args.high_watermark),
         used_told: AtomicU32::new(0),
         wants_room: AtomicBool::new(false),
         gives_up: AtomicBool::new(false),
@@ -189,6 +181,20 @@ pub(super) fn assemble(
         media,
         log,
     })
+}
+
+/// The log as it was found, with its tails where the attach wants them.
+fn log_found(media: &Media, found: &Structures, replayed: &mut Replayed) -> Result<KeyLog> {
+    let segments = Arc::clone(&found.segments);
+    let (head, key_tail, dirty_tail) = (replayed.head, found.key_tail, found.dirty_tail);
+    let log = KeyLog::new(media.clone(), segments, head, key_tail, dirty_tail);
+    let failed = |status| media.damaged(format_args!("cannot store: {status}"));
+    if mutants::is(Mutant::DirtyTailAtHead) {
+        replayed.dirty_tail = replayed.head;
+    }
+    log.set_dirty_tail(replayed.dirty_tail).map_err(failed)?;
+    log.set_key_tail(replayed.key_tail).map_err(failed)?;
+    Ok(log)
 }
 
 /// Stores the label of this attach.

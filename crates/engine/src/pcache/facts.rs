@@ -125,7 +125,7 @@ impl Pcache {
             number(
                 "writeback_mark_bytes",
                 self.dirty_mark(),
-                "with more dirty data than this, write-back begins, and takes ever more of the time",
+                "with more dirty data than this, write-back begins",
             ),
             number(
                 "writeback_share_percent",

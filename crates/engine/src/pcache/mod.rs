@@ -17,7 +17,7 @@
 //! | `openset`, `takeup` | keys in memory, also those of a dead server | `cache_key.c` |
 //! | `keylog` | keys on media | `cache_key.c` |
 //! | `write`, `read` | the life of a request | `cache_req.c` |
-//! | `writeback`, `pace`, `latest` | what goes to the backing device, and when | `cache_writeback.c` |
+//! | `writeback`, `pace`, `latest` | what goes to the backing device, when | `cache_writeback.c` |
 //! | `gc` | room is made | `cache_gc.c` |
 //! | `retention`, `retain`, `classes` | which data stays when space is short, and how | |
 //! | `datacrc`, `quarantine` | damage: found, and kept from spreading | |
@@ -87,7 +87,7 @@ use label::Label;
 use layout::{CacheInfo, Geometry, KEYS_MAX, Key, REGION_BYTES};
 use media::{Found, Media};
 use openset::OpenSets;
-use pace::Pace;
+use pace::{FillBell, Pace};
 use quarantine::Quarantine;
 use read::{Fill, Misses};
 use replay::Replay;
@@ -268,10 +268,7 @@ pub struct Pcache {
     is_draining: AtomicBool,
     is_suspended: AtomicBool,
     is_armed: AtomicBool,
-    /// With so many segments in use, so much may be dirty that write-back is to begin.
-    dirty_segments: u32,
-    /// Segments in use when the background was last told that so much may be dirty.
-    dirty_told: AtomicU32,
+    fill_bell: FillBell,
     /// Segments in use when the background was last told that they get short.
     used_told: AtomicU32,
     wants_room: AtomicBool,
@@ -366,12 +363,6 @@ impl Pcache {
         self.came_bytes().saturating_sub(cleaned)
     }
 
-    /// All dirty bytes that ever came, with those that the attach found.
-    fn came_bytes(&self) -> u64 {
-        let dirtied = |stripe: &Stripe| stripe.dirtied_bytes.load(Ordering::Acquire);
-        self.dirty_at_start + self.stripes.iter().map(dirtied).sum::<u64>()
-    }
-
     /// Something waits for the background: make sure that it will look.
     fn arm(&self) {
         let was_asleep =
@@ -391,13 +382,10 @@ impl Pcache {
     /// taken.
     fn look_at_space(&self) {
         let used = self.segments.used();
-        let is_much = used >= self.dirty_segments
-            && self.dirty_told.load(Ordering::Relaxed) != used
-            && self.dirty_told.swap(used, Ordering::Relaxed) != used;
         let is_news = used >= self.gc_threshold()
             && self.used_told.load(Ordering::Relaxed) != used
             && self.used_told.swap(used, Ordering::Relaxed) != used;
-        if is_much || is_news || self.is_waited_for() {
+        if self.fill_bell.is_news(used) || is_news || self.is_waited_for() {
             self.events.work();
         }
     }

@@ -14,12 +14,12 @@
 
 use std::collections::VecDeque;
 
-use crate::sync::atomic::Ordering;
+use crate::sync::atomic::{AtomicU32, Ordering};
 use crate::target::Port;
 use crate::units::{MIB, Nanos, SECOND};
 
 use super::writeback::BATCH_BYTES_MAX;
-use super::{Background, Pcache};
+use super::{Background, Pcache, Stripe};
 
 /// Dirty data waits so long, in milliseconds, unless the table says otherwise.
 pub(super) const MAX_AGE_MS: u32 = 10_000;
@@ -141,6 +141,30 @@ impl Pace {
     }
 }
 
+/// Tells when so much is in use that write-back may have to begin; writers look at it.
+#[derive(Debug, Default)]
+pub(super) struct FillBell {
+    /// With so many segments in use, so much may be dirty.
+    segments: u32,
+    /// Segments in use when that was last told.
+    told: AtomicU32,
+}
+
+impl FillBell {
+    /// For a cache of `count` segments.
+    pub(super) fn new(count: u32, high_watermark: u32) -> FillBell {
+        let segments = u64::from(count) * u64::from(high_watermark) / 100;
+        FillBell { segments: segments as u32, told: AtomicU32::new(0) }
+    }
+
+    /// Whether the background is to be told: once for each segment taken.
+    pub(super) fn is_news(&self, used: u32) -> bool {
+        used >= self.segments
+            && self.told.load(Ordering::Relaxed) != used
+            && self.told.swap(used, Ordering::Relaxed) != used
+    }
+}
+
 /// The share that grows with `beyond`, up to all at `all`.
 fn grown(beyond: u64, all: u64) -> u64 {
     let grown = u128::from(beyond) * u128::from(SHARE_ALL - SHARE_MIN) / u128::from(all.max(1));
@@ -163,7 +187,14 @@ impl Pcache {
         u64::from(self.segments.count()) * u64::from(self.media.geometry.data_bytes())
     }
 
-    pub(super) fn max_age(&self) -> Nanos {
+    /// All dirty bytes that ever came, with those that the attach found.
+    pub(super) fn came_bytes(&self) -> u64 {
+        let dirtied = |stripe: &Stripe| stripe.dirtied_bytes.load(Ordering::Acquire);
+        self.dirty_at_start + self.stripes.iter().map(dirtied).sum::<u64>()
+    }
+
+    /// How old dirty data gets before it is written back.
+    fn max_age(&self) -> Nanos {
         u64::from(self.args.max_age_ms) * (SECOND / 1000)
     }
 
