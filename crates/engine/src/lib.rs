@@ -31,6 +31,7 @@ pub mod pcache;
 pub mod pending;
 pub mod pmem;
 pub mod prng;
+pub mod probe;
 pub mod queue;
 mod retry;
 #[cfg(test)]

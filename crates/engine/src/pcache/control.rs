@@ -2,7 +2,7 @@
 //! messages.
 
 use super::attach::{Structures, check_size, has_data_crc};
-use super::format::{Content, content, format};
+use super::format::{Content, content, format, is_blank};
 use super::layout::{
     CACHE_INFO_AT, GC_PERCENT_MAX, INFO_GC_SHIFT, PAGE_STRIDE, Position, gc_percent_of,
 };
@@ -11,11 +11,17 @@ use super::takeup::{keys_left, log_taken_up, take_up};
 use super::*;
 use crate::disk::DiskLimits;
 use crate::mutants::{self, Mutant};
+use crate::probe;
 use crate::table::Word;
 use zerocopy::IntoBytes;
 
 /// Makes sure that the device holds a pcache: formats it where that can do no harm.
-pub(super) fn prepare_media(media: &Media, args: &TableArgs, options: &OpenOptions) -> Result<()> {
+pub(super) fn prepare_media(
+    media: &Media,
+    backing: &Arc<dyn Disk>,
+    args: &TableArgs,
+    options: &OpenOptions,
+) -> Result<()> {
     let len = media.pmem.len_bytes();
     if len < media.geometry.device_bytes_min {
         let cut = attach::cut_short(media);
@@ -33,18 +39,29 @@ pub(super) fn prepare_media(media: &Media, args: &TableArgs, options: &OpenOptio
     // Before anything is written, by force or not.
     Label::refuse_newer(media)?;
     match content(media)? {
-        Content::Nothing => format(media, args.has_data_crc),
-        Content::Unknown if options.force_format => format(media, args.has_data_crc),
-        Content::Unknown => Err(Error::new(
-            Kind::Refused,
-            format!(
-                "pcache: {} is not a pcache, and its first 64 KiB are not empty: it may hold \
-                 data; --force-format overwrites it",
-                media.name()
-            ),
-        )),
+        Content::CutFormat => format(media, args.has_data_crc),
+        Content::Other if options.force_format => format(media, args.has_data_crc),
+        Content::Other => {
+            refuse_contents(media, backing)?;
+            format(media, args.has_data_crc)
+        }
         Content::Pcache if options.force_format => format_again(media, args),
         Content::Pcache => Ok(()),
+    }
+}
+
+/// Whatever is on a device that is no pcache is not formatted over without being asked.
+fn refuse_contents(media: &Media, backing: &Arc<dyn Disk>) -> Result<()> {
+    let found = probe::pmem(&*media.pmem, 0);
+    let origin = probe::disk(backing, 0);
+    let order = "pcache CACHE-DEVICE BACKING-DEVICE";
+    let names = (&*backing.limits().name, order);
+    match probe::objection(&found, is_blank(media)?, &origin, names) {
+        None => Ok(()),
+        Some(why) => {
+            let what = format!("pcache: {} is not a pcache: {why}", media.name());
+            Err(Error::new(Kind::Refused, what))
+        }
     }
 }
 

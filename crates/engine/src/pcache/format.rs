@@ -22,32 +22,36 @@ use super::segment::SEGMENTS_MIN;
 
 /// The attach id of a label that stands on a device being formatted.
 const FORMATTING: u64 = u64::MAX;
-/// A device is taken for empty when so many bytes at its front are zero.
+/// A device is taken for empty when so many bytes at its front are zero, and all that a format
+/// writes behind them.
 const EMPTY_BYTES: u64 = 64 << 10;
 /// The superblock without its padding, which the kernel keeps as found.
 const SUPERBLOCK_FIELDS_BYTES: u64 = 20;
 
-/// Whether the device holds a pcache, holds nothing, or may hold something else.
+/// Whether the device holds a pcache, what a format left that was cut off, or something else.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Content {
     /// The superblock's magic is ours.
     Pcache,
-    /// Zeroes, or a format of ours that was interrupted.
-    Nothing,
-    /// Anything else.
-    Unknown,
+    /// A format of ours that was interrupted.
+    CutFormat,
+    /// Anything else, or nothing.
+    Other,
 }
 
-/// What the device holds, by its superblock and its first 64 KiB.
+/// What the device holds, by its superblock and our label.
 pub fn content(media: &Media) -> Result<Content> {
     let superblock: Superblock = media.load(SUPERBLOCK_AT)?;
     let has_magic = superblock.magic.get() == SUPERBLOCK_MAGIC;
     if is_formatting(media, has_magic && superblock.is_sealed()) {
-        return Ok(Content::Nothing);
+        return Ok(Content::CutFormat);
     }
-    if has_magic {
-        return Ok(Content::Pcache);
-    }
+    Ok(if has_magic { Content::Pcache } else { Content::Other })
+}
+
+/// Whether all that a format would write is zero, as a new device is; or has the first bytes of a
+/// format of ours.
+pub fn is_blank(media: &Media) -> Result<bool> {
     let mut front = vec![0; EMPTY_BYTES.min(media.pmem.len_bytes()) as usize];
     media
         .pmem
@@ -59,7 +63,21 @@ pub fn content(media: &Media) -> Result<Content> {
     let is_whole_or_zero = |(found, ours): (&[u8], &[u8])| found == ours || found == [0; 8];
     let is_empty = page.0.chunks(8).zip(label.chunks(8)).all(is_whole_or_zero)
         && page.1.iter().all(|&byte| byte == 0);
-    Ok(if is_empty { Content::Nothing } else { Content::Unknown })
+    if !is_empty {
+        return Ok(false);
+    }
+    let count = media.geometry.segments_on(media.pmem.len_bytes()).min(SEGMENTS_MAX);
+    let mut meta = vec![0; SEGMENT_META_BYTES as usize + KSET_HEADER_BYTES];
+    for segment in 0..count as u32 {
+        let at = media.geometry.segment_info_at(segment);
+        media.pmem.load(at, &mut meta).map_err(|status| {
+            media.damaged(format_args!("cannot read {} bytes at {at}: {status}", meta.len()))
+        })?;
+        if meta.iter().any(|&byte| byte != 0) {
+            return Ok(false);
+        }
+    }
+    Ok(true)
 }
 
 /// Whether a format was cut short. Before the magic counts: the format may have left half a

@@ -314,7 +314,7 @@ impl Pcache {
                 ),
             ));
         }
-        control::prepare_media(&media, &args, options)?;
+        control::prepare_media(&media, &backing, &args, options)?;
         let mut found = attach::load_structures(&media)?;
         // A refused medium is not touched.
         control::check_binding(&media, &found, &args, &limits)?;

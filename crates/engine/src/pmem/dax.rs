@@ -14,6 +14,7 @@
 #![allow(unsafe_code)]
 
 use std::fs::File;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::ptr::{self, NonNull};
@@ -232,6 +233,10 @@ impl Pmem for DaxPmem {
 
     fn copies(&self) -> Option<String> {
         Some(self.plan.to_string())
+    }
+
+    fn open_as(&self) -> Option<String> {
+        Some(format!("/proc/{}/fd/{}", std::process::id(), self.file.as_raw_fd()))
     }
 
     fn is_deleted(&self) -> bool {

@@ -95,6 +95,11 @@ pub trait Pmem: Send + Sync + std::fmt::Debug {
         None
     }
 
+    /// Where this process has it open, for whoever looks at it by other means.
+    fn open_as(&self) -> Option<String> {
+        None
+    }
+
     /// Whether its name is gone: what it holds is lost when its last user lets go of it.
     fn is_deleted(&self) -> bool {
         false

@@ -168,7 +168,7 @@ fn open(
     let limits = origin.limits().clone();
     check_devices(&args, len_bytes, &limits, &medium)?;
     let start = args.options.start_sector.unwrap_or(0) * SECTOR;
-    prepare(&medium, start, args.block_bytes, options.force_format)?;
+    prepare(&medium, start, args.block_bytes, options.force_format, &origin)?;
     let (superblock, geometry) = load_geometry(&medium, start, Some(args.block_bytes))?;
     let mut seq = superblock.seq_count.get();
     if seq > SEQ_MAX {

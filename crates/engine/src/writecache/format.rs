@@ -8,8 +8,11 @@
 
 use zerocopy::IntoBytes;
 
+use crate::disk::Disk;
 use crate::error::{Error, Kind, Result};
 use crate::mutants::{self, Mutant};
+use crate::probe::{self, Finding};
+use crate::sync::Arc;
 use crate::units::{KIB, MIB};
 
 use super::inspect::inspect;
@@ -19,7 +22,8 @@ use super::layout::{
 };
 use super::media::Medium;
 
-/// A device is taken for empty when so many bytes from its start on are zero.
+/// A device is taken for empty when so many bytes from its start on are zero, and all that a format
+/// writes behind them.
 const EMPTY_BYTES: u64 = 64 * KIB;
 /// What the kernel looks at to see whether there is a cache; eight bytes, which no crash tears.
 const MAGIC_AND_VERSION_BYTES: usize = 8;
@@ -28,7 +32,13 @@ const CHUNK_BYTES: u64 = 16 * MIB;
 
 /// Makes sure that the device holds a writecache from byte `start` on: formats it where that can
 /// do no harm.
-pub fn prepare(medium: &Medium, start: u64, block_bytes: u32, is_forced: bool) -> Result<()> {
+pub fn prepare(
+    medium: &Medium,
+    start: u64,
+    block_bytes: u32,
+    is_forced: bool,
+    origin: &Arc<dyn Disk>,
+) -> Result<()> {
     let raw = medium.size_bytes().saturating_sub(start);
     if raw < SUPERBLOCK_BYTES {
         return Err(cannot_format(medium, GeometryError::TooSmall, raw));
@@ -42,17 +52,48 @@ pub fn prepare(medium: &Medium, start: u64, block_bytes: u32, is_forced: bool) -
         return format(medium, start, block_bytes);
     }
     if superblock.magic.get() != 0 || superblock.version.get() != 0 {
-        // What is wrong with it, if anything, the checks of the superblock say.
-        return Ok(());
+        // What is wrong with a superblock, if anything, its checks say; of others, what is known.
+        let found = if superblock.magic.get() == MAGIC { vec![] } else { medium.probe(start) };
+        return match found.is_empty() {
+            true => Ok(()),
+            false => refuse(medium, &found, false, origin, "Invalid magic in the superblock"),
+        };
     }
-    let mut front = vec![0; EMPTY_BYTES.min(raw) as usize];
-    medium.load(start, &mut front)?;
-    if front.iter().any(|&byte| byte != 0) {
-        let what = "it is not a writecache, and its first 64 KiB are not empty: it may hold data; \
-                    --force-format overwrites it";
-        return Err(medium.error(Kind::Refused, what));
-    }
+    let geometry = Geometry::of_size(start, raw, block_bytes)
+        .map_err(|error| cannot_format(medium, error, raw))?;
+    let end = (start + EMPTY_BYTES.min(raw)).max(geometry.entry_at(geometry.blocks));
+    let is_blank = is_zero(medium, start, end)?;
+    refuse(medium, &medium.probe(start), is_blank, origin, "it is not a writecache")?;
     format(medium, start, block_bytes)
+}
+
+/// Whatever is on a device that is no writecache is not formatted over without being asked.
+fn refuse(
+    medium: &Medium,
+    found: &[Finding],
+    is_blank: bool,
+    origin: &Arc<dyn Disk>,
+    words: &str,
+) -> Result<()> {
+    let names = (&*origin.limits().name, "writecache MODE ORIGIN CACHE-DEVICE");
+    let objection = probe::objection(found, is_blank, &probe::disk(origin, 0), names);
+    let refusal = |why| medium.error(Kind::Refused, format_args!("{words}: {why}"));
+    objection.map_or(Ok(()), |why| Err(refusal(why)))
+}
+
+/// Whether there is nothing but zeroes.
+fn is_zero(medium: &Medium, start: u64, end: u64) -> Result<bool> {
+    let mut at = start;
+    let mut bytes = vec![0; medium.chunk_bytes().min(end - start) as usize];
+    while at < end {
+        let bytes = &mut bytes[..medium.chunk_bytes().min(end - at) as usize];
+        medium.load(at, bytes)?;
+        if bytes.iter().any(|&byte| byte != 0) {
+            return Ok(false);
+        }
+        at += bytes.len() as u64;
+    }
+    Ok(true)
 }
 
 /// By force or not, blocks that no other device has are not thrown away.
@@ -60,7 +101,7 @@ fn refuse_dirty(medium: &Medium, start: u64, superblock: &Superblock) -> Result<
     if superblock.magic.get() != MAGIC {
         return Ok(());
     }
-    let advice = "erase its first 64 KiB if that may be lost";
+    let advice = "erase its first 64 KiB and force again if that may be lost";
     let report = inspect(medium, start, None).map_err(|error| {
         let what = "damaged, and may hold dirty data";
         Error::new(error.kind(), format!("{error}; {what}: {advice}"))
@@ -131,13 +172,17 @@ mod tests {
     use crate::disk::RamDisk;
     use crate::pmem::Persistence;
     use crate::pmem::sim::SimPmem;
-    use crate::sync::Arc;
 
     fn media(bytes: u64) -> [Medium; 2] {
         [
             Medium::Pmem(Arc::new(SimPmem::new(bytes, Persistence::Cpu))),
             Medium::Disk(Arc::new(RamDisk::new(bytes, 512))),
         ]
+    }
+
+    fn prepare(medium: &Medium, start: u64, block_bytes: u32, is_forced: bool) -> Result<()> {
+        let origin: Arc<dyn Disk> = Arc::new(RamDisk::new(1 << 20, 512));
+        super::prepare(medium, start, block_bytes, is_forced, &origin)
     }
 
     fn front(medium: &Medium, len: usize) -> Vec<u8> {

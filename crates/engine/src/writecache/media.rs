@@ -8,6 +8,7 @@ use crate::buffer::Buffer;
 use crate::disk::{Absence, Disk, DiskIo};
 use crate::error::{Error, Kind, Result, Status};
 use crate::pmem::Pmem;
+use crate::probe::{self, Finding};
 use crate::sync::Arc;
 use crate::units::{KIB, MIB, SECTOR};
 
@@ -57,6 +58,14 @@ impl Medium {
         match self {
             Medium::Pmem(pmem) => pmem.is_deleted(),
             Medium::Disk(disk) => disk.absence() == Some(Absence::Deleted),
+        }
+    }
+
+    /// What is known of all that it holds from byte `start` on.
+    pub fn probe(&self, start: u64) -> Vec<Finding> {
+        match self {
+            Medium::Pmem(pmem) => probe::pmem(&**pmem, start),
+            Medium::Disk(disk) => probe::disk(disk, start),
         }
     }
 

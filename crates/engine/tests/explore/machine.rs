@@ -54,6 +54,10 @@ impl Disk for Origin {
     }
 
     fn start(&self, io: DiskIo, ring: &mut Ring) {
+        if io.op == Op::Read {
+            // A format looks what is there: nothing that it knows.
+            return ring.finish(io, Ok(()));
+        }
         assert!(io.op == Op::Flush, "the explorer carries out I/O itself");
         let id = self.next_id.fetch_add(1, Ordering::Relaxed);
         self.twin.note(Event::OriginFlush(id));

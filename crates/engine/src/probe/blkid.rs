@@ -1,0 +1,125 @@
+//! The system's libblkid, where it is installed: looked for when asked for, never linked.
+//!
+//! The library reads, and is asked for types, names and places only. Whatever goes wrong with it
+//! counts as not having it: the table of our own has looked too.
+
+#![allow(unsafe_code)]
+
+use std::ffi::{CStr, CString, c_char, c_int, c_void};
+
+use super::Finding;
+use crate::sync::OnceLock;
+
+type Probe = *mut c_void;
+type Open = unsafe extern "C" fn(*const c_char) -> Probe;
+type Free = unsafe extern "C" fn(Probe);
+type Set = unsafe extern "C" fn(Probe, c_int) -> c_int;
+type Go = unsafe extern "C" fn(Probe) -> c_int;
+type Lookup = unsafe extern "C" fn(Probe, *const c_char, *mut *const c_char, *mut usize) -> c_int;
+
+const NAMES: [&CStr; 2] = [c"libblkid.so.1", c"libblkid.so"];
+/// BLKID_SUBLKS_TYPE and BLKID_SUBLKS_MAGIC.
+const SUPERBLOCK_FLAGS: c_int = 1 << 5 | 1 << 9;
+/// BLKID_PARTS_MAGIC.
+const PARTITION_FLAGS: c_int = 1 << 3;
+/// Of a device that everything was written to, one after the other.
+const FINDINGS_MAX: usize = 32;
+
+struct Library {
+    open: Open,
+    free: Free,
+    superblocks: Set,
+    superblock_flags: Set,
+    partitions: Set,
+    partition_flags: Set,
+    go: Go,
+    lookup: Lookup,
+}
+
+/// What the library finds on the device at `path`; none if it cannot be asked.
+pub fn look(path: &str) -> Option<Vec<Finding>> {
+    static LIBRARY: OnceLock<Option<Library>> = OnceLock::new();
+    let library = LIBRARY.get_or_init(find).as_ref()?;
+    let path = CString::new(path).ok()?;
+    // SAFETY: a string that lives on; the library opens the file for reading and says NULL if it
+    // cannot.
+    let probe = unsafe { (library.open)(path.as_ptr()) };
+    if probe.is_null() {
+        return None;
+    }
+    let found = library.all(probe);
+    // SAFETY: the probe came from the library and is not used afterwards.
+    unsafe { (library.free)(probe) };
+    Some(found)
+}
+
+impl Library {
+    /// Everything on the device of a live probe.
+    fn all(&self, probe: Probe) -> Vec<Finding> {
+        // SAFETY: a live probe, and flags of the library's interface.
+        unsafe {
+            (self.superblocks)(probe, 1);
+            (self.superblock_flags)(probe, SUPERBLOCK_FLAGS);
+            (self.partitions)(probe, 1);
+            (self.partition_flags)(probe, PARTITION_FLAGS);
+        }
+        let mut found = Vec::new();
+        // SAFETY: a live probe; 0 means that there is one more finding.
+        while found.len() < FINDINGS_MAX && unsafe { (self.go)(probe) } == 0 {
+            let of_kind = |name: &CStr, place: &CStr| {
+                let at = self.value(probe, place)?.parse().ok()?;
+                Some((self.value(probe, name)?, at))
+            };
+            let finding = of_kind(c"TYPE", c"SBMAGIC_OFFSET");
+            let finding = finding.or_else(|| of_kind(c"PTTYPE", c"PTMAGIC_OFFSET"));
+            if let Some((name, at)) = finding {
+                let is_cache = matches!(&*name, "bcache" | "DM_writecache" | "DM_cache");
+                found.push(Finding { name, at, is_cache });
+            }
+        }
+        found
+    }
+
+    fn value(&self, probe: Probe, name: &CStr) -> Option<String> {
+        let mut text = std::ptr::null();
+        // SAFETY: a live probe and a constant name; on success `text` is a string of the probe's,
+        // which stays until the next step.
+        unsafe {
+            let is_there = (self.lookup)(probe, name.as_ptr(), &mut text, std::ptr::null_mut());
+            (is_there == 0 && !text.is_null())
+                .then(|| CStr::from_ptr(text).to_string_lossy().into_owned())
+        }
+    }
+}
+
+/// The library, if it is here. It stays loaded for good.
+fn find() -> Option<Library> {
+    let handle = NAMES.into_iter().find_map(|name| {
+        // SAFETY: a constant name; loading runs the library's own start-up code, which is
+        // util-linux's well-known one.
+        let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW) };
+        (!handle.is_null()).then_some(handle)
+    })?;
+    let symbol = |name: &CStr| {
+        // SAFETY: a live handle and a constant name.
+        let symbol = unsafe { libc::dlsym(handle, name.as_ptr()) };
+        (!symbol.is_null()).then_some(symbol)
+    };
+    // SAFETY: the signatures are those of the library's header, blkid.h, for as long as it has had
+    // this version number.
+    unsafe {
+        use std::mem::transmute;
+        Some(Library {
+            open: transmute::<Probe, Open>(symbol(c"blkid_new_probe_from_filename")?),
+            free: transmute::<Probe, Free>(symbol(c"blkid_free_probe")?),
+            superblocks: transmute::<Probe, Set>(symbol(c"blkid_probe_enable_superblocks")?),
+            superblock_flags: transmute::<Probe, Set>(symbol(
+                c"blkid_probe_set_superblocks_flags",
+            )?),
+            partitions: transmute::<Probe, Set>(symbol(c"blkid_probe_enable_partitions")?),
+            partition_flags: transmute::<Probe, Set>(symbol(c"blkid_probe_set_partitions_flags")?),
+            go: transmute::<Probe, Go>(symbol(c"blkid_do_probe")?),
+            lookup: transmute::<Probe, Lookup>(symbol(c"blkid_probe_lookup_value")?),
+        })
+    }
+}

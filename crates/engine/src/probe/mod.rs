@@ -1,0 +1,173 @@
+//! What a device holds that udm did not put there: file systems, RAID members, partition tables,
+//! caches. Asked before a format, of both devices.
+//!
+//! 1. Both look: the system's libblkid, where it is there and the device has a path, and a table of
+//!    our own, which also knows what libblkid does not (dm-cache, dm-pcache, the end of a device).
+//! 2. Nothing is ever written, and what cannot be read holds nothing that is known.
+//! 3. To find nothing does not mean that there is nothing: whoever formats looks for zeroes where
+//!    the format will write, too.
+
+use std::collections::BTreeMap;
+
+mod blkid;
+mod signatures;
+
+use crate::bio::Op;
+use crate::buffer::Buffer;
+use crate::disk::{Disk, DiskIo};
+use crate::pmem::Pmem;
+use crate::sync::Arc;
+use crate::units::{KIB, SECTOR};
+
+/// Something that was found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Finding {
+    /// Its name, as libblkid has it where that knows it: `ext4`, `LVM2_member`, `gpt`.
+    pub name: String,
+    /// The first byte of what tells.
+    pub at: u64,
+    /// Whether it is a cache's own, so that the device is a cache device.
+    pub is_cache: bool,
+}
+
+impl std::fmt::Display for Finding {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} (byte {})", self.name, self.at)
+    }
+}
+
+/// What a persistent memory holds from byte `start` on.
+pub fn pmem(pmem: &dyn Pmem, start: u64) -> Vec<Finding> {
+    let load = |at: u64, into: &mut [u8]| pmem.load(at, into).is_ok();
+    look(pmem.len_bytes(), start, pmem.open_as(), &load)
+}
+
+/// What a disk holds from byte `start` on.
+pub fn disk(disk: &Arc<dyn Disk>, start: u64) -> Vec<Finding> {
+    let load = |at: u64, into: &mut [u8]| load_disk(disk, at, into);
+    look(disk.limits().size_bytes, start, disk.open_as(), &load)
+}
+
+/// The sentence about `found`, with as many of them as are good to read.
+pub fn listed(found: &[Finding]) -> String {
+    const SHOWN: usize = 3;
+    let shown: Vec<String> = found.iter().take(SHOWN).map(ToString::to_string).collect();
+    let more = if found.len() > SHOWN { " and more" } else { "" };
+    format!("{}{more}", shown.join(", "))
+}
+
+/// Why a device is not formatted, if there is a reason. `found`: what is on it. `is_blank`: all
+/// that the format would write is zero. `origin`: what is on the slow device. `order`: the devices
+/// as the table wants them.
+pub fn objection(
+    found: &[Finding],
+    is_blank: bool,
+    origin: &[Finding],
+    (origin_name, order): (&str, &str),
+) -> Option<String> {
+    let cache = origin.iter().find(|finding| finding.is_cache);
+    let swapped = |why: &str| format!("{origin_name} {why}: the two look swapped (it is {order})");
+    let holds = match (found, is_blank) {
+        ([], true) => {
+            let cache = cache?;
+            let what = swapped(&format!("holds {cache}"));
+            return Some(format!("it is empty, and {what}; --force-format goes on all the same"));
+        }
+        ([], false) => "it is not empty where the format would write".to_owned(),
+        (found, _) => format!("it holds {}", listed(found)),
+    };
+    let has_contents = found.iter().any(|finding| !finding.is_cache);
+    let hint = match cache {
+        Some(cache) => format!("; {}", swapped(&format!("holds {cache}"))),
+        None if has_contents && origin.is_empty() => {
+            format!("; {}", swapped("holds nothing that is known"))
+        }
+        None => String::new(),
+    };
+    Some(format!("{holds}: it may hold data; --force-format overwrites it{hint}"))
+}
+
+/// Reads from a device; false if that fails.
+type Load<'a> = &'a dyn Fn(u64, &mut [u8]) -> bool;
+
+/// Pieces of a device, read once.
+struct Window<'a> {
+    size: u64,
+    load: Load<'a>,
+    pieces: BTreeMap<u64, Option<Vec<u8>>>,
+}
+
+/// Bytes of a piece.
+const PIECE: u64 = 128 * KIB;
+
+impl Window<'_> {
+    /// The bytes at `at`; none if the device ends before, or they cannot be read.
+    fn bytes(&mut self, at: u64, len: usize) -> Option<Vec<u8>> {
+        let end = at.checked_add(len as u64).filter(|end| *end <= self.size)?;
+        let mut bytes = Vec::with_capacity(len);
+        let mut at = at;
+        while at < end {
+            let first = at / PIECE * PIECE;
+            let piece = self.piece(first)?;
+            let to = (end - first).min(piece.len() as u64);
+            bytes.extend_from_slice(&piece[(at - first) as usize..to as usize]);
+            at = first + to;
+        }
+        Some(bytes)
+    }
+
+    fn piece(&mut self, first: u64) -> Option<&Vec<u8>> {
+        let (size, load) = (self.size, self.load);
+        let piece = self.pieces.entry(first).or_insert_with(|| {
+            let mut bytes = vec![0; PIECE.min(size - first) as usize];
+            load(first, &mut bytes).then_some(bytes)
+        });
+        piece.as_ref()
+    }
+}
+
+fn look(size: u64, start: u64, path: Option<String>, load: Load<'_>) -> Vec<Finding> {
+    let mut window = Window { size, load, pieces: BTreeMap::new() };
+    let mut found = signatures::look(&mut window);
+    // The system's own words where it knows the same thing.
+    for finding in path.and_then(|path| blkid::look(&path)).into_iter().flatten() {
+        match found.iter().position(|known| known.at == finding.at) {
+            Some(nth) if found[nth].name.starts_with(&finding.name) => {}
+            Some(nth) => found[nth].name = finding.name,
+            None if found.iter().any(|known| known.name == finding.name) => {}
+            None => found.push(finding),
+        }
+    }
+    found.retain(|finding| finding.at >= start);
+    found.sort_by_key(|finding| finding.at);
+    found
+}
+
+/// Reads whole blocks around what is wanted.
+fn load_disk(disk: &Arc<dyn Disk>, at: u64, into: &mut [u8]) -> bool {
+    let unit = u64::from(disk.limits().block_bytes).max(SECTOR);
+    let first = at / unit * unit;
+    let end = (at + into.len() as u64).next_multiple_of(unit).min(disk.limits().size_bytes);
+    let buffer = Buffer::zeroed((end - first) as usize);
+    let io = DiskIo {
+        disk: disk.clone(),
+        op: Op::Read,
+        offset: first,
+        len: buffer.len() as u64,
+        buffer,
+        token: 0,
+        line: 0,
+        result: Ok(()),
+    };
+    let from = (at - first) as usize;
+    disk.carry_out(vec![io]).iter().all(|io| {
+        let is_good = io.result.is_ok() && io.buffer.len() >= from + into.len();
+        if is_good {
+            into.copy_from_slice(&io.buffer.as_slice()[from..from + into.len()]);
+        }
+        is_good
+    })
+}
+
+#[cfg(test)]
+mod tests;
