@@ -36,6 +36,8 @@ mutants! {
     ZeroesUnfenced,
     /// Segments are reused before key_tail has durably left their keys.
     ReuseBeforeKeyTail,
+    /// The same, only of what yields to writes.
+    YieldedBeforeKeyTail,
     /// Segments are reused with their old generation.
     GenerationNotRaised,
     /// Collection does not stop at dirty_tail.

@@ -196,6 +196,9 @@ pub(super) struct Rules<'a> {
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Counts {
     pub(super) keys: u64,
+    /// Those that write-back has not passed: not CLEAN, and CLEAN.
+    pub(super) keys_dirty: u64,
+    pub(super) keys_kept: u64,
     /// Those that only the whole index has.
     pub(super) keys_left: u64,
     pub(super) stale_keys: u64,
@@ -361,6 +364,8 @@ impl Findings {
         let is_dirty = record.is_dirty;
         let is_clean = key.flags.get() & KEY_CLEAN != 0 && !mutants::is(Mutant::CleanHidesDirty);
         self.counts.keys += 1;
+        self.counts.keys_dirty += u64::from(is_dirty && !is_clean);
+        self.counts.keys_kept += u64::from(is_dirty && is_clean);
         self.counts.keys_left += u64::from(is_clean || !is_dirty);
         let off = key.off.get();
         let share = |number: u32| number as usize % self.wanted.len();

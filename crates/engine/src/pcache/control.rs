@@ -154,7 +154,6 @@ pub(super) fn assemble(
     let open = OpenSets::fresh(shared, options.stripes, options.attach_id, &info);
     // A kernel would mis-count keys of reused segments: collection passes them first of all.
     let stale_until = (replayed.stale_keys > 0).then_some(replayed.dirty_tail);
-    let gc = Gc::new(stale_until, replayed.hidden_until);
     let replay = replayed.rest;
     let writeback = Writeback::new(&log, marks_from, replayed.torn_until);
     let retention = args.retention.policy(segments.blocks());
@@ -168,7 +167,8 @@ pub(super) fn assemble(
         known_zeroes: Mutex::default(),
         zero_crc: Mutex::new((0, crate::crc::pcache_crc(&[]))),
         misses: Mutex::default(),
-        background: Mutex::new(Background { writeback, gc, replay, ..Background::default() }),
+        background: Mutex::new(Background { writeback, replay, ..Background::default() }),
+        collector: Mutex::new(Gc::new(stale_until, replayed.hidden_until)),
         bad: Quarantine::new(&label.bad, backing.limits().size_bytes),
         backing,
         label: Mutex::new((label, slot)),
@@ -183,7 +183,6 @@ pub(super) fn assemble(
         is_suspended: AtomicBool::new(false),
         is_armed: AtomicBool::new(true),
         fill_bell: FillBell::new(segments.count(), args.high_watermark),
-        used_told: AtomicU32::new(0),
         wants_room: AtomicBool::new(false),
         gives_up: AtomicBool::new(false),
         counters: Counters::default(),
@@ -205,6 +204,7 @@ fn log_found(media: &Media, found: &Structures, replayed: &mut Replayed) -> Resu
     let segments = Arc::clone(&found.segments);
     let (head, key_tail, dirty_tail) = (replayed.head, found.key_tail, found.dirty_tail);
     let log = KeyLog::new(media.clone(), segments, head, key_tail, dirty_tail);
+    log.note_logged(replayed.key_counts());
     let failed = |status| media.damaged(format_args!("cannot store: {status}"));
     if mutants::is(Mutant::DirtyTailAtHead) {
         replayed.dirty_tail = replayed.head;

@@ -144,7 +144,7 @@ impl Pcache {
                 "the pause after the last failure; 0 when all is well",
             ),
             flag("writeback_is_stuck", writeback.is_stuck(), "the log is damaged"),
-            flag("collection_is_stuck", background.gc.is_stuck(), "the log is damaged"),
+            flag("collection_is_stuck", lock(&self.collector).is_stuck(), "the log is damaged"),
         ];
         let what = "keys of the log that are still to be replayed: their data is clean, and is \
                     read from the backing device until then";
@@ -153,7 +153,7 @@ impl Pcache {
         facts
     }
 
-    fn totals(&self) -> [Fact; 14] {
+    fn totals(&self) -> [Fact; 16] {
         let counters = &self.counters;
         let batches_failed = &counters.writeback_failures;
         [
@@ -179,6 +179,12 @@ impl Pcache {
             ),
             count("moved_bytes_total", &counters.moved_bytes, "hot data that was copied to stay"),
             count("dropped_bytes_total", &counters.dropped_bytes, "data that made room"),
+            count(
+                "yielded_bytes_total",
+                &counters.yielded_bytes,
+                "clean data that made room at once, because writes would have waited",
+            ),
+            count("helped_total", &counters.helped, "pieces of collection that writes did"),
         ]
     }
 }

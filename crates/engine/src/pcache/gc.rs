@@ -15,18 +15,12 @@ use crate::units::BLOCK;
 
 use super::keylog::{LogReader, after};
 use super::layout::{GC_PERCENT_DEFAULT, Key, Position, REGION_BYTES, Record, gc_percent_of};
-use super::retain::Keeper;
+use super::pressure::Slice;
+use super::retain::{Keeper, Pass};
 use super::retention::{Retention, USES_MAX};
 use super::segment::LOG_RESERVE;
 use super::{Background, Pcache};
 
-/// Key sets passed before key_tail is stored.
-const SLICE_SETS: usize = 64;
-/// Most keys passed before key_tail is stored, when what is hot is kept: no more is dropped than is
-/// needed, and what is logged again soon frees the place where it stood.
-const SLICE_KEYS_MAX: usize = 32;
-/// But a slice is a small part (1 / n) of a small cache.
-const SLICE_SHARE: u64 = 256;
 /// So often a tick passes the log; a use is lost each time, so then what is condemned goes.
 const ROUNDS_MAX: u32 = USES_MAX as u32 + 1;
 /// So often the index is swept while as many segments are reused as there are: between two sweeps
@@ -49,12 +43,23 @@ pub(super) struct Gc {
     /// Passing everything once was not enough.
     is_pressed: bool,
     keeper: Keeper,
-    sweep: Sweep,
+}
+
+/// How far a slice has come.
+#[derive(Debug, Default)]
+struct Passed {
+    at: Position,
+    sets: usize,
+    keys: usize,
+    /// Segments that were released before it.
+    released_before: usize,
+    /// Segments of the log that were left behind.
+    left_logs: Vec<u32>,
 }
 
 /// How far the index is swept.
 #[derive(Debug, Default)]
-struct Sweep {
+pub(super) struct Sweep {
     /// The next region.
     at: u64,
     /// Segments that had been reused at the last look.
@@ -80,6 +85,16 @@ impl Gc {
     /// Damage in the log stops collection.
     pub(super) fn is_stuck(&self) -> bool {
         self.is_stuck
+    }
+
+    /// What was being done has failed: key_tail may not be where the references say.
+    pub(super) fn stop(&mut self) {
+        self.is_stuck = true;
+    }
+
+    /// Whether the next slice has an end of its own, however far that is.
+    pub(super) fn passes_together(&self) -> bool {
+        self.together_until.is_some()
     }
 }
 
@@ -142,19 +157,26 @@ impl Pcache {
     pub(super) fn collect_enough(&self, background: &mut Background, port: &mut Port) {
         self.collect(background);
         for _ in 0..ROUNDS_MAX {
-            let is_over = !self.is_space_short() || background.gc.is_stuck || self.is_suspended();
-            if is_over || !background.gc.keeper.has_kept() {
+            let is_over = !self.is_space_short() || self.is_suspended();
+            let is_futile = |gc: &Gc| gc.is_stuck || !gc.keeper.has_kept();
+            if is_over || is_futile(&lock(&self.collector)) {
                 break;
             }
             self.close_old_sets(background, true);
             background.pace.press();
             self.writeback_if_due(background, port);
-            let missing = self.free_wanted().saturating_sub(self.segments.free()).max(1);
-            self.condemn_more(missing);
-            background.gc.is_pressed = true;
+            let mut gc = lock(&self.collector);
+            self.condemn_more(self.missing());
+            gc.is_pressed = true;
+            drop(gc);
             self.collect(background);
         }
-        background.gc.is_pressed = false;
+        lock(&self.collector).is_pressed = false;
+    }
+
+    /// Free segments that are missing, at least one.
+    fn missing(&self) -> u32 {
+        self.free_wanted().saturating_sub(self.segments.free()).max(1)
     }
 
     /// Collects what is needed and possible; wakes those who wait when there is room.
@@ -168,24 +190,41 @@ impl Pcache {
         if self.is_space_short() {
             self.drop_zero_extent();
         }
+        let mut gc = lock(&self.collector);
         self.condemn();
-        let keeps_window = !background.gc.is_pressed && self.is_window_small();
-        background.gc.keeper.begin(keeps_window);
-        while !background.gc.is_stuck && self.wants_collection(&mut background.gc) {
-            match self.collect_slice(&mut background.gc) {
+        let keeps_window = !gc.is_pressed && self.is_window_small();
+        gc.keeper.begin(keeps_window);
+        while !gc.is_stuck && self.wants_collection(&mut gc) {
+            match self.collect_slice(&mut gc, self.next_slice()) {
                 Ok(true) => {}
                 Ok(false) => break,
-                Err(_) => background.gc.is_stuck = true,
+                Err(_) => gc.stop(),
             }
+            // A write that needs room need not wait for the end of all this.
+            drop(gc);
+            self.tell_room();
+            gc = lock(&self.collector);
         }
         // Stuck means that key_tail may not be where the references say.
-        if !background.gc.is_stuck && self.segments.has_released() && self.recycle().is_err() {
-            background.gc.is_stuck = true;
+        if !gc.is_stuck && self.segments.has_released() && self.recycle().is_err() {
+            gc.stop();
         }
+        drop(gc);
         // The next segment taken is news again.
-        self.used_told.store(0, Ordering::Relaxed);
+        self.counters.used_told.store(0, Ordering::Relaxed);
+        self.counters.used_helped.store(0, Ordering::Relaxed);
         self.tell_room();
-        self.sweep_index(&mut background.gc.sweep);
+        self.sweep_index(&mut background.sweep);
+    }
+
+    /// How the background passes what comes next.
+    fn next_slice(&self) -> Slice {
+        let pass = match (self.retention.fills_cache(), self.is_space_short()) {
+            (true, true) if self.is_behind() => Pass::Yield,
+            (true, _) => Pass::Keep,
+            (false, _) => Pass::Drop,
+        };
+        Slice::new(pass, self.segments.blocks(), self.missing())
     }
 
     /// Dead slots leave the index, in step with the reuse that they died of: memory follows what is
@@ -213,25 +252,13 @@ impl Pcache {
         }
     }
 
-    /// Keys of a slice, unless its first key set has more.
-    fn slice_keys_max(&self) -> usize {
-        match self.retention.fills_cache() {
-            true => (self.segments.blocks() / SLICE_SHARE).clamp(1, SLICE_KEYS_MAX as u64) as usize,
-            false => usize::MAX,
-        }
-    }
-
     /// Passes a slice of the log. `false`: key_tail has caught up with dirty_tail.
-    fn collect_slice(&self, gc: &mut Gc) -> Result<bool, Status> {
+    pub(super) fn collect_slice(&self, gc: &mut Gc, slice: Slice) -> Result<bool, Status> {
         let dirty_tail = match mutants::is(Mutant::CollectDirty) {
             true => self.log.head(),
             false => self.log.dirty_tail(),
         };
-        let head = self.log.head();
         let start = self.log.key_tail();
-        let mut at = start;
-        let mut left_logs = Vec::new();
-        let mut result = Ok(true);
         let together = gc.together_until.filter(|until| *until != start);
         if let Some(until) = together
             && !self.reaches(gc, start, dirty_tail, until)?
@@ -239,66 +266,84 @@ impl Pcache {
             return Ok(false);
         }
         gc.together_until = None;
-        let Gc { reader, keeper, stale_until, .. } = gc;
-        keeper.begin_slice(self.is_space_short() || stale_until.is_some());
-        reader.begin();
-        let keys_max = self.slice_keys_max();
-        let mut keys_passed = 0;
-        for passed in 0.. {
-            let is_enough = match together {
-                Some(until) => at == until,
-                None => passed == SLICE_SETS || keys_passed >= keys_max,
-            };
-            if at == dirty_tail || is_enough {
-                break;
-            }
-            let record = match reader.read(&self.media, &self.segments, at, Some(head)) {
-                Ok(Some(record)) => record,
-                // What was passed so far is passed durably all the same: its references are gone.
-                Ok(None) => {
-                    result = Err(Status::Corrupt);
-                    break;
-                }
-                Err(status) => {
-                    result = Err(status);
-                    break;
-                }
-            };
-            let next = after(at, &record);
-            match record {
-                Record::Last(_) => left_logs.push(at.segment),
-                Record::Keys(keys) => {
-                    keys_passed += keys.len();
-                    self.pass_keys(keys, keeper);
-                }
-            }
-            at = next;
-            if self.retention.fills_cache() {
-                self.count_lap(keeper, at);
-            }
-            if *stale_until == Some(at) {
-                *stale_until = None;
-            }
+        // Without need, nothing is kept that somebody wants to be collected.
+        let is_needed = self.is_space_short() || gc.stale_until.is_some();
+        gc.keeper.begin_slice(if is_needed { slice.pass } else { Pass::Drop });
+        let slice = together.map_or(slice, Slice::until);
+        let released_before = self.segments.released();
+        let mut passed = Passed { at: start, released_before, ..Passed::default() };
+        let walked = self.walk_slice(gc, &slice, dirty_tail, &mut passed);
+        if passed.at == start {
+            return walked.and(Ok(false));
         }
-        if at == start {
-            return result.and(Ok(false));
-        }
-        if keeper.has_kept() {
+        if gc.keeper.has_kept() {
             self.arm();
         }
-        if mutants::is(Mutant::ReuseBeforeKeyTail) {
+        let is_yielding = slice.pass == Pass::Yield && mutants::is(Mutant::YieldedBeforeKeyTail);
+        if mutants::is(Mutant::ReuseBeforeKeyTail) || is_yielding {
             self.recycle()?;
         }
-        self.log.set_key_tail(at)?;
-        for segment in left_logs {
+        // What was passed is passed durably even where the walk failed: its references are gone.
+        self.log.set_key_tail(passed.at)?;
+        self.log.note_collected(passed.keys as u64);
+        for segment in passed.left_logs {
             self.segments.free_log(segment);
         }
         self.recycle()?;
-        result
+        walked.and(Ok(true))
+    }
+
+    /// The walk of a slice, until it is enough or comes to dirty_tail.
+    fn walk_slice(
+        &self,
+        gc: &mut Gc,
+        slice: &Slice,
+        dirty_tail: Position,
+        passed: &mut Passed,
+    ) -> Result<(), Status> {
+        let Gc { reader, keeper, stale_until, .. } = gc;
+        let head = self.log.head();
+        reader.begin();
+        while passed.at != dirty_tail && !self.is_enough(slice, passed) {
+            let record = reader.read(&self.media, &self.segments, passed.at, Some(head))?;
+            let record = record.ok_or(Status::Corrupt)?;
+            let next = after(passed.at, &record);
+            match record {
+                Record::Last(_) => passed.left_logs.push(passed.at.segment),
+                Record::Keys(keys) => {
+                    passed.keys += keys.len();
+                    self.pass_keys(keys, keeper);
+                }
+            }
+            passed.at = next;
+            passed.sets += 1;
+            if self.retention.fills_cache() {
+                self.count_lap(keeper, passed.at);
+            }
+            if *stale_until == Some(passed.at) {
+                *stale_until = None;
+            }
+        }
+        Ok(())
+    }
+
+    fn is_enough(&self, slice: &Slice, passed: &Passed) -> bool {
+        if let Some(until) = slice.until {
+            return passed.at == until;
+        }
+        let released = || self.segments.released().saturating_sub(passed.released_before);
+        let freed = || released() + passed.left_logs.len();
+        passed.sets == slice.sets_max
+            || passed.keys >= slice.keys_max
+            || slice.freed_max.is_some_and(|max| freed() >= max)
     }
 
     /// Keys give up their references, once what is to stay has others.
     fn pass_keys(&self, keys: &[Key], keeper: &mut Keeper) {
+        if keeper.looks_at_uses() {
+            // Their cache misses at once, not one after the other.
+            keys.iter().for_each(|key| self.index.touch(key.off.get()));
+        }
         for key in keys {
             let segment = key.segment.get();
             if self.segments.generation(segment) == key.generation.get() {
@@ -343,7 +388,7 @@ impl Pcache {
     }
 
     /// Wakes waiting bios if there is room for them.
-    fn tell_room(&self) {
+    pub(super) fn tell_room(&self) {
         let has_room = self.has_room();
         if has_room && self.gives_up.load(Ordering::Relaxed) {
             self.gives_up.store(false, Ordering::Relaxed);

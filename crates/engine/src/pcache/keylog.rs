@@ -18,8 +18,8 @@ use crate::sync::{Arc, Mutex, lock, lock_soon};
 
 use super::attach::check_key;
 use super::layout::{
-    DIRTY_TAIL_AT, KEY_BYTES, KEY_TAIL_AT, KEYS_MAX, KSET_BYTES_MAX, KSET_HEADER_BYTES, Key,
-    KsetHeader, Position, Record, SMALL_STRIDE, Tail, kset_bytes, parse_record, seal_kset,
+    DIRTY_TAIL_AT, KEY_BYTES, KEY_CLEAN, KEY_TAIL_AT, KEYS_MAX, KSET_BYTES_MAX, KSET_HEADER_BYTES,
+    Key, KsetHeader, Position, Record, SMALL_STRIDE, Tail, kset_bytes, parse_record, seal_kset,
 };
 use super::media::Media;
 use super::segment::Segments;
@@ -80,6 +80,37 @@ pub struct KeyLog {
     has_failed: AtomicBool,
     /// Flush marks that were appended. Changes under the head's lock.
     marks: AtomicU64,
+    /// See [`KeyLog::keys`].
+    keys: AtomicU64,
+    keys_dirty: AtomicU64,
+    keys_kept: AtomicU64,
+}
+
+/// How many keys stand in the log: all of them, and those that write-back has not passed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct KeyCounts {
+    /// From key_tail on.
+    pub all: u64,
+    /// From dirty_tail on, not CLEAN.
+    pub dirty: u64,
+    /// From dirty_tail on, CLEAN.
+    pub kept: u64,
+}
+
+impl KeyCounts {
+    /// Of these keys.
+    pub fn of(keys: &[Key]) -> KeyCounts {
+        let kept = keys.iter().filter(|key| key.flags.get() & KEY_CLEAN != 0).count() as u64;
+        let all = keys.len() as u64;
+        KeyCounts { all, dirty: all - kept, kept }
+    }
+
+    /// Both together.
+    pub fn add(&mut self, more: KeyCounts) {
+        self.all += more.all;
+        self.dirty += more.dirty;
+        self.kept += more.kept;
+    }
 }
 
 /// A tail as found on media.
@@ -89,6 +120,11 @@ pub struct TailOnMedia {
     pub position: Position,
     /// Where its record stands.
     pub slot: SlotState,
+}
+
+/// One thread at a time takes; what was never counted is not taken.
+fn take_from(count: &AtomicU64, less: u64) {
+    count.fetch_sub(less.min(count.load(Ordering::Relaxed)), Ordering::Relaxed);
 }
 
 fn pack(position: Position) -> u64 {
@@ -126,6 +162,9 @@ impl KeyLog {
             dirty_tail: tail(DIRTY_TAIL_AT, dirty_tail),
             has_failed: AtomicBool::new(false),
             marks: AtomicU64::new(0),
+            keys: AtomicU64::new(0),
+            keys_dirty: AtomicU64::new(0),
+            keys_kept: AtomicU64::new(0),
         }
     }
 
@@ -133,6 +172,35 @@ impl KeyLog {
     /// after that mark is counted.
     pub fn marks(&self) -> u64 {
         self.marks.load(Ordering::Acquire)
+    }
+
+    /// How many keys stand in the log. For decisions that may be a little wrong: nothing durable
+    /// rests on it.
+    pub fn keys(&self) -> KeyCounts {
+        let load = |count: &AtomicU64| count.load(Ordering::Relaxed);
+        KeyCounts {
+            all: load(&self.keys),
+            dirty: load(&self.keys_dirty),
+            kept: load(&self.keys_kept),
+        }
+    }
+
+    /// So many keys are in the log now that were not.
+    pub fn note_logged(&self, counts: KeyCounts) {
+        self.keys.fetch_add(counts.all, Ordering::Relaxed);
+        self.keys_dirty.fetch_add(counts.dirty, Ordering::Relaxed);
+        self.keys_kept.fetch_add(counts.kept, Ordering::Relaxed);
+    }
+
+    /// Collection has passed so many keys.
+    pub fn note_collected(&self, keys: u64) {
+        take_from(&self.keys, keys);
+    }
+
+    /// Write-back has passed so many keys.
+    pub fn note_written_back(&self, counts: KeyCounts) {
+        take_from(&self.keys_dirty, counts.dirty);
+        take_from(&self.keys_kept, counts.kept);
     }
 
     /// Where the next key set goes.
@@ -277,6 +345,7 @@ impl KeyLog {
             self.marks.fetch_add(1, Ordering::Release);
         }
         head.position.offset += bytes as u32;
+        self.note_logged(KeyCounts::of(keys));
         head.is_unmarked = !mark;
         self.head_seen.store(pack(head.position), Ordering::Release);
         Ok(())

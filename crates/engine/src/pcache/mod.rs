@@ -20,10 +20,12 @@
 //! | `writeback`, `pace`, `latest` | what goes to the backing device, when | `cache_writeback.c` |
 //! | `gc` | room is made | `cache_gc.c` |
 //! | `retention`, `retain`, `classes` | which data stays when space is short, and how | |
+//! | `pressure` | what is done when writes would wait for room | |
 //! | `datacrc`, `quarantine` | damage: found, and kept from spreading | |
 //!
-//! Locks, outermost first: background; stripes in index order; the scratch of keys; the log's
-//! head; allocator. None is held while data is copied or while the world is waited for.
+//! Locks, outermost first: background; collector; stripes in index order; the scratch of keys; the
+//! log's head; allocator. None of the last four is held while data is copied, and none while the
+//! world is waited for.
 
 mod args;
 mod attach;
@@ -47,6 +49,7 @@ mod openset;
 #[cfg(feature = "loom")]
 pub(crate) mod orderings;
 mod pace;
+mod pressure;
 mod quarantine;
 mod read;
 mod replay;
@@ -80,7 +83,7 @@ pub use attach::LogDamage;
 use batch::Sharing;
 use datacrc::DataCrcs;
 pub use facts::limits;
-use gc::Gc;
+use gc::{Gc, Sweep};
 use index::{FLAT_FROM, Index};
 use keylog::KeyLog;
 use label::Label;
@@ -188,7 +191,7 @@ struct Background {
     last_close: Nanos,
     pace: Pace,
     writeback: Writeback,
-    gc: Gc,
+    sweep: Sweep,
     replay: Option<Replay>,
 }
 
@@ -227,6 +230,12 @@ struct Counters {
     kept_bytes: AtomicU64,
     moved_bytes: AtomicU64,
     dropped_bytes: AtomicU64,
+    yielded_bytes: AtomicU64,
+    helped: AtomicU64,
+    /// Segments in use when the background was last told that they get short.
+    used_told: AtomicU32,
+    /// Segments in use when a write did a piece of collection last; 0: that was long ago.
+    used_helped: AtomicU32,
 }
 
 /// An open cache.
@@ -253,6 +262,8 @@ pub struct Pcache {
     zero_crc: Mutex<(u32, u32)>,
     misses: Mutex<Misses>,
     background: Mutex<Background>,
+    /// Collection has a lock of its own: a write that needs room does a piece of it.
+    collector: Mutex<Gc>,
     bad: Quarantine,
     label: Mutex<(Label, SlotState)>,
     info: Mutex<Found<CacheInfo>>,
@@ -269,8 +280,6 @@ pub struct Pcache {
     is_suspended: AtomicBool,
     is_armed: AtomicBool,
     fill_bell: FillBell,
-    /// Segments in use when the background was last told that they get short.
-    used_told: AtomicU32,
     wants_room: AtomicBool,
     gives_up: AtomicBool,
     counters: Counters,
@@ -378,18 +387,6 @@ impl Pcache {
         self.wants_room.load(Ordering::Relaxed)
     }
 
-    /// Tells the background when segments get short, or much may be dirty: once for each segment
-    /// taken.
-    fn look_at_space(&self) {
-        let used = self.segments.used();
-        let is_news = used >= self.gc_threshold()
-            && self.used_told.load(Ordering::Relaxed) != used
-            && self.used_told.swap(used, Ordering::Relaxed) != used;
-        if self.fill_bell.is_news(used) || is_news || self.is_waited_for() {
-            self.events.work();
-        }
-    }
-
     fn is_urgent(&self) -> bool {
         self.is_draining.load(Ordering::Relaxed) || self.is_space_short()
     }
@@ -432,17 +429,6 @@ impl Pcache {
             // Without room the keys stay where they are; a failed medium is latched in the log.
             let _ = self.close_each();
             background.last_close = background.now;
-        }
-    }
-
-    /// When nobody can make room any more, waiting for ever helps nobody.
-    fn give_up_if_hopeless(&self, background: &Background) {
-        let has_failed_long = background.writeback.retry().is_hopeless(background.now);
-        let is_stuck = background.writeback.is_stuck() || background.gc.is_stuck();
-        let is_hopeless = (has_failed_long || is_stuck || self.log.has_failed())
-            && self.wants_room.load(Ordering::SeqCst);
-        if is_hopeless && !self.gives_up.swap(true, Ordering::SeqCst) {
-            self.events.room();
         }
     }
 
@@ -509,7 +495,8 @@ impl Target for Pcache {
         self.writeback_if_due(background, port);
         self.collect_enough(background, port);
         self.look_at_collection(background);
-        if background.pace.is_pressed() {
+        // What was kept behind nothing dirty can be given up, once write-back has passed it.
+        if background.pace.is_pressed() || self.dirty_bytes() == 0 {
             self.writeback_if_due(background, port);
         }
         self.give_up_if_hopeless(background);

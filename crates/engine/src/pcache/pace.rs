@@ -6,7 +6,8 @@
 //! 1. space is short and nothing clean is left to be collected, or everything is to be drained:
 //!    then nothing is held back;
 //! 2. nobody has read or written for a moment;
-//! 3. so much of the cache is dirty (`high_watermark`), or so long (`max_age`): then write-back
+//! 3. so much of the cache is dirty (`high_watermark`), or so long (`max_age`), or so much hot data
+//!    is kept behind dirty data, where it cannot make room (pressure.rs): then write-back
 //!    takes a share of the time, and rests for the others' sake between its batches. The share
 //!    grows with what is dirty beyond the mark and with the age, up to all of the time halfway
 //!    from the mark to a full cache, and at twice the age. So under any load dirty data gets no
@@ -35,6 +36,8 @@ const AGES_MAX: usize = 32;
 /// Of 100 parts of the time, what write-back takes at least when it works.
 const SHARE_MIN: u64 = 25;
 const SHARE_ALL: u64 = 100;
+/// Of what may be kept behind dirty data, in percent, so much is there without hurry.
+const KEPT_BEHIND_MARK: u64 = 25;
 /// Longest rest between two batches.
 const REST_MAX: Nanos = SECOND / 4;
 /// Bytes of a batch while clients are at work; one batch is one piece of work of the background.
@@ -245,7 +248,12 @@ impl Pcache {
                     None | Some(0) => 0,
                     Some(beyond) => grown(beyond, self.dirty_mark_full() - mark),
                 };
-                of_fill.max(pace.share_of_age(now, max_age))
+                // What is kept behind dirty data must not become so much that it has to yield.
+                let of_kept = match self.kept_behind().checked_sub(KEPT_BEHIND_MARK) {
+                    Some(beyond) if self.is_space_short() => grown(beyond, KEPT_BEHIND_MARK),
+                    _ => 0,
+                };
+                of_fill.max(of_kept).max(pace.share_of_age(now, max_age))
             }
         };
         if std::mem::take(&mut pace.has_ended) && pace.share > 0 {

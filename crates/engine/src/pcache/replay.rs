@@ -223,7 +223,7 @@ impl Pcache {
 
     fn end_replay(&self, background: &mut Background, hidden_until: Option<Position>) {
         background.replay = None;
-        background.gc.pass_together(hidden_until);
+        lock(&self.collector).pass_together(hidden_until);
         self.is_replaying.store(false, Ordering::Release);
     }
 

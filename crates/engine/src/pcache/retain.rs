@@ -7,6 +7,9 @@
 //! the place: a newer write of the range can only come behind them in the log, and an older one
 //! cannot be left. Nothing is lost with these keys: the backing device has the same data.
 //!
+//! While writes would wait for room (see pressure.rs) nothing is kept in its place, because that
+//! would be room which nobody can give up soon: the hottest is moved, and the rest goes.
+//!
 //! Data that is to move and finds no room stays where it is for another lap, at the cost of a use;
 //! so what is hot is not dropped because collection began a moment too late.
 
@@ -25,11 +28,29 @@ use super::write::Close;
 
 /// Most bytes that are moved at once.
 const MOVE_BYTES: u64 = 64 << 10;
+/// While writes would wait, at most so large a part (1 / n) of what is passed is moved.
+const MOVED_SHARE: u64 = 8;
+/// And no more at a time.
+const MOVED_BYTES_MAX: u64 = 1 << 20;
+
+/// How a slice of the log is passed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Pass {
+    /// Everything goes.
+    #[default]
+    Drop,
+    /// Writes would wait: all goes but the hottest, which is moved.
+    Yield,
+    /// What is hot stays.
+    Keep,
+}
 
 /// What keeping needs while a slice of the log is passed.
 #[derive(Debug, Default)]
 pub(super) struct Keeper {
-    is_keeping: bool,
+    pass: Pass,
+    /// Bytes that may be moved although writes would wait.
+    credit: u64,
     keeps_window: bool,
     has_kept: bool,
     scratch: Vec<u8>,
@@ -52,9 +73,21 @@ impl Keeper {
         self.keeps_window = keeps_window;
     }
 
-    /// A slice begins. Without `is_keeping`, everything goes.
-    pub(super) fn begin_slice(&mut self, is_keeping: bool) {
-        self.is_keeping = is_keeping;
+    /// A slice begins.
+    pub(super) fn begin_slice(&mut self, pass: Pass) {
+        self.pass = pass;
+    }
+
+    /// Whether the index is asked about every key.
+    pub(super) fn looks_at_uses(&self) -> bool {
+        self.pass != Pass::Drop
+    }
+
+    /// Takes so many bytes of what may be moved, if there are enough.
+    fn spend(&mut self, bytes: u64) -> bool {
+        let is_enough = self.credit >= bytes;
+        self.credit -= if is_enough { bytes } else { 0 };
+        is_enough
     }
 
     /// Whether keys were logged again since collection began.
@@ -117,10 +150,13 @@ impl Pcache {
     pub(super) fn retain(&self, key: &Key, keeper: &mut Keeper) {
         let (offset, len) = (key.off.get(), u64::from(key.len.get()));
         // Damaged dirty data is not what the backing device has.
-        if !keeper.is_keeping || !self.retention.fills_cache() || self.bad.overlaps(offset, len) {
+        if keeper.pass == Pass::Drop || self.bad.overlaps(offset, len) {
             return;
         }
         self.has_retained.store(true, Ordering::Relaxed);
+        if keeper.pass == Pass::Yield {
+            return self.yield_key(key, keeper);
+        }
         let place = Place::new(key.segment.get(), key.segment_off.get(), key.generation.get());
         let class = match self.segments.class(place.segment) {
             // Judged as what stays in its place.
@@ -131,7 +167,8 @@ impl Pcache {
         let mut at = offset;
         while at < end {
             let place = place.plus(at - offset);
-            let (len, verdict) = self.judge(at, end, place, class);
+            let judge = |uses| self.retention.judge(class, uses);
+            let (len, verdict) = self.judge(at, end, place, class, judge);
             let run = Run { offset: at, len, place };
             at += len;
             keeper.has_kept |= matches!(verdict, Some(Verdict::Keep | Verdict::Move(_)));
@@ -152,8 +189,62 @@ impl Pcache {
         }
     }
 
+    /// Collection passes a current key while writes would wait. The data goes with its segment,
+    /// and the index needs no change; what is hottest is moved, as far as there is credit.
+    fn yield_key(&self, key: &Key, keeper: &mut Keeper) {
+        let (offset, len) = (key.off.get(), u64::from(key.len.get()));
+        keeper.credit = (keeper.credit + len / MOVED_SHARE).min(MOVED_BYTES_MAX);
+        let place = Place::new(key.segment.get(), key.segment_off.get(), key.generation.get());
+        let class = self.segments.class(place.segment);
+        let judge = |uses| self.retention.judge_pressed(class, uses);
+        let end = offset + len;
+        let mut at = offset;
+        while at < end {
+            let place = place.plus(at - offset);
+            let (len, verdict) = self.judge(at, end, place, class, judge);
+            let run = Run { offset: at, len, place };
+            at += len;
+            match verdict {
+                Some(Verdict::Move(uses)) if keeper.spend(len) => {
+                    keeper.has_kept |= self.rescue(run, uses, &mut keeper.scratch);
+                }
+                Some(_) => {
+                    self.counters.yielded_bytes.fetch_add(len, Ordering::Relaxed);
+                }
+                None => {}
+            }
+        }
+    }
+
+    /// Copies data into the main part, as far as no write wants the room. Says whether it did.
+    fn rescue(&self, run: Run, uses: u8, scratch: &mut Vec<u8>) -> bool {
+        let mut done = 0;
+        while done < run.len {
+            let (offset, place) = (run.offset + done, run.place.plus(done));
+            let len = self.piece_len(offset, (run.len - done).min(MOVE_BYTES));
+            let is_roomy = self.log.has_room();
+            let reserve = self.write_reserve;
+            let space = is_roomy.then(|| self.segments.take_main(0, len as u32, reserve)).flatten();
+            let Some(space) = space else { break };
+            let len = u64::from(space.len);
+            if !self.move_piece(Run { offset, len, place }, space, uses, scratch) {
+                self.segments.release(space.segment);
+                break;
+            }
+            done += len;
+        }
+        done > 0
+    }
+
     /// The longest run from `at` with one verdict; `None`: the index has something newer.
-    fn judge(&self, at: u64, end: u64, place: Place, class: Class) -> (u64, Option<Verdict>) {
+    fn judge(
+        &self,
+        at: u64,
+        end: u64,
+        place: Place,
+        class: Class,
+        verdict_of: impl Fn(u8) -> Verdict,
+    ) -> (u64, Option<Verdict>) {
         let of_block = |from: u64| {
             let block_end = (from / BLOCK + 1) * BLOCK;
             let piece = self.index.lookup(from, block_end.min(end), |place| self.is_live(place));
@@ -162,7 +253,7 @@ impl Pcache {
                 _ => mutants::is(Mutant::DroppedUnchecked),
             };
             let is_current = piece.place == Some(place.plus(from - at)) || is_blind;
-            let verdict = is_current.then(|| self.retention.judge(class, self.index.uses(from)));
+            let verdict = is_current.then(|| verdict_of(self.index.uses(from)));
             (piece.len, verdict)
         };
         let (mut len, verdict) = of_block(at);
@@ -226,7 +317,7 @@ impl Pcache {
             let rest = Run { offset, len: run.len - done, place };
             let len = self.piece_len(offset, rest.len.min(MOVE_BYTES));
             let is_roomy = self.segments.free() > 0 && self.log.has_room();
-            let space = is_roomy.then(|| self.segments.take_main(0, len as u32)).flatten();
+            let space = is_roomy.then(|| self.segments.take_main(0, len as u32, 0)).flatten();
             let Some(space) = space else {
                 return self.keep_or_forget(rest, key);
             };

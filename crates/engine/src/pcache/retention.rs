@@ -86,6 +86,10 @@ pub trait Retention: Debug + Send + Sync {
     /// What becomes of a block that was used `uses` times since it came.
     fn judge(&self, class: Class, uses: u8) -> Verdict;
 
+    /// What becomes of a block when writes would wait for room, and what is kept in its place
+    /// could not be given up before dirty data in front of it is written back.
+    fn judge_pressed(&self, class: Class, uses: u8) -> Verdict;
+
     /// Of a segment of the main part that has fewer percent of current data, the data is moved.
     fn dense_percent(&self) -> u32;
 
@@ -118,6 +122,10 @@ impl Retention for Fifo {
     }
 
     fn judge(&self, _: Class, _: u8) -> Verdict {
+        Verdict::Forget
+    }
+
+    fn judge_pressed(&self, _: Class, _: u8) -> Verdict {
         Verdict::Forget
     }
 
@@ -191,6 +199,15 @@ impl Retention for Hot {
             // Each round costs a use, so what is used no more goes in the end.
             Class::Condemned if uses > 0 => Verdict::Move(uses - 1),
             Class::Condemned => Verdict::Forget,
+        }
+    }
+
+    fn judge_pressed(&self, class: Class, uses: u8) -> Verdict {
+        match class {
+            _ if uses < USES_TO_STAY => Verdict::Forget,
+            Class::Window => Verdict::Move(0),
+            // As in a segment that is condemned: what is used no more goes in the end.
+            Class::Main | Class::Condemned | Class::Sparse => Verdict::Move(uses - 1),
         }
     }
 

@@ -293,8 +293,8 @@ impl Segments {
     }
 
     /// As [`Segments::take`], from a segment of the main part only.
-    pub fn take_main(&self, port: usize, len: u32) -> Option<Space> {
-        self.take_at_head(self.head_of(port, Class::Main), len, Some(0))
+    pub fn take_main(&self, port: usize, len: u32, reserve: u32) -> Option<Space> {
+        self.take_at_head(self.head_of(port, Class::Main), len, Some(reserve))
     }
 
     /// Takes up to `len` bytes of data space, with a reference. `port` spreads threads over heads.
@@ -382,6 +382,11 @@ impl Segments {
             references.fetch_add(REFERENCES_AHEAD, Ordering::Relaxed);
         }
         Some(place)
+    }
+
+    /// Segments whose last reference went, and that [`Segments::recycle`] has not seen yet.
+    pub fn released(&self) -> usize {
+        if self.has_released() { lock(&self.released).len() } else { 0 }
     }
 
     /// Whether [`Segments::recycle`] would find something to look at.

@@ -14,6 +14,7 @@ use super::attach::{LogDamage, Structures, has_data_crc};
 use super::batch::{Batch, Counts, Headers, Rules, Run, Sharing, Told};
 use super::datacrc::DataCrcs;
 use super::index::Index;
+use super::keylog::KeyCounts;
 use super::layout::Position;
 use super::media::Media;
 use super::replay::Replay;
@@ -37,6 +38,9 @@ pub struct Replayed {
     pub dirty_tail: Position,
     /// Keys in the log.
     pub keys: u64,
+    /// Those at or behind dirty_tail that are not CLEAN, and those that are.
+    pub keys_dirty: u64,
+    pub keys_kept: u64,
     /// Those that need not be in the index before the first request.
     pub keys_left: u64,
     /// Keys whose segment was reused since.
@@ -260,6 +264,8 @@ impl<'a> Survey<'a> {
 
     fn count(&mut self, counts: &Counts, runs: &[Run]) {
         self.out.keys += counts.keys;
+        self.out.keys_dirty += counts.keys_dirty;
+        self.out.keys_kept += counts.keys_kept;
         self.out.keys_left += counts.keys_left;
         self.out.stale_keys += counts.stale_keys;
         self.out.dirty_bytes += counts.dirty_bytes;
@@ -342,6 +348,8 @@ impl Replayed {
             key_tail,
             dirty_tail,
             keys: 0,
+            keys_dirty: 0,
+            keys_kept: 0,
             keys_left: 0,
             stale_keys: 0,
             hidden_until: None,
@@ -352,6 +360,11 @@ impl Replayed {
             notes: Vec::new(),
             rest: None,
         }
+    }
+
+    /// How many keys the log has.
+    pub fn key_counts(&self) -> KeyCounts {
+        KeyCounts { all: self.keys, dirty: self.keys_dirty, kept: self.keys_kept }
     }
 
     /// Replays what is left, at once. Nobody is served yet.

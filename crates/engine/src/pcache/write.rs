@@ -99,8 +99,12 @@ impl ZeroExtent {
 impl Pcache {
     /// Stores the bio's data in the cache.
     pub(super) fn write(&self, mut bio: Bio, port: &mut Port) {
+        let mut has_helped = false;
         while bio.progress < bio.len {
             let Some(space) = self.take_space(&bio, port) else {
+                if !std::mem::replace(&mut has_helped, true) && self.collect_piece() {
+                    continue;
+                }
                 return self.wait_for_room(bio, port);
             };
             let from = bio.progress as usize;

@@ -26,7 +26,7 @@ use crate::units::{KIB, MIB, Nanos};
 
 use super::args::WritebackOrder;
 use super::index::Place;
-use super::keylog::{KeyLog, LogReader, after};
+use super::keylog::{KeyCounts, KeyLog, LogReader, after};
 use super::latest::{Latest, Run};
 use super::layout::{KEY_CLEAN, Key, Position, Record};
 use super::pace::Pace;
@@ -45,6 +45,8 @@ const ZEROES_BYTES_MIN: u64 = 64 * KIB;
 /// What was read for a batch.
 #[derive(Debug, Default)]
 struct Batch {
+    /// What is in it.
+    keys: KeyCounts,
     end: Position,
     /// Keys and records.
     passed: usize,
@@ -81,6 +83,7 @@ pub(super) struct Writeback {
     /// Where dirty_tail goes when the batch is done, and by how much dirty data shrinks.
     end: Position,
     batch_dirty_bytes: u64,
+    batch_keys: KeyCounts,
     retry: Retry,
     /// The log is known to carry flush marks from here on; `None`: from dirty_tail on.
     marks_from: Option<Position>,
@@ -200,6 +203,7 @@ impl Pcache {
         }
         writeback.end = batch.end;
         writeback.batch_dirty_bytes = batch.bytes;
+        writeback.batch_keys = batch.keys;
         writeback.batch_marks = batch.marks;
         let Writeback { latest, runs, .. } = writeback;
         latest.take_runs(runs);
@@ -260,6 +264,7 @@ impl Pcache {
                     written_bytes += u64::from(key.len.get());
                 }
                 batch.passed += set.len();
+                batch.keys.add(KeyCounts::of(set));
                 batch.marks += u64::from(set.is_empty() && writeback.own_from.is_none());
                 let is_border = (set.is_empty() || writeback.marks_from.is_some())
                     && !mutants::is(Mutant::BatchCrossesMark);
@@ -532,6 +537,7 @@ impl Pcache {
             writeback.is_stuck = true;
             return false;
         }
+        self.log.note_written_back(writeback.batch_keys);
         self.cleaned_bytes.fetch_add(writeback.batch_dirty_bytes, Ordering::SeqCst);
         writeback.marks_passed += writeback.batch_marks;
         if writeback.mends {

@@ -86,12 +86,13 @@ pub fn written(nth: usize) -> Vec<Step> {
         Some(0) => long_log(),
         Some(1) => laps(),
         Some(2) => hot_laps(),
+        Some(3) => pressed_laps(),
         Some(_) => log_laps(),
     }
 }
 
 /// How many there are.
-pub const WRITTEN: usize = SHORT.len() + 4;
+pub const WRITTEN: usize = SHORT.len() + 5;
 
 const SHORT: &[&[Step]] = &[
     &[],
@@ -165,6 +166,25 @@ fn hot_laps() -> Vec<Step> {
             6 | 9 => steps.extend([w(13, 1), Flush, r(12, 4), r(12, 4)]),
             7 => steps.push(Kill),
             _ => {}
+        }
+    }
+    steps.push(Check);
+    steps
+}
+
+/// What is hot yields: write-back hangs while more is written than was free, so that writes and
+/// the background drop what is clean, and move the hottest; then the origin goes on.
+fn pressed_laps() -> Vec<Step> {
+    let mut steps = vec![w(12, 4), Flush, r(12, 4), r(12, 4), r(12, 4), Drain];
+    for nth in 0..7 {
+        steps.extend([w(nth % 5, 7), Flush, Drain, r(12, 4), r(12, 4), r(12, 4)]);
+    }
+    for nth in 0..4 {
+        steps.extend([HoldWrites, w(nth, 4), Flush, Tick(11), w(nth + 4, 4), Flush, w(nth, 2)]);
+        steps.extend([Flush, w(13, 1), Flush, Tick(1), w(nth + 1, 3), OneWrite, Flush, Release]);
+        steps.extend([Drain, r(12, 4), r(12, 4), r(12, 4), w(nth, 4), Flush, Drain]);
+        if nth == 2 {
+            steps.push(Kill);
         }
     }
     steps.push(Check);

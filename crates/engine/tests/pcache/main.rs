@@ -21,6 +21,7 @@ mod left;
 mod model;
 mod origin;
 mod pace;
+mod pressure;
 mod refusals;
 mod together;
 mod vectors;

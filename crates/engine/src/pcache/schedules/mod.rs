@@ -39,7 +39,7 @@ impl Pcache {
     /// What is wrong with the accounts, if anything. Nobody is at work.
     fn audit(&self) -> Result<(), String> {
         let background = lock(&self.background);
-        if background.writeback.is_stuck() || background.gc.is_stuck() {
+        if background.writeback.is_stuck() || lock(&self.collector).is_stuck() {
             return Err("the background takes the log for damaged".to_string());
         }
         drop(background);

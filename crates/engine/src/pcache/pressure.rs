@@ -1,0 +1,159 @@
+//! Room for writes: what is done when they would wait.
+//!
+//! Clean data is room, but the log gives it back in its own order: a segment is reused when
+//! key_tail has passed all keys that name it, and key_tail never passes dirty_tail. So what is kept
+//! in its place, its key logged again at the head, cannot be given up before everything dirty in
+//! front of that key is on the backing device. As long as write-back keeps up that is soon, and
+//! what is hot stays as retention says. When it does not, every key that is kept is room that a
+//! burst of writes cannot have. From there on what is hot *yields*: collection drops what it
+//! passes, without a look at the window or the main part, and moves the hottest only, an eighth of
+//! it at most, together into few segments. So almost all that is clean is room at the speed of
+//! memory, and what was used most goes last. Reads get no room that way: what they miss is cached
+//! only while free segments are to spare.
+//!
+//! Who collects: the background, from the moment when few segments are free. Where it does not get
+//! to run in time, because writers have every processor, the write that takes the last segment does
+//! a piece of collection itself, and so does one that finds no space at all: as much as frees one
+//! segment, never more than [`PIECE_KEYS`] keys, and once in the life of a request each. Media that
+//! are synced by the kernel are left to the background: a sync would be the longest part.
+
+use crate::pmem::Persistence;
+use crate::sync::atomic::Ordering;
+use crate::sync::lock;
+use crate::units::BLOCK;
+
+use super::keylog::KeyCounts;
+use super::layout::Position;
+use super::retain::Pass;
+use super::segment::LOG_RESERVE;
+use super::{Background, Pcache};
+
+/// Key sets passed before key_tail is stored.
+const SLICE_SETS: usize = 64;
+/// Most keys passed before key_tail is stored, when what is hot is kept: no more is dropped than is
+/// needed, and what is logged again soon frees the place where it stood.
+const KEPT_KEYS_MAX: usize = 32;
+/// But a slice is a small part (1 / n) of a small cache.
+const KEPT_SHARE: u64 = 256;
+/// Most keys that a write passes: what a segment full of blocks has, twice.
+pub(super) const PIECE_KEYS: usize = 8 << 10;
+/// Hot data yields when so large a part (1 / n) of what is clean is kept behind dirty data.
+const KEPT_BEHIND_SHARE: u64 = 8;
+/// And so large a part of the cache's room for data (1 / n) is dirty: what takes longer than the
+/// batch or two that are always under way.
+const DIRTY_SHARE: u64 = 32;
+
+/// A slice of the log: how it is passed, and where it ends.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Slice {
+    pub(super) pass: Pass,
+    pub(super) sets_max: usize,
+    pub(super) keys_max: usize,
+    /// When so many segments will be free.
+    pub(super) freed_max: Option<usize>,
+    /// There, and nowhere else.
+    pub(super) until: Option<Position>,
+}
+
+impl Slice {
+    /// A slice for the background of a cache of so many blocks, which wants so many segments.
+    pub(super) fn new(pass: Pass, blocks: u64, missing: u32) -> Slice {
+        let (keys_max, freed_max) = match pass {
+            Pass::Drop => (usize::MAX, None),
+            Pass::Yield => (usize::MAX, Some(missing as usize)),
+            Pass::Keep => ((blocks / KEPT_SHARE).clamp(1, KEPT_KEYS_MAX as u64) as usize, None),
+        };
+        Slice { pass, sets_max: SLICE_SETS, keys_max, freed_max, until: None }
+    }
+
+    /// The piece that a write does.
+    fn piece(pass: Pass) -> Slice {
+        let (sets_max, keys_max) = (usize::MAX, PIECE_KEYS);
+        Slice { pass, sets_max, keys_max, freed_max: Some(1), until: None }
+    }
+
+    /// Passes everything up to `until` at once.
+    pub(super) fn until(until: Position) -> Slice {
+        let (sets_max, keys_max) = (usize::MAX, usize::MAX);
+        Slice { pass: Pass::Keep, sets_max, keys_max, freed_max: None, until: Some(until) }
+    }
+}
+
+impl Pcache {
+    /// Whether so much is kept behind dirty data that no more can be, or writes would wait.
+    pub(super) fn is_behind(&self) -> bool {
+        let room = self.segments.blocks() * BLOCK;
+        self.kept_behind() >= 100 && self.dirty_bytes() > room / DIRTY_SHARE
+    }
+
+    /// Of what may be kept behind dirty data, in percent, what is.
+    pub(super) fn kept_behind(&self) -> u64 {
+        let KeyCounts { all, dirty, kept } = self.log.keys();
+        let kept_max = (all.saturating_sub(dirty) / KEPT_BEHIND_SHARE).max(1);
+        100 * kept / kept_max
+    }
+
+    /// A write has taken space: was that the last segment, it sees to the next one.
+    pub(super) fn collect_ahead(&self) {
+        if self.segments.free() > LOG_RESERVE + self.write_reserve {
+            return;
+        }
+        // Once for each segment taken.
+        let used = self.segments.used();
+        if self.counters.used_helped.swap(used, Ordering::Relaxed) != used {
+            self.collect_piece();
+        }
+    }
+
+    /// Does a piece of collection for a write. Says whether there is room now.
+    pub(super) fn collect_piece(&self) -> bool {
+        let is_slow = self.media.pmem.medium().persistence == Persistence::Msync;
+        // What is still to be replayed needs the log as it is.
+        if self.is_replaying() || is_slow || self.is_suspended() {
+            return false;
+        }
+        // Who holds it makes room.
+        let Ok(mut gc) = self.collector.try_lock() else { return false };
+        if gc.is_stuck() || gc.passes_together() {
+            return false;
+        }
+        if self.segments.has_released() && self.recycle().is_err() {
+            gc.stop();
+        }
+        if self.has_room() {
+            return true;
+        }
+        let pass = if self.retention.fills_cache() { Pass::Yield } else { Pass::Drop };
+        if self.collect_slice(&mut gc, Slice::piece(pass)).is_err() {
+            gc.stop();
+        }
+        drop(gc);
+        self.counters.helped.fetch_add(1, Ordering::Relaxed);
+        self.tell_room();
+        self.has_room()
+    }
+
+    /// Tells the background when segments get short, or much may be dirty: once for each segment
+    /// taken.
+    pub(super) fn look_at_space(&self) {
+        let used = self.segments.used();
+        let is_news = used >= self.gc_threshold()
+            && self.counters.used_told.load(Ordering::Relaxed) != used
+            && self.counters.used_told.swap(used, Ordering::Relaxed) != used;
+        if self.fill_bell.is_news(used) || is_news || self.is_waited_for() {
+            self.events.work();
+        }
+        self.collect_ahead();
+    }
+
+    /// When nobody can make room any more, waiting for ever helps nobody.
+    pub(super) fn give_up_if_hopeless(&self, background: &Background) {
+        let has_failed_long = background.writeback.retry().is_hopeless(background.now);
+        let is_stuck = background.writeback.is_stuck() || lock(&self.collector).is_stuck();
+        let is_hopeless = (has_failed_long || is_stuck || self.log.has_failed())
+            && self.wants_room.load(Ordering::SeqCst);
+        if is_hopeless && !self.gives_up.swap(true, Ordering::SeqCst) {
+            self.events.room();
+        }
+    }
+}

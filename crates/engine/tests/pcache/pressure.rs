@@ -1,0 +1,203 @@
+//! A cache that is full of clean data is room for writes at the speed of memory: without a wait for
+//! the origin, a bounded piece of work for each write, and the hottest goes last.
+
+use udm::bio::Bio;
+use udm::buffer::Buffer;
+use udm::pmem::Persistence;
+use udm::target::Target;
+use udm::units::{KIB, MIB, SECOND};
+
+use crate::world::{Setup, World};
+
+const BLOCK: u64 = 4 * KIB;
+/// What is read again and again, from the start of the device.
+const HOT: u64 = 64 * KIB;
+/// Blocks of data in a segment.
+const SEGMENT_BLOCKS: u64 = 13;
+/// Segments of the cache.
+const SEGMENTS: u64 = 64;
+/// Most keys that one write may pass: what frees a segment, and the key set at its end.
+const PIECE_KEYS: u64 = 8192 + 128;
+/// Most bytes that one write may copy for others.
+const PIECE_BYTES: u64 = MIB;
+
+fn setup(table: &'static str) -> Setup {
+    Setup {
+        cache_bytes: 20480 + SEGMENTS * (64 << 10),
+        backing_bytes: 64 << 20,
+        ..Setup::small().table(table)
+    }
+}
+
+/// A cache full of clean data: laps of reads went through it, with what is hot read again each
+/// time; much of it is in the main part, because it came a second time.
+fn full(table: &'static str) -> World {
+    let mut world = World::new(setup(table));
+    world.open();
+    for lap in 0..4 {
+        for at in (HOT..6 * MIB).step_by(16 << 10) {
+            // One half of the laps meets what the lap before has dropped.
+            world.read(at + lap / 2 * MIB, 16 << 10);
+            // Key sets are small beside the cache, as in a real one.
+            world.flush();
+            if at.is_multiple_of(256 << 10) {
+                world.read(0, HOT as usize);
+                world.tick(SECOND / 10);
+            }
+        }
+    }
+    // What was kept last is logged, and known to be clean.
+    (0..3).for_each(|_| world.tick(2 * SECOND));
+    // With checksums the space is cut into smaller pieces; the kernel's policy leaves 30 percent.
+    let free_max = if table.contains("fifo") { 32 } else { 16 };
+    assert!(world.fact("free_segments") < free_max, "{}", world.target().status());
+    world
+}
+
+fn block(world: &World, at: u64, tag: u8) -> Bio {
+    assert!(at + BLOCK <= world.setup.backing_bytes);
+    Bio::write(at, Buffer::from_bytes(&[tag; BLOCK as usize]), false, 0)
+}
+
+/// Writes new blocks until one has to wait; says how many did not. With `ticks`, the background
+/// gets its turn every so many writes; without, writers have every processor.
+fn burst(world: &mut World, ticks: Option<u64>) -> u64 {
+    world.is_held = true;
+    for nth in 0..SEGMENTS * SEGMENT_BLOCKS {
+        let before = (world.fact("collected_keys_total"), world.fact("moved_bytes_total"));
+        let helped = world.fact("helped_total");
+        let bio = block(world, 32 * MIB + nth * BLOCK, nth as u8);
+        world.submit(bio);
+        let passed = world.fact("collected_keys_total") - before.0;
+        let moved = world.fact("moved_bytes_total") - before.1;
+        assert!(passed <= PIECE_KEYS && moved <= PIECE_BYTES, "{passed} keys, {moved} bytes");
+        assert!(world.fact("helped_total") <= helped + 2, "a piece before, and one behind");
+        if world.port.done.pop_front().is_none() {
+            world.port.parked.clear();
+            return nth;
+        }
+        if nth % 8 == 7 {
+            world.submit(Bio::flush(1));
+            world.port.done.pop_front().unwrap();
+        }
+        if ticks.is_some_and(|every| nth % every == 0) {
+            world.tick(SECOND / 1000);
+        }
+    }
+    panic!("more writes than there is room for");
+}
+
+/// Of what is clean, writes get at least so many percent while the origin hangs.
+const SHARE: u64 = 75;
+
+#[test]
+fn what_is_clean_is_room_while_the_origin_hangs() {
+    let tables = ["C B 0", "C B 0 retention fifo", "C B 2 data_crc true"];
+    for (table, ticks) in tables.map(|table| [(table, None), (table, Some(3))]).concat() {
+        let mut world = full(table);
+        let clean = world.fact("cached_bytes") / BLOCK;
+        assert!(clean > SEGMENTS * SEGMENT_BLOCKS / 3, "{table}: {clean} blocks are clean");
+        let written = burst(&mut world, ticks);
+        assert!(
+            written * 100 >= clean * SHARE,
+            "{table}, {ticks:?}: {written} writes found room among {clean} clean blocks"
+        );
+        // Nothing of it was written back, and all of it is there.
+        assert_eq!(world.fact("dirty_bytes"), written * BLOCK);
+        world.release();
+        for nth in 0..written {
+            let found = world.read(32 * MIB + nth * BLOCK, BLOCK as usize);
+            assert_eq!(found, [nth as u8; BLOCK as usize], "{table}, write {nth}");
+        }
+        world.drain();
+    }
+}
+
+#[test]
+fn what_is_hottest_goes_last() {
+    let mut world = full("C B 0");
+    let cold = (HOT..8 * MIB).step_by(BLOCK as usize);
+    let cached = |world: &World, at| world.target().cached_bytes_in(at, BLOCK) > 0;
+    let cold: Vec<u64> = cold.filter(|&at| cached(&world, at)).collect();
+    assert_eq!(world.target().cached_bytes_in(0, HOT), HOT);
+    // Half of the cache is written; nothing comes back from the origin.
+    world.is_held = true;
+    for nth in 0..SEGMENTS * SEGMENT_BLOCKS / 2 {
+        let bio = block(&world, 32 * MIB + nth * BLOCK, 1);
+        world.submit(bio);
+        assert!(world.port.done.pop_front().is_some(), "write {nth}");
+        if nth % 8 == 7 {
+            world.submit(Bio::flush(1));
+            world.port.done.pop_front().unwrap();
+        }
+    }
+    let left = cold.iter().filter(|&&at| cached(&world, at)).count();
+    assert!(left * 3 < cold.len() * 2, "{left} of {} cold blocks are there", cold.len());
+    assert!(world.fact("yielded_bytes_total") > 0);
+    assert_eq!(world.target().cached_bytes_in(0, HOT), HOT, "hot blocks have gone");
+    assert_eq!(world.read(0, HOT as usize), [0; HOT as usize]);
+}
+
+#[test]
+fn reads_get_no_room_that_way() {
+    let mut world = full("C B 0");
+    world.is_held = true;
+    let mut nth = 0;
+    // Until the next segment is one that writes have to make.
+    while world.fact("helped_total") == 0 {
+        let bio = block(&world, 32 * MIB + nth * BLOCK, 1);
+        world.submit(bio);
+        world.port.done.pop_front().unwrap();
+        nth += 1;
+    }
+    world.release();
+    let before = ["helped_total", "yielded_bytes_total"].map(|name| world.fact(name));
+    for at in (16 * MIB..17 * MIB).step_by(64 << 10) {
+        world.submit(Bio::read(at, Buffer::zeroed(64 << 10), 0));
+        world.settle();
+        world.port.done.pop_front().unwrap();
+    }
+    assert_eq!(["helped_total", "yielded_bytes_total"].map(|name| world.fact(name)), before);
+}
+
+/// Where a sync is the longest part, it is the background's.
+#[test]
+fn media_that_are_synced_are_left_to_the_background() {
+    let mut world = World::new(Setup { persistence: Persistence::Msync, ..setup("C B 0") });
+    world.open();
+    for at in (0..4 * MIB).step_by(64 << 10) {
+        world.write(at, &[1; 64 << 10], false);
+    }
+    world.drain();
+    let written = burst(&mut world, None);
+    assert!(written > 0 && world.fact("helped_total") == 0);
+    world.release();
+    // With a background, what is clean is room here, too.
+    world.drain();
+    let written = burst(&mut world, Some(3));
+    assert!(written * 100 >= (SEGMENTS - 8) * SEGMENT_BLOCKS * SHARE, "{written} writes");
+    world.release();
+    world.drain();
+}
+
+/// What is still to be replayed needs the log: nobody collects, writes wait.
+#[test]
+fn nobody_collects_while_the_log_is_replayed() {
+    let mut world = full("C B 0");
+    world.kill();
+    world.setup = world.setup.clone().late();
+    world.open();
+    let before = world.fact("collected_keys_total");
+    let written = burst(&mut world, None);
+    assert!(world.fact("replay_left_keys") > 0);
+    assert_eq!((world.fact("helped_total"), world.fact("collected_keys_total")), (0, before));
+    assert!(written < SEGMENTS * SEGMENT_BLOCKS / 4, "{written} writes");
+    world.release();
+    for nth in written..SEGMENTS * SEGMENT_BLOCKS {
+        world.write(32 * MIB + nth * BLOCK, &[nth as u8; BLOCK as usize], false);
+    }
+    for nth in 0..SEGMENTS * SEGMENT_BLOCKS {
+        let found = world.read(32 * MIB + nth * BLOCK, BLOCK as usize);
+        assert_eq!(found, [nth as u8; BLOCK as usize], "write {nth}");
+    }
+}
