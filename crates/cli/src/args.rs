@@ -119,7 +119,8 @@ Examples:
   udm create vol --table-file vol.table --export nbd+unix:///run/vol.sock
   echo '0 204800 linear /data/disk.img 0' | udm create vol --export nbd://127.0.0.1:10809
 
-A device in the table may say how to reach it:
+Devices are named by path, or by MAJOR:MINOR as `udm table` prints block devices; relative paths
+start here. A device in the table may say how to reach it:
   /data/slow.img?io=direct     past the page cache (default where it works)
   /data/slow.img?io=buffered   through it; dontcache: nothing stays there; lazy: written out at
                                once, at most 16 MiB unwritten
@@ -271,7 +272,8 @@ pub struct MessageArgs {
 /// Arguments of `load`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Caches take no second table while one is live: remove the device and create it again.
+Caches take no second table while one is live: remove the device and create it again. Other tables
+may use what the device has open: a linear can grow, a delay slip in.
 
 Example:
   udm load vol --table '0 204800 linear /data/other.img 0' && udm resume vol")]

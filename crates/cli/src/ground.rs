@@ -5,6 +5,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use udm::device::{Device, LoadedTable};
+use udm::disk::Claims;
 use udm::error::{Kind, Result};
 use udm::sync::Arc;
 use udm::table::Table;
@@ -18,9 +19,17 @@ use crate::runtime::RuntimeDir;
 const BUSY_EVERY: Duration = Duration::from_millis(20);
 
 /// Opens the devices of a table and makes its targets.
-pub fn build(table: &Table, runtime: &RuntimeDir, options: &BuildOptions) -> Result<LoadedTable> {
-    let runtime_dir = Some(runtime.path().to_owned());
-    let opener = SystemOpener { runtime_dir, tune: Some(udm_bench::calibrate::tune) };
+pub fn build(
+    table: &Table,
+    runtime: &RuntimeDir,
+    options: &BuildOptions,
+    claims: &Arc<Claims>,
+) -> Result<LoadedTable> {
+    let opener = SystemOpener {
+        runtime_dir: Some(runtime.path().to_owned()),
+        claims: Arc::clone(claims),
+        tune: Some(udm_bench::calibrate::tune),
+    };
     world::build(table, &opener, options)
 }
 

@@ -17,7 +17,6 @@ use udm::units::human_bytes;
 
 use crate::control::{Answer, Call, INTERFACE};
 use crate::runtime::DeviceName;
-use crate::served::LoadHow;
 use crate::server::{Server, Stop, limits};
 use crate::work::{self, Say, Watch, Work};
 use crate::{log, metrics};
@@ -264,7 +263,7 @@ fn change(
         }
         "Load" => {
             let load = LoadParameters::deserialize(parameters)?;
-            let how = LoadHow::default();
+            let how = served.how();
             let moved = || how.progress.look().map_or(0, |step| step.done + 1);
             let carry_out = |watch: &_| served.load(&load.table, &load.directory, &how, watch);
             progress.watched(method, WORK_SILENCE_MAX, &moved, carry_out)?;

@@ -3,8 +3,8 @@
 //! With `inspect` and `recover`, which have no server, this is the only file of the command line
 //! that touches the engine's devices and the exports.
 //!
-//! 1. Tables are built in the directory of whoever gave them, so that relative paths mean what
-//!    they meant there; outside of that the server's directory is `/`.
+//! 1. Relative paths in tables mean what they meant to whoever gave them, and are made absolute:
+//!    the server's own directory is `/`.
 //! 2. Changes (load, suspend, resume, close) happen one at a time.
 //! 3. The exports are closed before the device is brought to rest, and the background queue runs
 //!    until it is at rest, since it moves the I/O that rest waits for.
@@ -19,6 +19,7 @@ use serde::Serialize;
 use serde_json::{Value, json};
 use udm::attaching::AttachProgress;
 use udm::device::{Device, DeviceState, LoadedTable};
+use udm::disk::Claims;
 use udm::error::Kind;
 use udm::local::Local;
 use udm::queue::Queue;
@@ -26,7 +27,7 @@ use udm::sync::Arc;
 use udm::table::{Table, TableLine};
 use udm::target::{Dirty, Fact, FactValue};
 use udm::units::human_bytes;
-use udm::world::BuildOptions;
+use udm::world::{BuildOptions, make_absolute};
 use udm_export::nbd::{Server as NbdServer, Uri};
 
 use crate::control::{AFTERLIFE_MAX, has_anyone_died};
@@ -100,6 +101,7 @@ pub struct Served {
     change: Mutex<()>,
     drainers: Mutex<usize>,
     cache: Mutex<Option<String>>,
+    claims: Arc<Claims>,
     runtime: Arc<RuntimeDir>,
     queues: Option<u16>,
 }
@@ -115,6 +117,7 @@ impl Served {
             change: Mutex::default(),
             drainers: Mutex::default(),
             cache: Mutex::default(),
+            claims: Arc::default(),
             runtime,
             queues: spec.queues,
             device,
@@ -124,6 +127,7 @@ impl Served {
             force_format: spec.force_format,
             after_death: name.is_inherited(),
             progress: Arc::clone(&spec.progress),
+            ..served.how()
         };
         served.load_with(&spec.table, &directory, &how)?;
         served.device.resume()?;
@@ -210,6 +214,11 @@ impl Served {
         self.refuse_suspended()?;
         let mut local = Local::new(&self.device)?;
         local.flush().map_err(|status| anyhow!("flush: {status}"))
+    }
+
+    /// How a table is loaded beside the active one.
+    pub fn how(&self) -> LoadHow {
+        LoadHow { claims: Arc::clone(&self.claims), ..LoadHow::default() }
     }
 
     /// Loads a table into the inactive slot. When nobody waits for that any more, it is dropped
@@ -433,7 +442,7 @@ impl Served {
     fn load_with(&self, text: &str, directory: &Path, how: &LoadHow) -> Result<()> {
         std::env::set_current_dir(directory)
             .with_context(|| format!("directory {}", directory.display()))?;
-        let loaded = load_table(&self.device, text, &self.runtime, how);
+        let loaded = load_table(&self.device, text, directory, &self.runtime, how);
         // Whatever comes of it, this process must not keep a file system from being unmounted.
         std::env::set_current_dir("/")?;
         *lock(&self.cache) = loaded?;
@@ -450,6 +459,8 @@ pub struct LoadHow {
     pub after_death: bool,
     /// Is told how far the opening of a cache has come.
     pub progress: Arc<AttachProgress>,
+    /// What the device's tables may share.
+    pub claims: Arc<Claims>,
 }
 
 /// Reads a table, opens its devices, and puts it into the inactive slot of `device`. Devices that
@@ -458,11 +469,13 @@ pub struct LoadHow {
 pub fn load_table(
     device: &Device,
     text: &str,
+    directory: &Path,
     runtime: &RuntimeDir,
     how: &LoadHow,
 ) -> Result<Option<String>> {
     let pointed = |error: udm::error::Error| Pointed::from(text, &error);
-    let table = Table::parse(text).map_err(pointed)?;
+    let mut table = Table::parse(text).map_err(pointed)?;
+    make_absolute(&mut table, directory);
     device.check_load(&table).map_err(pointed)?;
     let options = BuildOptions {
         force_format: how.force_format,
@@ -471,7 +484,7 @@ pub fn load_table(
         replay: None,
         progress: Arc::clone(&how.progress),
     };
-    let build = || ground::build(&table, runtime, &options);
+    let build = || ground::build(&table, runtime, &options, &how.claims);
     let mut built = build();
     let deadline = Instant::now() + AFTERLIFE_MAX;
     let may_get_free = || how.after_death || has_anyone_died(runtime);

@@ -139,6 +139,8 @@ fn a_backing_device_is_used_once() {
 fn suspend_holds_requests_until_resume() {
     let udm = Udm::new();
     let disk = udm.file("disk.img", MIB);
+    // Holes would not have to be read.
+    std::fs::write(&disk, pattern(5, MIB as usize)).unwrap();
     let uri = udm.uri("s.sock");
     let table = format!("0 2048 linear {} 0", text(&disk));
     udm.ok(&["create", "s", "--table", &table, "--export", &uri]);

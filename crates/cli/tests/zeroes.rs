@@ -42,7 +42,8 @@ fn fast_zero(udm: &Udm, offset: u64, len: u32) -> u32 {
 #[test]
 fn the_zero_target_is_a_hole_and_a_file_is_data() {
     let udm = Udm::new();
-    let file = udm.file("file.img", 2 * MIB);
+    let file = udm.path("file.img");
+    std::fs::write(&file, pattern(30, 2 * MIB as usize)).unwrap();
     let uri = udm.uri("vol.sock");
     let table =
         format!("0 2048 linear {0} 0\n2048 8192 zero\n10240 2048 linear {0} 2048", text(&file));
@@ -62,7 +63,9 @@ fn a_cache_tells_what_was_discarded_and_zeroed() {
     let folder = if memory.is_dir() { memory.to_owned() } else { std::env::temp_dir() };
     let cache = tempfile::NamedTempFile::new_in(folder).unwrap();
     cache.as_file().set_len(512 * MIB).unwrap();
-    let origin = udm.file("origin.img", 64 * MIB);
+    // Without holes of its own: those are told, too.
+    let origin = udm.path("origin.img");
+    std::fs::write(&origin, pattern(32, 64 * MIB as usize)).unwrap();
     let table = format!("0 131072 pcache {} {}", text(cache.path()), text(&origin));
     let uri = udm.uri("vol.sock");
     udm.ok(&["create", "vol", "--table", &table, "--export", &uri]);

@@ -14,7 +14,7 @@ use std::collections::VecDeque;
 
 use crate::bio::Bio;
 use crate::buffer::BufferPool;
-use crate::disk::{Disk, DiskIo, troubles};
+use crate::disk::{Disk, DiskErrors, DiskIo, troubles};
 use crate::error::{Result, Status};
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::{Arc, Mutex, lock};
@@ -115,7 +115,7 @@ pub struct TargetLimits {
     pub has_discard: bool,
 }
 
-/// What a range of a mapped device holds, as far as that is known without looking.
+/// What a range of a mapped device or a disk holds, as far as that is known without reading it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Extent {
     /// Anything.
@@ -167,11 +167,32 @@ pub(crate) fn origin_facts(origin: &dyn Disk, role: &str) -> Vec<Fact> {
     let found = troubles(origin, role);
     let about = "the slow device has no name any more: its data ends with this server";
     let mut facts = vec![flag("origin_is_deleted", found.is_deleted, about)];
+    let errors = origin.errors();
+    facts.push(number("origin_errors_total", errors.count, "I/O of the slow device that failed"));
+    let last = errors.last.map(|_| errors.to_string());
+    facts.extend(last.map(|last| text("origin_last_error", &last, "the last of these")));
     let about = "what the slow device lost";
     facts.extend(found.lost.map(|lost| text("origin_failure", &lost, about)));
     let about = "what has become of the slow device's name";
     facts.extend(found.gone.map(|gone| text("origin_absence", &gone, about)));
     facts
+}
+
+/// What a server's log tells when it changes. Cheap: it is looked at every second.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Health {
+    /// I/O of slow devices that failed.
+    pub origin: DiskErrors,
+    /// I/O of a cache device that is a disk, and failed.
+    pub medium: DiskErrors,
+    /// Whether write-back meets errors, and pauses.
+    pub is_failing: bool,
+    /// Batches of write-back that failed.
+    pub failed_batches: u64,
+    /// Why the cache device takes no more writes.
+    pub medium_failure: Option<String>,
+    /// Requests that have waited for room.
+    pub waited: u64,
 }
 
 /// One piece of work that moves data: what `drain` and `remove --drain` watch.
@@ -208,8 +229,9 @@ pub trait Target: Send + Sync + std::fmt::Debug {
     /// What clients should know.
     fn limits(&self) -> TargetLimits;
 
-    /// What `[offset, offset + len)` starts with, and for how many bytes, from memory alone. `len`
-    /// is more than 0, and so is the answer; both are whole sectors within the target.
+    /// What `[offset, offset + len)` starts with, and for how many bytes, as far as memory and the
+    /// disks know without reading. `len` is more than 0, and so is the answer; both are whole
+    /// sectors within the target.
     fn extent(&self, _offset: u64, len: u64) -> (u64, Extent) {
         (len, Extent::Data)
     }
@@ -224,6 +246,11 @@ pub trait Target: Send + Sync + std::fmt::Debug {
 
     /// The words behind the target's name in the table line.
     fn table(&self) -> String;
+
+    /// How it is, for a log.
+    fn health(&self) -> Health {
+        Health::default()
+    }
 
     /// More than the kernel's line has room for.
     fn facts(&self) -> Vec<Fact> {

@@ -22,6 +22,16 @@ pub type Nanos = u64;
 /// One second, as [`Nanos`].
 pub const SECOND: Nanos = 1_000_000_000;
 
+/// Two sizes that a message compares, as people read them, or in bytes where those would look alike
+/// and are not.
+pub fn human_pair(one: u64, other: u64) -> (String, String) {
+    let pair = (human_bytes(one), human_bytes(other));
+    if pair.0 != pair.1 || one == other {
+        return pair;
+    }
+    (format!("{one} bytes"), format!("{other} bytes"))
+}
+
 /// Prints a number of bytes as people read them: `512 B`, `4.0 KiB`, `1.5 GiB`.
 pub fn human_bytes(bytes: u64) -> String {
     const UNITS: [&str; 6] = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
@@ -32,4 +42,18 @@ pub fn human_bytes(bytes: u64) -> String {
         unit += 1;
     }
     if unit == 0 { format!("{bytes} B") } else { format!("{value:.1} {}", UNITS[unit]) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_that_differ_look_different() {
+        let pair = |one, other| human_pair(one, other);
+        assert_eq!(pair(512 * MIB, GIB), ("512.0 MiB".into(), "1.0 GiB".into()));
+        assert_eq!(pair(MIB, MIB), ("1.0 MiB".into(), "1.0 MiB".into()));
+        assert_eq!(pair(MIB - 512, MIB), ("1048064 bytes".into(), "1048576 bytes".into()));
+        assert_eq!(pair(512 * MIB - 1, 512 * MIB).0, "536870911 bytes");
+    }
 }

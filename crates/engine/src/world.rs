@@ -3,7 +3,8 @@
 //!
 //! 1. All lines are read and checked before anything is opened.
 //! 2. A device that several words of one table name alike is opened once and shared; devices that
-//!    two tables name are refused by the lock that opening takes.
+//!    two tables name are refused by the lock that opening takes. The two tables of one mapped
+//!    device share what simple targets map ([`Claims`]): a linear can grow, a delay slip in.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -12,7 +13,7 @@ use crate::attaching::AttachProgress;
 use crate::crc::pcache_crc;
 use crate::crew;
 use crate::device::LoadedTable;
-use crate::disk::{Disk, FileDisk, FileOptions, OpenMode};
+use crate::disk::{Claims, Disk, FileDisk, FileOptions, OpenMode};
 use crate::error::{Error, Kind, Result};
 use crate::pcache::layout::Geometry;
 use crate::pcache::{self, OpenOptions, Pcache, ReplayPace};
@@ -46,6 +47,16 @@ pub const TARGETS: [(&str, &str); 7] = [
 pub trait Opener {
     /// A slow device, for this process alone.
     fn disk(&self, word: &DeviceWord) -> Result<Arc<dyn Disk>>;
+
+    /// A slow device for a target that may share it with the active table of its mapped device.
+    fn shared_disk(&self, word: &DeviceWord) -> Result<Arc<dyn Disk>> {
+        self.disk(word)
+    }
+
+    /// The word with its path, if it is a device's number.
+    fn resolve(&self, word: &DeviceWord) -> Result<DeviceWord> {
+        Ok(word.clone())
+    }
 
     /// A cache device, for this process alone.
     fn pmem(&self, word: &DeviceWord) -> Result<Arc<dyn Pmem>>;
@@ -83,6 +94,33 @@ enum Plan {
 /// Whether the words of all lines are right. Opens nothing.
 pub fn check(table: &Table) -> Result<()> {
     plan(table).map(drop)
+}
+
+/// Makes relative paths of devices absolute, as seen from `directory`: whoever reads them later, in
+/// a printed table or an error, is elsewhere. Numbers of devices stay.
+pub fn make_absolute(table: &mut Table, directory: &Path) {
+    for line in &mut table.lines {
+        let places: &[usize] = match line.target.text.as_str() {
+            "linear" | "flakey" | "error" => &[0],
+            "delay" => &[0, 3, 6],
+            "pcache" => &[0, 1],
+            "writecache" => &[1, 2],
+            _ => &[],
+        };
+        for place in places {
+            let Some(word) = line.args.get_mut(*place) else { continue };
+            let Ok(device) = word.device() else { continue };
+            if device.number().is_some() || device.path.starts_with('/') {
+                continue;
+            }
+            if let Some(folder) = directory.to_str().filter(|folder| folder.starts_with('/')) {
+                let folder = folder.trim_end_matches('/');
+                let path = device.path.strip_prefix("./").unwrap_or(&device.path);
+                let options = &word.text[device.path.len()..];
+                word.text = format!("{folder}/{path}{options}");
+            }
+        }
+    }
 }
 
 /// Makes the targets of a table.
@@ -170,17 +208,17 @@ impl Builder<'_> {
         let len = line.len_bytes();
         Ok(match plan {
             Plan::Linear(args) => {
-                let disk = self.disk(&args.location.device)?;
+                let disk = self.shared(&args.location.device)?;
                 Arc::new(Linear::new(&args, len, disk)?)
             }
             Plan::Zero(zero) => Arc::new(zero),
             Plan::Error(error) => Arc::new(error),
             Plan::Delay(args) => {
-                let mut open = |location: &Location| self.disk(&location.device);
+                let mut open = |location: &Location| self.shared(&location.device);
                 Arc::new(Delay::new(&args, len, &mut open)?)
             }
             Plan::Flakey(args) => {
-                let disk = self.disk(&args.location.device)?;
+                let disk = self.shared(&args.location.device)?;
                 Arc::new(Flakey::new(&args, len, disk)?)
             }
             Plan::Pcache { args, cache, backing } => self.pcache(line, args, &cache, &backing)?,
@@ -198,6 +236,7 @@ impl Builder<'_> {
         cache: &DeviceWord,
         backing: &DeviceWord,
     ) -> Result<Arc<dyn Target>> {
+        let cache = &self.resolved(cache)?;
         let pmem = self.pmem_as(cache, None)?;
         let disk = self.disk(backing)?;
         let mut options = OpenOptions::new(self.options.attach_id);
@@ -220,6 +259,7 @@ impl Builder<'_> {
         origin: &DeviceWord,
         cache: &DeviceWord,
     ) -> Result<Arc<dyn Target>> {
+        let (origin, cache) = (&self.resolved(origin)?, &self.resolved(cache)?);
         if cache.path == origin.path {
             return Err(cache.error(Kind::Invalid, "the cache device and the origin are the same"));
         }
@@ -246,6 +286,10 @@ impl Builder<'_> {
         }))
     }
 
+    fn resolved(&self, word: &DeviceWord) -> Result<DeviceWord> {
+        self.opener.resolve(word).map_err(|error| word.word.point(error))
+    }
+
     /// Opens a cache device. `lookup_failed`: the kernel's words, if it has any.
     fn pmem_as(&self, word: &DeviceWord, lookup_failed: Option<&str>) -> Result<Arc<dyn Pmem>> {
         if word.options.io.is_some() {
@@ -262,9 +306,24 @@ impl Builder<'_> {
         self.disk_as(word, "Device lookup failed")
     }
 
+    /// Opens the disk of a target that keeps nothing on it or about it, so that the active table
+    /// may have it open, too, until this one takes its place.
+    fn shared(&mut self, word: &DeviceWord) -> Result<Arc<dyn Disk>> {
+        self.opened(word, "Device lookup failed", |opener, word| opener.shared_disk(word))
+    }
+
     /// Opens a disk, or finds it open. `lookup_failed`: the kernel's words, in front of what it
     /// keeps to itself.
     fn disk_as(&mut self, word: &DeviceWord, lookup_failed: &str) -> Result<Arc<dyn Disk>> {
+        self.opened(word, lookup_failed, |opener, word| opener.disk(word))
+    }
+
+    fn opened(
+        &mut self,
+        word: &DeviceWord,
+        lookup_failed: &str,
+        open: fn(&dyn Opener, &DeviceWord) -> Result<Arc<dyn Disk>>,
+    ) -> Result<Arc<dyn Disk>> {
         if word.options.persist.is_some() {
             let message = "persist is for cache devices; a slow device takes io";
             return Err(word.error(Kind::Invalid, message));
@@ -272,7 +331,7 @@ impl Builder<'_> {
         if let Some(disk) = self.disks.get(&word.word.text) {
             return Ok(disk.clone());
         }
-        let opened = self.opener.disk(word);
+        let opened = self.opener.resolve(word).and_then(|word| open(self.opener, &word));
         let disk = opened.map_err(|error| word.word.point(error.at(lookup_failed)))?;
         self.disks.insert(word.word.text.clone(), disk.clone());
         Ok(disk)
@@ -296,6 +355,8 @@ pub struct SystemOpener {
     /// Where memory that survives this process has its files; without one it is private, and an
     /// unflushed write does not survive the death of the process.
     pub runtime_dir: Option<PathBuf>,
+    /// What the mapped device has open for targets that may share it.
+    pub claims: Arc<Claims>,
     /// Is shown every cache device that was opened, to choose its [plan](DaxPmem::set_plan) of
     /// copies.
     pub tune: Option<fn(&mut DaxPmem)>,
@@ -303,9 +364,22 @@ pub struct SystemOpener {
 
 impl Opener for SystemOpener {
     fn disk(&self, word: &DeviceWord) -> Result<Arc<dyn Disk>> {
-        let io = word.options.io.unwrap_or_default();
-        let options = FileOptions { mode: OpenMode::Exclusive, io };
-        Ok(Arc::new(FileDisk::open(&word.path, &options)?))
+        Ok(Arc::new(FileDisk::open(&word.path, &exclusive(word))?))
+    }
+
+    fn shared_disk(&self, word: &DeviceWord) -> Result<Arc<dyn Disk>> {
+        Ok(Arc::new(FileDisk::open_shared(&word.path, &exclusive(word), &self.claims)?))
+    }
+
+    fn resolve(&self, word: &DeviceWord) -> Result<DeviceWord> {
+        let Some((major, minor)) = word.number() else { return Ok(word.clone()) };
+        let path = node_of(major, minor).ok_or_else(|| {
+            let message = format!(
+                "{major}:{minor}: no device of this number has a node in /dev; give its path"
+            );
+            Error::new(Kind::NotFound, message)
+        })?;
+        Ok(DeviceWord { path, ..word.clone() })
     }
 
     fn pmem(&self, word: &DeviceWord) -> Result<Arc<dyn Pmem>> {
@@ -325,6 +399,27 @@ impl Opener for SystemOpener {
             None => Ok(SharedWords::private(words)),
         }
     }
+}
+
+fn exclusive(word: &DeviceWord) -> FileOptions {
+    FileOptions { mode: OpenMode::Exclusive, io: word.options.io.unwrap_or_default() }
+}
+
+/// The node of the block or character device with this number.
+fn node_of(major: u32, minor: u32) -> Option<String> {
+    let number = format!("{major}:{minor}");
+    let of_kind = |kind: &str| {
+        let link = std::fs::canonicalize(format!("/dev/{kind}/{number}")).ok();
+        let told = std::fs::read_to_string(format!("/sys/dev/{kind}/{number}/uevent")).ok();
+        let name = told.iter().flat_map(|told| told.lines());
+        let name = name.filter_map(|line| line.strip_prefix("DEVNAME=")).next();
+        [link, name.map(|name| Path::new("/dev").join(name))].into_iter().flatten().find(|path| {
+            rustix::fs::stat(path).is_ok_and(|stat| {
+                (rustix::fs::major(stat.st_rdev), rustix::fs::minor(stat.st_rdev)) == (major, minor)
+            })
+        })
+    };
+    of_kind("block").or_else(|| of_kind("char"))?.to_str().map(str::to_owned)
 }
 
 /// The first letters of this boot's id: a runtime directory that outlives a power cut must not

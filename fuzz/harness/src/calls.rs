@@ -7,7 +7,7 @@
 //! 3. The end comes when it is asked for, and leaves no file behind.
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::mpsc::channel;
 
 use serde_json::Value;
@@ -177,7 +177,7 @@ fn replaces_cache(call: &Call, own: &str) -> bool {
 
 fn open(runtime: &RuntimeDir, table: &str) -> (Arc<Device>, Local) {
     let device = Device::new("vol").unwrap();
-    load_table(&device, table, runtime, &LoadHow::default()).unwrap();
+    load_table(&device, table, Path::new("/"), runtime, &LoadHow::default()).unwrap();
     device.resume().unwrap();
     let local = Local::without_kernel(&device).unwrap().with_background(ManualClock::default());
     (device, local)

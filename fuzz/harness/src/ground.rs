@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use std::rc::Rc;
 
 use udm::device::{Device, LoadedTable};
-use udm::disk::{Disk, RamDisk};
+use udm::disk::{Claims, Disk, RamDisk};
 use udm::error::{Error, Kind, Result};
 use udm::pcache::layout::{Geometry, SEGMENTS_AT};
 use udm::pmem::sim::SimPmem;
@@ -49,7 +49,8 @@ impl Devices {
 
 /// The one called `word`, for one table alone, as with the system's.
 fn take<T>(devices: &[(&'static str, Arc<T>)], word: &DeviceWord) -> Result<Arc<T>> {
-    match devices.iter().find(|(name, _)| *name == word.path) {
+    let last = word.path.rsplit('/').next();
+    match devices.iter().find(|(name, _)| Some(*name) == last) {
         Some((_, device)) if Arc::strong_count(device) == 1 => Ok(device.clone()),
         // Not `Busy`, with which a server waits some seconds for others to let go.
         Some(_) => Err(Error::new(Kind::Refused, format!("{}: it is in use", word.path))),
@@ -78,7 +79,12 @@ pub fn renew() {
 }
 
 /// Opens the devices of a table and makes its targets.
-pub fn build(table: &Table, _: &RuntimeDir, options: &BuildOptions) -> Result<LoadedTable> {
+pub fn build(
+    table: &Table,
+    _: &RuntimeDir,
+    options: &BuildOptions,
+    _: &Arc<Claims>,
+) -> Result<LoadedTable> {
     let geometry = Geometry { segment_bytes: SEGMENT_BYTES, device_bytes_min: 0 };
     let options = BuildOptions { geometry: Some(geometry), ..options.clone() };
     world::build(table, &*DEVICES.with_borrow(Rc::clone), &options)

@@ -7,7 +7,7 @@
 use std::thread;
 use std::time::Duration;
 
-use anyhow::{Result, anyhow, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use serde_json::json;
 use udm::device::Device;
 use udm::pmem::Persistence;
@@ -101,7 +101,8 @@ fn open(table: &str) -> Result<Arc<Device>> {
     let runtime = RuntimeDir::open()?;
     let device = Device::new("recover")?;
     let how = LoadHow::default();
-    let load = || load_table(&device, table, &runtime, &how);
+    let directory = std::env::current_dir().context("the current directory")?;
+    let load = || load_table(&device, table, &directory, &runtime, &how);
     let mut shown = Shown::new("recover");
     let loaded = watched(&how.progress, |step| shown.show(step), load);
     drop(shown);

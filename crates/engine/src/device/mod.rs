@@ -23,7 +23,7 @@ use crate::error::{Error, Kind, Result};
 use crate::sync::{Arc, Mutex, MutexGuard, lock};
 #[allow(unused_imports, reason = "for the documentation")]
 use crate::target::Target;
-use crate::target::{Dirty, Events, Extent, Fact, Port, TargetLimits, Wake};
+use crate::target::{Dirty, Events, Extent, Fact, Health, Port, TargetLimits, Wake};
 use crate::units::{Nanos, SECTOR};
 
 pub use table::LoadedTable;
@@ -274,6 +274,13 @@ impl Device {
     /// What the targets tell beyond their status lines.
     pub fn facts(&self) -> Vec<LineFacts> {
         self.active().map_or_else(Vec::new, |active| active.facts())
+    }
+
+    /// How the lines of the active table are, with the sectors where they begin and their targets.
+    pub fn health(&self) -> Vec<(u64, &'static str, Health)> {
+        let active = self.active();
+        let lines = active.iter().flat_map(|active| active.lines());
+        lines.map(|line| (line.start / SECTOR, line.target.name(), line.target.health())).collect()
     }
 
     /// Data that is not on the origins yet.

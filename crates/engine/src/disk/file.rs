@@ -18,8 +18,10 @@
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::Path;
 
+use super::errors::{DiskErrors, Errors};
+use super::holes;
 use super::lazy::{self, Lazy, Pause, Reservation};
-use super::open::{FileOptions, Opened, open};
+use super::open::{Claims, FileOptions, Opened, open};
 use super::pagecache::{self, Cached};
 use super::ring::Owner;
 use super::uring::{CALL_BYTES_MAX, Call, Memory, Work};
@@ -29,6 +31,7 @@ use crate::bio::Op;
 use crate::buffer::Buffer;
 use crate::error::{Result, Status};
 use crate::sync::Arc;
+use crate::target::Extent;
 use crate::units::{MIB, SECTOR};
 
 /// A file or block device as a disk.
@@ -59,6 +62,8 @@ pub(super) struct Files {
     pub is_read_only: bool,
     /// Whether it is all there.
     pub whole: Whole,
+    /// What went wrong.
+    pub errors: Errors,
 }
 
 /// Bytes of zeroes written at a time where the file system cannot zero a range.
@@ -70,7 +75,17 @@ const RETRIES_MAX: u32 = 10_000;
 impl FileDisk {
     /// Opens the file or block device at `path`.
     pub fn open(path: impl AsRef<Path>, options: &FileOptions) -> Result<FileDisk> {
-        let Opened { limits, files } = open(path.as_ref(), options)?;
+        let Opened { limits, files } = open(path.as_ref(), options, None)?;
+        Ok(FileDisk { limits, files: Arc::new(files) })
+    }
+
+    /// Opens it, which may be open already for this process by one of `claims`.
+    pub fn open_shared(
+        path: impl AsRef<Path>,
+        options: &FileOptions,
+        claims: &Claims,
+    ) -> Result<FileDisk> {
+        let Opened { limits, files } = open(path.as_ref(), options, Some(claims))?;
         Ok(FileDisk { limits, files: Arc::new(files) })
     }
 
@@ -143,6 +158,18 @@ impl Disk for FileDisk {
                 ring.finish(io, result);
             }
         }
+    }
+
+    fn extent(&self, offset: u64, len: u64) -> (u64, Extent) {
+        let end = offset.saturating_add(len);
+        if self.files.is_block_device || end > self.files.whole.left_bytes() {
+            return (len, Extent::Data);
+        }
+        holes::extent(&self.files.buffered, offset, len)
+    }
+
+    fn errors(&self) -> DiskErrors {
+        self.files.errors.look()
     }
 
     fn carry_out(&self, mut ios: Vec<DiskIo>) -> Vec<DiskIo> {
@@ -251,7 +278,10 @@ impl FileJob {
                 job.is_buffered = true;
                 job.next(memory)
             }
-            _ if result < 0 => Err(job.end(memory, Err(status_of(-result)))),
+            _ if result < 0 => {
+                job.files.errors.note(job.io.op, -result);
+                Err(job.end(memory, Err(status_of(-result))))
+            }
             Way::Sync if !job.files.whole.look(&job.files.buffered) => {
                 Err(job.end(memory, Err(Status::Io)))
             }

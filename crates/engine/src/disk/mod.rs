@@ -19,10 +19,13 @@ use crate::bio::Op;
 use crate::buffer::Buffer;
 use crate::error::Status;
 use crate::sync::Arc;
+use crate::target::Extent;
 use crate::units::SECTOR;
 
+mod errors;
 mod fault;
 mod file;
+mod holes;
 mod identity;
 mod lazy;
 mod open;
@@ -35,10 +38,11 @@ mod tests;
 mod uring;
 pub(crate) mod whole;
 
+pub use errors::DiskErrors;
 pub use fault::{Effect, Fault};
 pub use file::FileDisk;
 pub use lazy::WINDOW_BYTES as LAZY_WINDOW_BYTES;
-pub use open::{FileOptions, IoMode, OpenMode};
+pub use open::{Claims, FileOptions, IoMode, OpenMode};
 pub use pagecache::Cached;
 pub use ram::{DiskCounts, RamDisk};
 pub use ring::{Event, Ring, SEND_BUFFERS_MAX};
@@ -100,6 +104,17 @@ pub trait Disk: Send + Sync + std::fmt::Debug {
     /// whoever opens a device or looks at one: nothing that serves requests may wait like this.
     fn carry_out(&self, ios: Vec<DiskIo>) -> Vec<DiskIo> {
         carry_out_with(self, ios, Ring::without_kernel(), |_| {})
+    }
+
+    /// What `[offset, offset + len)` starts with, and for how many bytes, without reading it. `len`
+    /// is more than 0, and so is the answer; both are whole sectors within the disk.
+    fn extent(&self, _offset: u64, len: u64) -> (u64, Extent) {
+        (len, Extent::Data)
+    }
+
+    /// The I/O that failed so far.
+    fn errors(&self) -> DiskErrors {
+        DiskErrors::default()
     }
 
     /// What of it is lost, behind its name: `was cut short, ...`. Looks; what it sees counts for

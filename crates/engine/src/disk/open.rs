@@ -7,13 +7,14 @@ use rustix::fs::{FileType, FlockOperation, Mode, OFlags, Statx, StatxFlags};
 use rustix::io::ReadWriteFlags;
 
 use super::DiskLimits;
+use super::errors::Errors;
 use super::file::Files;
 use super::identity;
 use super::lazy::Lazy;
 use super::whole::Whole;
 use crate::buffer::{BUFFER_ALIGN, Buffer};
 use crate::error::{Error, Kind, Result};
-use crate::sync::Arc;
+use crate::sync::{Arc, Mutex, Weak, lock};
 use crate::units::SECTOR;
 
 /// What a device is opened for.
@@ -86,12 +87,46 @@ pub(super) struct Opened {
     pub files: Files,
 }
 
-/// Opens `path`.
-pub(super) fn open(path: &Path, options: &FileOptions) -> Result<Opened> {
+/// What one user of disks has open, so that he can open it again beside: the tables of one mapped
+/// device share the lock on a file, and the exclusive claim of a block device. What is here ends
+/// with the last disk that was opened by it.
+#[derive(Debug, Default)]
+pub struct Claims {
+    held: Mutex<Vec<Weak<OwnedFd>>>,
+}
+
+impl Claims {
+    /// The descriptor that holds the claim on what `path` leads to.
+    fn find(&self, path: &Path) -> Option<Arc<OwnedFd>> {
+        let there = rustix::fs::stat(path).ok()?;
+        let mut held = lock(&self.held);
+        held.retain(|claim| claim.strong_count() > 0);
+        held.iter().filter_map(Weak::upgrade).find(|claim| {
+            let place = |stat: &rustix::fs::Stat| match FileType::from_raw_mode(stat.st_mode) {
+                FileType::BlockDevice => (0, 0, stat.st_rdev),
+                _ => (stat.st_dev, stat.st_ino, 0),
+            };
+            rustix::fs::fstat(claim).is_ok_and(|ours| place(&ours) == place(&there))
+        })
+    }
+
+    fn keep(&self, file: &Arc<OwnedFd>) {
+        lock(&self.held).push(Arc::downgrade(file));
+    }
+}
+
+/// Opens `path`. With `claims`, what is open by one of them is no obstacle.
+pub(super) fn open(path: &Path, options: &FileOptions, claims: Option<&Claims>) -> Result<Opened> {
     let name = path.display().to_string();
     let fail = |what: &str, errno: rustix::io::Errno| Error::from_io(what, &name, errno.into());
     let is_read_only = options.mode == OpenMode::ReadOnly;
-    let file = open_and_claim(path, &name, is_read_only)?;
+    let file = match claims.and_then(|claims| claims.find(path)) {
+        Some(file) => file,
+        None => Arc::new(open_and_claim(path, &name, is_read_only)?),
+    };
+    if let Some(claims) = claims {
+        claims.keep(&file);
+    }
     let stat = stat(&file).map_err(|errno| fail("examining", errno))?;
     let is_block_device = FileType::from_raw_mode(stat.stx_mode.into()) == FileType::BlockDevice;
     let (end, logical_block) = if is_block_device {
@@ -143,8 +178,9 @@ pub(super) fn open(path: &Path, options: &FileOptions) -> Result<Opened> {
         name,
     };
     let files = Files {
-        whole: Whole::new(path, &file, size_bytes),
-        buffered: Arc::new(file),
+        whole: Whole::new(path, &*file, size_bytes),
+        errors: Errors::default(),
+        buffered: file,
         direct,
         granule,
         flags,

@@ -25,13 +25,12 @@ pub(super) fn prepare_media(
     let len = media.pmem.len_bytes();
     if len < media.geometry.device_bytes_min {
         let cut = attach::cut_short(media);
+        let (len, needed) = human_pair(len, media.geometry.device_bytes_min);
         return Err(Error::new(
             Kind::NoSpace,
             format!(
-                "pcache: cache device {} has {}, but at least {} is needed{cut}",
-                media.name(),
-                human_bytes(len),
-                human_bytes(media.geometry.device_bytes_min)
+                "pcache: cache device {} has {len}, but at least {needed} is needed{cut}",
+                media.name()
             ),
         ));
     }
@@ -110,17 +109,16 @@ pub(super) fn check_binding(
     }
     let Some((label, _)) = &found.label else { return Ok(()) };
     if !args.rebinds && !label.is_bound_to(&limits.identity, limits.size_bytes) {
+        let (known, found) = human_pair(label.backing_bytes, limits.size_bytes);
         return Err(Error::new(
             Kind::Refused,
             format!(
-                "pcache: {} caches another backing device ({}, {}), not {} ({}, {}); if it is \
-                 the same data in a new place, add `rebind true` to the table",
+                "pcache: {} caches another backing device ({}, {known}), not {} ({}, {found}); if \
+                 it is the same data in a new place, add `rebind true` to the table",
                 media.name(),
                 label.identity,
-                human_bytes(label.backing_bytes),
                 limits.name,
-                limits.identity,
-                human_bytes(limits.size_bytes)
+                limits.identity
             ),
         ));
     }

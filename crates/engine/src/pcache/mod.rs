@@ -75,8 +75,8 @@ use crate::shm::SharedWords;
 use crate::slots::SlotState;
 use crate::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use crate::sync::{Arc, Mutex, lock};
-use crate::target::{Dirty, Events, Extent, Fact, Port, Target, TargetLimits};
-use crate::units::{Nanos, SECOND, human_bytes};
+use crate::target::{Dirty, Events, Extent, Fact, Health, Port, Target, TargetLimits};
+use crate::units::{Nanos, SECOND, human_bytes, human_pair};
 
 pub use args::{ArgError, TableArgs, WritebackOrder};
 pub use attach::LogDamage;
@@ -304,13 +304,12 @@ impl Pcache {
         let media = Media { pmem: cache, geometry, shared: Some(shared.clone()) };
         let limits = backing.limits().clone();
         if limits.size_bytes > BACKING_BYTES_MAX {
+            let (found, most) = human_pair(limits.size_bytes, BACKING_BYTES_MAX);
             return Err(Error::new(
                 Kind::Invalid,
                 format!(
-                    "pcache: backing device {} has {}; more than {} is not supported",
-                    limits.name,
-                    human_bytes(limits.size_bytes),
-                    human_bytes(BACKING_BYTES_MAX)
+                    "pcache: backing device {} has {found}; more than {most} is not supported",
+                    limits.name
                 ),
             ));
         }
@@ -517,6 +516,19 @@ impl Target for Pcache {
 
     fn has_fast_zeroes(&self) -> bool {
         true
+    }
+
+    fn health(&self) -> Health {
+        let failure = self.media.pmem.failure();
+        let has_failed = self.log.has_failed().then(|| "it refused a store".to_owned());
+        Health {
+            origin: self.backing.errors(),
+            is_failing: lock(&self.background).writeback.retry().is_failing(),
+            failed_batches: self.counters.writeback_failures.load(Ordering::Relaxed),
+            medium_failure: failure.map(|failure| failure.to_string()).or(has_failed),
+            waited: self.counters.parked.load(Ordering::Relaxed),
+            ..Health::default()
+        }
     }
 
     fn status(&self) -> String {

@@ -71,6 +71,9 @@ impl KnownZeroes {
     }
 }
 
+/// Most pieces that are looked at for one extent.
+const EXTENT_PIECES_MAX: usize = 32;
+
 /// How an append to an open key set ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Close {
@@ -382,14 +385,23 @@ impl Pcache {
 
     /// Whether the range starts with zeroes that this server named, and how long that goes on.
     pub(super) fn extent_at(&self, offset: u64, len: u64) -> (u64, Extent) {
-        let known = lock(&self.known_zeroes);
         let end = offset + len;
+        // First the index, then the backing device: what leaves the cache is there by then.
         let kind_at = |at: u64| {
             let piece = self.index.lookup(at, end, |place| self.is_live(place));
-            piece.place.map_or((piece.len, Extent::Data), |place| known.extent(place, piece.len))
+            match piece.place {
+                Some(place) => lock(&self.known_zeroes).extent(place, piece.len),
+                None if self.log.has_failed() || self.bad.overlaps(at, piece.len) => {
+                    (piece.len, Extent::Data)
+                }
+                None => self.backing.extent(at, piece.len),
+            }
         };
         let (mut done, first) = kind_at(offset);
-        while done < len {
+        for _ in 1..EXTENT_PIECES_MAX {
+            if done >= len {
+                break;
+            }
             let (more, kind) = kind_at(offset + done);
             if kind != first {
                 break;

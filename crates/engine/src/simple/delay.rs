@@ -17,7 +17,7 @@ use crate::error::Result;
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::{Arc, Mutex, lock};
 use crate::table::Word;
-use crate::target::{Events, Port, Target, TargetLimits};
+use crate::target::{Events, Extent, Health, Port, Target, TargetLimits};
 use crate::units::{Nanos, SECOND};
 
 /// One millisecond.
@@ -186,6 +186,14 @@ impl Target for Delay {
 
     fn events(&self) -> Option<&Arc<Events>> {
         Some(&self.events)
+    }
+
+    fn extent(&self, offset: u64, len: u64) -> (u64, Extent) {
+        self.lanes[0].mapping.extent(offset, len)
+    }
+
+    fn health(&self) -> Health {
+        self.lanes[0].mapping.health()
     }
 
     fn limits(&self) -> TargetLimits {

@@ -8,7 +8,7 @@ use crate::disk::{Disk, DiskIo};
 use crate::error::Result;
 use crate::sync::Arc;
 use crate::table::Word;
-use crate::target::{Port, Target, TargetLimits};
+use crate::target::{Extent, Health, Port, Target, TargetLimits};
 
 /// The arguments of a linear line.
 #[derive(Clone, Debug)]
@@ -57,6 +57,14 @@ impl Target for Linear {
         if let Some(bio) = self.carrier.complete(io, port) {
             port.done.push_back(bio);
         }
+    }
+
+    fn extent(&self, offset: u64, len: u64) -> (u64, Extent) {
+        self.mapping.extent(offset, len)
+    }
+
+    fn health(&self) -> Health {
+        self.mapping.health()
     }
 
     fn limits(&self) -> TargetLimits {

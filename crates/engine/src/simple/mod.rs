@@ -22,7 +22,7 @@ use crate::error::{Error, Kind, Result};
 use crate::pending::PerPort;
 use crate::sync::Arc;
 use crate::table::{DeviceWord, Word};
-use crate::target::{Port, TargetLimits};
+use crate::target::{Extent, Health, Port, TargetLimits};
 use crate::units::SECTOR;
 
 /// Two words of a table line: a device, and the sector on it where the mapping starts.
@@ -75,6 +75,14 @@ impl Mapping {
     fn limits(&self) -> TargetLimits {
         let limits = self.disk.limits();
         TargetLimits { block_bytes: limits.block_bytes, has_discard: limits.has_discard }
+    }
+
+    fn extent(&self, offset: u64, len: u64) -> (u64, Extent) {
+        self.disk.extent(self.start + offset, len)
+    }
+
+    fn health(&self) -> Health {
+        Health { origin: self.disk.errors(), ..Health::default() }
     }
 
     /// Device and start sector, as the table line has them.

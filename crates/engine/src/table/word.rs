@@ -172,6 +172,16 @@ impl DeviceWord {
         Ok(DeviceWord { path: path.to_string(), options, word: word.clone() })
     }
 
+    /// Major and minor number, if it is named by them, as the kernel's tables print devices.
+    pub fn number(&self) -> Option<(u32, u32)> {
+        let (major, minor) = self.path.split_once(':')?;
+        let number = |digits: &str| {
+            let is_plain = !digits.is_empty() && digits.bytes().all(|b| b.is_ascii_digit());
+            is_plain.then(|| digits.parse().ok()).flatten()
+        };
+        Some((number(major)?, number(minor)?))
+    }
+
     /// An error that points at this device's word.
     pub fn error(&self, kind: Kind, message: impl fmt::Display) -> Error {
         self.word.error(kind, message)

@@ -17,7 +17,7 @@ use crate::pmem::Pmem;
 use crate::shm::SharedWords;
 use crate::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize};
 use crate::sync::{Arc, Mutex};
-use crate::units::{MIB, SECTOR, human_bytes};
+use crate::units::{MIB, SECTOR, human_pair};
 
 use super::args::{Mode, TableArgs};
 use super::commit::{Commit, Marks};
@@ -272,12 +272,9 @@ fn check_devices(
         ));
     }
     if origin.size_bytes > ORIGIN_BYTES_MAX {
-        return invalid(format!(
-            "origin {} has {}; more than {} is not supported",
-            origin.name,
-            human_bytes(origin.size_bytes),
-            human_bytes(ORIGIN_BYTES_MAX)
-        ));
+        let (found, most) = human_pair(origin.size_bytes, ORIGIN_BYTES_MAX);
+        let name = &origin.name;
+        return invalid(format!("origin {name} has {found}; more than {most} is not supported"));
     }
     if len_bytes > origin.size_bytes {
         return invalid(format!(
@@ -308,13 +305,12 @@ fn check_binding(
     if !is_ours || dirty == 0 || args.rebinds {
         return Ok(());
     }
+    let known = label.origin_sectors.get().saturating_mul(SECTOR);
+    let (known, found) = human_pair(known, origin.size_bytes);
     let what = format_args!(
-        "it caches another origin (of {}), not {} ({}, {}), and holds {dirty} dirty blocks; if it \
-         is the same data in a new place, add `rebind true` to the table",
-        human_bytes(label.origin_sectors.get().saturating_mul(SECTOR)),
-        origin.name,
-        origin.identity,
-        human_bytes(origin.size_bytes)
+        "it caches another origin (of {known}), not {} ({}, {found}), and holds {dirty} dirty \
+         blocks; if it is the same data in a new place, add `rebind true` to the table",
+        origin.name, origin.identity
     );
     Err(medium.error(Kind::Refused, what))
 }

@@ -28,6 +28,7 @@ pub mod args;
 mod attach;
 mod commit;
 mod control;
+mod extent;
 mod facts;
 pub mod format;
 pub mod index;
@@ -53,13 +54,13 @@ use std::collections::HashMap;
 use crate::attaching::AttachProgress;
 use crate::bio::{Bio, Op};
 use crate::buffer::Buffer;
-use crate::disk::{Disk, DiskIo};
+use crate::disk::{Disk, DiskErrors, DiskIo};
 use crate::error::{Result, Status};
 use crate::mutants::{self, Mutant};
 use crate::pending::PerPort;
 use crate::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use crate::sync::{Arc, Mutex, lock};
-use crate::target::{Dirty, Events, Fact, Port, Target, TargetLimits};
+use crate::target::{Dirty, Events, Extent, Fact, Health, Port, Target, TargetLimits};
 use crate::units::Nanos;
 
 pub use args::{ArgError, Mode, TableArgs};
@@ -400,6 +401,27 @@ impl Target for Writecache {
         TargetLimits {
             block_bytes: self.geometry.block_bytes,
             has_discard: self.origin.limits().has_discard,
+        }
+    }
+
+    fn extent(&self, offset: u64, len: u64) -> (u64, Extent) {
+        self.extent_at(offset, len)
+    }
+
+    fn health(&self) -> Health {
+        let failure = self.medium.failure();
+        let has_failed = self.has_failed().then(|| "it refused a write or a flush".to_owned());
+        let medium = match &self.medium {
+            Medium::Disk(disk) => disk.errors(),
+            Medium::Pmem(_) => DiskErrors::default(),
+        };
+        Health {
+            origin: self.origin.errors(),
+            medium,
+            is_failing: lock(&self.background).writeback.retry().is_failing(),
+            failed_batches: self.counters.writeback_failures.load(Ordering::Relaxed),
+            medium_failure: failure.map(|failure| failure.to_string()).or(has_failed),
+            waited: self.counters.blocked.load(Ordering::Relaxed),
         }
     }
 

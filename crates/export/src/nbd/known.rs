@@ -12,7 +12,10 @@ pub const EXTENTS_MAX: usize = 128;
 /// Most bytes of the device that one answer covers, so that none takes long.
 const COVERED_BYTES_MAX: u64 = 256 * MIB;
 
-/// Who knows it. Answers from memory, at once.
+/// Most times that the device is asked for one answer: it may have to ask a file system.
+const LOOKS_MAX: usize = 256;
+
+/// Who knows it. Answers at once, without reading the device.
 pub trait Known: Send + Sync + std::fmt::Debug {
     /// What the range starts with, and for how many bytes. Whole sectors.
     fn extent(&self, offset: u64, len: u64) -> (u64, Extent);
@@ -39,7 +42,10 @@ pub fn extents(known: Option<&dyn Known>, request: &Request) -> Vec<(u32, u32)> 
     let extents_max = if request.flags & command_flag::REQ_ONE != 0 { 1 } else { EXTENTS_MAX };
     let mut extents: Vec<(u32, u32)> = Vec::new();
     let mut at = request.offset;
-    while at < end {
+    for _ in 0..LOOKS_MAX {
+        if at >= end {
+            break;
+        }
         // Sectors are what is known; clients may ask for less.
         let start = at / SECTOR * SECTOR;
         let (len, extent) = known.extent(start, end.next_multiple_of(SECTOR) - start);

@@ -1,0 +1,198 @@
+//! Tables that change while a device is live, and the words in them: paths and numbers.
+
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use std::fs::OpenOptions;
+
+use common::{Udm, client, for_clients, pattern, read_export, text, write_export};
+
+const MIB: u64 = 1 << 20;
+
+#[test]
+fn a_linear_grows_on_the_device_that_it_has() {
+    let udm = Udm::new();
+    let disk = udm.file("disk.img", MIB);
+    let uri = udm.uri("l.sock");
+    udm.ok(&["create", "l", "--table", "0 2048 linear disk.img 0", "--export", &uri]);
+    let data = pattern(7, MIB as usize);
+    write_export(&udm, &uri, &data);
+    OpenOptions::new().write(true).open(&disk).unwrap().set_len(4 * MIB).unwrap();
+    // Through another name of it, too.
+    std::os::unix::fs::symlink(&disk, udm.path("link")).unwrap();
+    for (table, sectors) in [
+        ("0 4096 linear disk.img 0", 4096),
+        ("0 4096 delay link 0 1", 4096),
+        ("0 2048 linear disk.img?io=buffered 0\n2048 6144 linear link 2048", 8192),
+        ("0 8192 linear disk.img 0", 8192),
+    ] {
+        udm.ok(&["load", "l", "--table", table]);
+        udm.ok(&["resume", "l"]);
+        assert_eq!(udm.json(&["info", "l"])["size_bytes"], sectors * 512);
+        assert!(read_export(&udm, &uri)[..data.len()] == data[..], "{table}");
+    }
+    let more = pattern(8, 4 * MIB as usize);
+    write_export(&udm, &uri, &more);
+    assert!(std::fs::read(&disk).unwrap() == more);
+
+    // It is still for this device alone, also while only a loaded table has it.
+    let other = ["create", "other", "--table", "0 8 linear disk.img 0"];
+    assert!(udm.refused(&other).contains("in use"));
+    udm.ok(&["load", "l", "--table", "0 8 zero"]);
+    udm.ok(&["resume", "l"]);
+    udm.ok(&other);
+    udm.ok(&["remove", "other"]);
+    udm.ok(&["load", "l", "--table", "0 8 linear disk.img 0"]);
+    assert!(udm.refused(&other).contains("in use"));
+    udm.ok(&["load", "l", "--table", "0 8 zero"]);
+    udm.ok(&other);
+}
+
+#[test]
+fn a_table_that_cannot_be_loaded_leaves_the_active_one() {
+    let udm = Udm::new();
+    udm.file("disk.img", MIB);
+    let uri = udm.uri("l.sock");
+    udm.ok(&["create", "l", "--table", "0 2048 linear disk.img 0", "--export", &uri]);
+    let data = pattern(9, MIB as usize);
+    write_export(&udm, &uri, &data);
+    for (table, why) in [
+        ("0 1024 linear disk.img 0\n1024 8 linear missing.img 0", "No such file"),
+        ("0 4096 linear disk.img 0", "too small"),
+        // What keeps data on a device, or about it, has it alone.
+        ("0 1024 writecache s disk.img disk.img 4096 0", "the same"),
+        ("0 1024 writecache s disk.img other.img 4096 0", "in use"),
+    ] {
+        udm.file("other.img", MIB);
+        let line = udm.refused(&["load", "l", "--table", table]);
+        assert!(line.contains(why), "{line}");
+        assert!(read_export(&udm, &uri) == data);
+    }
+    assert!(udm.refused(&["create", "o", "--table", "0 8 linear disk.img 0"]).contains("in use"));
+    udm.ok(&["remove", "l"]);
+    udm.ok(&["create", "o", "--table", "0 8 linear disk.img 0"]);
+}
+
+#[test]
+fn paths_are_printed_as_they_are_found_from_anywhere() {
+    let udm = Udm::new();
+    udm.file("slow.img", 8 * MIB);
+    udm.file("fast.img", 8 * MIB);
+    let folder = udm.path("");
+    let folder = text(&folder).trim_end_matches('/');
+    let table = "0 16384 writecache s ./slow.img fast.img?io=buffered 4096 0";
+    let uri = udm.uri("w.sock");
+    udm.ok(&["create", "w", "--table", table, "--export", &uri]);
+    let printed = udm.ok(&["table", "w"]);
+    assert!(printed.contains(&format!(" s {folder}/slow.img {folder}/fast.img?io=buffered ")));
+    let facts = &udm.json(&["info", "w"])["lines"][0]["facts"];
+    assert_eq!(facts["origin_device"], format!("{folder}/slow.img"));
+    write_export(&udm, &uri, &pattern(1, MIB as usize));
+    udm.ok(&["suspend", "w"]);
+    assert!(udm.ok(&["remove", "w"]).contains(&format!("stay in the cache {folder}/fast.img")));
+    let line = udm.refused(&["create", "v", "--table", "0 8 linear no/such.img 0"]);
+    assert!(line.contains(&format!("{folder}/no/such.img: No such file")), "{line}");
+    // The printed table makes the same device in any directory.
+    let mut create = udm.command(&["create", "w", "--table", &printed]);
+    assert!(create.current_dir("/").output().unwrap().status.success());
+    assert_eq!(udm.ok(&["table", "w"]), printed);
+}
+
+/// A loop device over a file, until it is dropped.
+struct Loop(String);
+
+impl Drop for Loop {
+    fn drop(&mut self) {
+        let _ = std::process::Command::new("losetup").args(["-d", &self.0]).status();
+    }
+}
+
+#[test]
+fn a_block_device_may_be_named_by_its_number() {
+    let udm = Udm::new();
+    let line = udm.refused(&["create", "n", "--table", "0 8 linear 4095:77 0"]);
+    assert!(line.contains("4095:77: no device of this number"), "{line}");
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("not tested: only root can make loop devices");
+        return;
+    }
+    let image = udm.file("image", 4 * MIB);
+    let node = client("losetup", &["--show", "-f", text(&image)]).trim().to_owned();
+    let _loop = Loop(node.clone());
+    udm.ok(&["create", "n", "--table", &format!("0 2048 linear {node} 0")]);
+    let printed = udm.ok(&["table", "n"]);
+    assert!(printed.starts_with("0 2048 linear 7:"), "{printed}");
+    // Loaded over itself, then as a device of its own.
+    udm.ok(&["load", "n", "--table", &printed.replace("2048", "4096")]);
+    udm.ok(&["resume", "n"]);
+    assert_eq!(udm.json(&["info", "n"])["size_bytes"], 2 * MIB);
+    udm.ok(&["remove", "n"]);
+    let uri = udm.uri("n.sock");
+    udm.ok(&["create", "n", "--table", &printed, "--export", &uri]);
+    assert_eq!(udm.ok(&["table", "n"]), printed);
+    let data = pattern(2, MIB as usize);
+    write_export(&udm, &uri, &data);
+    udm.ok(&["remove", "n"]);
+    assert!(std::fs::read(&image).unwrap()[..data.len()] == data[..]);
+}
+
+/// Offsets and lengths that an export says are data, as far as `len`.
+fn data_of(uri: &str, len: u64) -> Vec<(u64, u64)> {
+    let map = client("nbdinfo", &["--map", &for_clients(uri)]);
+    let mut data: Vec<(u64, u64)> = Vec::new();
+    let mut covered = 0;
+    for line in map.lines() {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let number = |nth: usize| words[nth].parse::<u64>().unwrap();
+        let (at, bytes, kind) = (number(0), number(1), number(2));
+        assert_eq!(at, covered, "{map}");
+        covered += bytes;
+        match data.last_mut() {
+            _ if kind != 0 => {}
+            Some(last) if last.0 + last.1 == at => last.1 += bytes,
+            _ => data.push((at, bytes)),
+        }
+    }
+    assert_eq!(covered, len, "{map}");
+    data
+}
+
+#[test]
+fn holes_of_the_origin_are_told_and_never_where_the_cache_has_data() {
+    for target in ["linear", "delay", "writecache", "pcache"] {
+        let udm = Udm::new();
+        let slow = udm.file("slow.img", 64 * MIB);
+        let on_disk = pattern(3, MIB as usize);
+        std::os::unix::fs::FileExt::write_all_at(
+            &OpenOptions::new().write(true).open(&slow).unwrap(),
+            &on_disk,
+            32 * MIB,
+        )
+        .unwrap();
+        udm.file("fast.img", 600 * MIB);
+        let words = match target {
+            "linear" => "linear slow.img 0",
+            "delay" => "delay slow.img 0 1",
+            "writecache" => "writecache s slow.img fast.img 4096 2 high_watermark 100",
+            _ => "pcache fast.img slow.img",
+        };
+        let uri = udm.uri("vol.sock");
+        let table = format!("0 131072 {words}");
+        udm.ok(&["create", "vol", "--table", &table, "--export", &uri]);
+        assert_eq!(data_of(&uri, 64 * MIB), [(32 * MIB, MIB)], "{target}");
+        // Over a hole, and not written back.
+        let data = pattern(4, 2 * MIB as usize + 4096);
+        write_export(&udm, &uri, &data);
+        let wanted = [(0, data.len() as u64), (32 * MIB, MIB)];
+        for step in [&["suspend", "vol"][..], &["resume", "vol"], &["drain", "vol"]] {
+            udm.ok(step);
+            assert_eq!(data_of(&uri, 64 * MIB), wanted, "{target} {step:?}");
+        }
+        // A copy that trusts it is the same.
+        let copy = read_export(&udm, &uri);
+        assert!(copy[..data.len()] == data[..], "{target}");
+        assert!(copy[32 << 20..][..on_disk.len()] == on_disk[..], "{target}");
+        udm.ok(&["remove", "vol"]);
+    }
+}

@@ -1,0 +1,51 @@
+//! Holes of files: ranges that take no room and read as zeroes.
+
+use std::os::fd::OwnedFd;
+
+use rustix::fs::SeekFrom;
+use rustix::io::Errno;
+
+use crate::target::Extent;
+use crate::units::SECTOR;
+
+/// What `[offset, offset + len)` of a file starts with, and for how many bytes, at most two calls.
+/// In doubt, data: also behind the end of a file that was cut short.
+pub(super) fn extent(file: &OwnedFd, offset: u64, len: u64) -> (u64, Extent) {
+    let data_at = match rustix::fs::seek(file, SeekFrom::Data(offset)) {
+        Ok(at) => at,
+        // There is no data up to the end, or the end is before this.
+        Err(Errno::NXIO) => rustix::fs::fstat(file).map_or(0, |stat| stat.st_size as u64),
+        Err(_) => return (len, Extent::Data),
+    };
+    let zeroes = data_at.saturating_sub(offset).min(len) / SECTOR * SECTOR;
+    if zeroes > 0 {
+        return (zeroes, Extent::Zeroes);
+    }
+    let data = rustix::fs::seek(file, SeekFrom::Hole(offset))
+        .map_or(len, |hole_at| hole_at.saturating_sub(offset).next_multiple_of(SECTOR));
+    (data.clamp(SECTOR, len), Extent::Data)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::FileExt;
+
+    use super::*;
+    use crate::units::MIB;
+
+    #[test]
+    fn holes_are_told_and_the_rest_is_data() {
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(8 * MIB).unwrap();
+        file.write_all_at(&[7; 65536], 2 * MIB).unwrap();
+        let fd = OwnedFd::from(file.try_clone().unwrap());
+        assert_eq!(extent(&fd, 0, 8 * MIB), (2 * MIB, Extent::Zeroes));
+        assert_eq!(extent(&fd, SECTOR, SECTOR), (SECTOR, Extent::Zeroes));
+        assert_eq!(extent(&fd, 2 * MIB, MIB), (65536, Extent::Data));
+        assert_eq!(extent(&fd, 3 * MIB, 5 * MIB), (5 * MIB, Extent::Zeroes));
+        // What was cut off is no hole.
+        file.set_len(4 * MIB).unwrap();
+        assert_eq!(extent(&fd, 3 * MIB, 5 * MIB), (MIB, Extent::Zeroes));
+        assert_eq!(extent(&fd, 4 * MIB, 4 * MIB), (4 * MIB, Extent::Data));
+    }
+}

@@ -1,0 +1,38 @@
+//! What a range holds: what the cache has is data, whatever the origin has there; of the rest the
+//! origin knows its holes.
+//!
+//! The index is looked at before the origin: what leaves the cache meanwhile is on the origin by
+//! then, and so no block that was written is ever told as a hole.
+
+use crate::target::Extent;
+
+use super::Writecache;
+
+/// Most blocks that are looked at for one extent.
+const EXTENT_BLOCKS_MAX: u64 = 16 << 10;
+
+impl Writecache {
+    /// See [`Target::extent`](crate::target::Target::extent).
+    pub(super) fn extent_at(&self, offset: u64, len: u64) -> (u64, Extent) {
+        if self.has_failed() {
+            return (len, Extent::Data);
+        }
+        let first = self.block_at(offset);
+        let last = self.block_at(offset + len - 1);
+        let end = (last + 1).min(first + EXTENT_BLOCKS_MAX);
+        let is_cached = self.index.lock_of(first).newest(first).is_some();
+        let mut block = first + 1;
+        'run: while block < end {
+            let region_end = self.index.region_end(block).min(end);
+            let locked = self.index.lock_of(block);
+            while block < region_end {
+                if locked.newest(block).is_some() != is_cached {
+                    break 'run;
+                }
+                block += 1;
+            }
+        }
+        let run = (block * self.block_bytes() - offset).min(len);
+        if is_cached { (run, Extent::Data) } else { self.origin.extent(offset, run) }
+    }
+}
