@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, anyhow, bail};
 use serde::Deserialize;
 use serde_json::{Value, json};
+use udm::device::LateRequest;
 use udm::limits::Limit;
 use udm::units::human_bytes;
 
@@ -417,6 +418,14 @@ fn clients_that_stay(server: &Server, force: bool) -> u64 {
 /// All that is known, as `info` and metrics want it.
 fn info(server: &Server) -> Value {
     let served = &server.served;
+    let (late, late_total) = served.late_requests();
+    let late_value = |late: &LateRequest| {
+        json!({
+            "request": late.what(),
+            "seconds": late.seconds(),
+            "waits_for": late.waits_for,
+        })
+    };
     let name = server.name();
     json!({
         "name": name.as_str(),
@@ -431,6 +440,8 @@ fn info(server: &Server) -> Value {
         "metrics": server.metrics.map(|address| format!("http://{address}/metrics")),
         "dirty_bytes": served.dirty().bytes,
         "is_writeback_failing": served.dirty().is_failing,
+        "late_requests": late.iter().map(late_value).collect::<Vec<Value>>(),
+        "late_requests_total": late_total,
         "notes": served.troubles(),
         "lines": served.lines(),
         "log": server.log(),

@@ -18,7 +18,7 @@ use anyhow::{Context, Result, anyhow, bail};
 use serde::Serialize;
 use serde_json::{Value, json};
 use udm::attaching::AttachProgress;
-use udm::device::{Device, DeviceState, LoadedTable};
+use udm::device::{Device, DeviceState, LateRequest, LoadedTable};
 use udm::disk::Claims;
 use udm::error::Kind;
 use udm::local::Local;
@@ -32,6 +32,7 @@ use udm_export::nbd::{Server as NbdServer, Uri};
 
 use crate::control::{AFTERLIFE_MAX, has_anyone_died};
 use crate::ground;
+use crate::log;
 use crate::output::Pointed;
 use crate::runtime::{NameLock, RuntimeDir};
 use crate::server::Spec;
@@ -110,6 +111,8 @@ impl Served {
     /// Builds the device and starts its background work.
     pub fn build(spec: &Spec, runtime: Arc<RuntimeDir>, name: &NameLock) -> Result<Served> {
         let device = Device::new(&spec.name)?;
+        let name_in_log = spec.name.clone();
+        device.on_late(move |late| log::line(&format!("{name_in_log}: late: {late}")));
         let served = Served {
             background: Mutex::default(),
             doors: Mutex::default(),
@@ -272,6 +275,11 @@ impl Served {
     /// Clients connected over all exports.
     pub fn clients(&self) -> u64 {
         lock(&self.doors).iter().map(|door| door.connections().current).sum()
+    }
+
+    /// Requests that are not answered for long, oldest first, and how many there ever were.
+    pub fn late_requests(&self) -> (Vec<LateRequest>, u64) {
+        self.device.late_requests()
     }
 
     /// Data that is not on the origins.

@@ -29,17 +29,22 @@ impl Buffer {
         Buffer { start: NonNull::dangling(), len: 0, capacity: 0 }
     }
 
-    /// `len` zero bytes.
+    /// `len` zero bytes. Without memory for them the process ends.
     pub fn zeroed(len: usize) -> Buffer {
+        let no_memory = || handle_alloc_error(Buffer::layout(len.next_multiple_of(BUFFER_ALIGN)));
+        Buffer::try_zeroed(len).unwrap_or_else(no_memory)
+    }
+
+    /// `len` zero bytes, if there is memory for them.
+    pub fn try_zeroed(len: usize) -> Option<Buffer> {
         if len == 0 {
-            return Buffer::empty();
+            return Some(Buffer::empty());
         }
         let capacity = len.next_multiple_of(BUFFER_ALIGN);
         let layout = Buffer::layout(capacity);
         // SAFETY: the layout has a non-zero size.
-        let start = unsafe { alloc_zeroed(layout) };
-        let Some(start) = NonNull::new(start) else { handle_alloc_error(layout) };
-        Buffer { start, len, capacity }
+        let start = NonNull::new(unsafe { alloc_zeroed(layout) })?;
+        Some(Buffer { start, len, capacity })
     }
 
     /// A copy of `bytes`.
@@ -105,16 +110,26 @@ impl std::fmt::Debug for Buffer {
 }
 
 /// Free buffers by power-of-two size class, so that a warmed-up path allocates nothing.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct BufferPool {
     /// Class `n` holds buffers of capacity `4096 << n`.
     classes: [Vec<Buffer>; 14],
     /// Bytes in all of them.
     kept_bytes: usize,
+    kept_bytes_max: usize,
+}
+
+impl Default for BufferPool {
+    fn default() -> BufferPool {
+        let classes = Default::default();
+        BufferPool { classes, kept_bytes: 0, kept_bytes_max: POOL_BYTES_MAX }
+    }
 }
 
 /// At most this many bytes wait in a pool.
 pub const POOL_BYTES_MAX: usize = 64 << 20;
+/// And in that of a client's thread, of which there may be many.
+pub const CLIENT_POOL_BYTES_MAX: usize = 16 << 20;
 
 impl BufferPool {
     /// An empty pool.
@@ -127,10 +142,21 @@ impl BufferPool {
         pages.next_power_of_two().trailing_zeros() as usize
     }
 
+    /// Keeps no more than `bytes` from now on.
+    pub fn keep_at_most(&mut self, bytes: usize) {
+        self.kept_bytes_max = bytes;
+    }
+
     /// A buffer of `len` bytes whose content is arbitrary (old data of this pool, or zeroes).
+    /// Without memory for it the process ends.
     pub fn take(&mut self, len: usize) -> Buffer {
+        self.try_take(len).unwrap_or_else(|| Buffer::zeroed(len))
+    }
+
+    /// The same, if there is memory for it.
+    pub fn try_take(&mut self, len: usize) -> Option<Buffer> {
         if len == 0 {
-            return Buffer::empty();
+            return Some(Buffer::empty());
         }
         let class = BufferPool::class(len);
         let mut buffer = match self.classes.get_mut(class).and_then(Vec::pop) {
@@ -138,10 +164,10 @@ impl BufferPool {
                 self.kept_bytes -= buffer.capacity;
                 buffer
             }
-            None => Buffer::zeroed(BUFFER_ALIGN << class),
+            None => Buffer::try_zeroed(BUFFER_ALIGN << class)?,
         };
         buffer.set_len(len);
-        buffer
+        Some(buffer)
     }
 
     /// Gives a buffer back for reuse. When too much waits already, a buffer of the size that waits
@@ -154,7 +180,7 @@ impl BufferPool {
         if class >= self.classes.len() {
             return;
         }
-        while self.kept_bytes + buffer.capacity > POOL_BYTES_MAX {
+        while self.kept_bytes + buffer.capacity > self.kept_bytes_max {
             let bytes = |class: &usize| self.classes[*class].len() * (BUFFER_ALIGN << class);
             let Some(largest) = (0..self.classes.len()).max_by_key(bytes) else { return };
             if largest == class || self.classes[largest].pop().is_none() {

@@ -1,7 +1,7 @@
 //! Every stated maximum of the engine, by name: what `udm info NAME --limits` prints.
 
-use crate::buffer::POOL_BYTES_MAX;
-use crate::device::{NAME_BYTES_MAX, PORTS_MAX};
+use crate::buffer::{CLIENT_POOL_BYTES_MAX, POOL_BYTES_MAX};
+use crate::device::{LATE_SECONDS, NAME_BYTES_MAX, PORTS_MAX};
 use crate::pcache;
 use crate::pmem::MAPPINGS_MAX;
 use crate::table::{LINE_WORDS_MAX, TABLE_BYTES_MAX, TABLE_LINES_MAX, TARGET_NAME_BYTES_MAX};
@@ -34,6 +34,12 @@ pub fn limits() -> Vec<Limit> {
         limit("device_ports", PORTS_MAX as u64, "threads that use a device at a time"),
         limit("request_bytes", BIO_BYTES_MAX, "one request to a target"),
         limit("pool_bytes", POOL_BYTES_MAX as u64, "free buffers that a thread keeps for reuse"),
+        limit(
+            "client_pool_bytes",
+            CLIENT_POOL_BYTES_MAX as u64,
+            "the same, of a thread that serves a client",
+        ),
+        limit("late_seconds", LATE_SECONDS, "a request in flight for longer is reported"),
         limit("cache_devices", MAPPINGS_MAX as u64, "cache devices that a process maps"),
     ];
     all.extend(pcache::limits());

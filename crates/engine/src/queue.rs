@@ -29,7 +29,7 @@ use rustix::time::ClockId;
 
 #[cfg(all(test, feature = "shuttle"))]
 pub(crate) use bell::schedules;
-pub use clients::{Conversation, Space};
+pub use clients::{Conversation, InFlight, Space};
 pub use prefault::prefault;
 
 use bell::Bell;

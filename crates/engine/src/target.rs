@@ -215,6 +215,11 @@ pub trait Target: Send + Sync + std::fmt::Debug {
     /// Takes back an I/O that this target emitted into `port`.
     fn complete(&self, io: DiskIo, port: &mut Port);
 
+    /// What a bio that this target has parked waits for, in a few words.
+    fn parked_for(&self, _bio: &Bio) -> &'static str {
+        "room"
+    }
+
     /// Does background work; called by one thread at a time. Says when to call again at the
     /// latest; `None` means: only when [`Events::work`] is signalled.
     fn tick(&self, _now: Nanos, _port: &mut Port) -> Option<Nanos> {

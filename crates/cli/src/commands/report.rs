@@ -143,6 +143,9 @@ fn lost(name: &DeviceName, state: &str) -> Value {
     json!({ "name": name.as_str(), "state": state, "targets": [] })
 }
 
+/// Late requests that are shown one by one.
+const LATE_SHOWN: usize = 5;
+
 /// Facts that every user looks for.
 const PROMOTED: [&str; 10] = [
     "cached_bytes",
@@ -255,6 +258,14 @@ fn describe(info: &Value) -> String {
     let is_told = shaped["medium_failure"].is_string() || shaped["origin_failure"].is_string();
     if info["is_writeback_failing"] == true && !is_told {
         row("Write-back", "the origin fails; tried again with growing pauses".into());
+    }
+    let late = info["late_requests"].as_array().map_or(&[][..], Vec::as_slice);
+    for request in late.iter().take(LATE_SHOWN) {
+        let (what, for_what) = (word(&request["request"]), word(&request["waits_for"]));
+        row("Late", format!("{what}: for {} s it waits for {for_what}", request["seconds"]));
+    }
+    if late.len() > LATE_SHOWN {
+        row("Late", format!("and {} more", late.len() - LATE_SHOWN));
     }
     row("Server", format!("process {}, since {}", info["pid"], word(&info["started"])));
     if let Some(log) = info["log"].as_str() {

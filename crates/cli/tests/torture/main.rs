@@ -2,7 +2,8 @@
 //!
 //! `cargo test -p udm-cli --test torture` runs it for some seconds. Behind `--`: `--seconds S`,
 //! `--seed N` (the first world's seed; each world takes the next one), `--worlds N` (this many, and
-//! then no more), `--workers N` (worlds at a time), `--udm PATH` (another binary).
+//! then no more), `--only WORDS` (worlds that have these words in their description), `--workers N`
+//! (worlds at a time), `--udm PATH` (another binary).
 //!
 //! A *world* is one device with its files, from one seed: one to three table lines, caches of small
 //! sizes, in memory or on a disk. In each round several connections send pipelined requests that
@@ -42,6 +43,7 @@ struct Args {
     seconds: u64,
     seed: u64,
     worlds: u64,
+    only: String,
     workers: usize,
     udm: PathBuf,
     is_skipped: bool,
@@ -52,6 +54,7 @@ fn parse(words: impl Iterator<Item = String>) -> Args {
         seconds: SECONDS,
         seed: 1,
         worlds: u64::MAX,
+        only: String::new(),
         workers: 2,
         udm: PathBuf::from(env!("CARGO_BIN_EXE_udm")),
         is_skipped: false,
@@ -64,6 +67,7 @@ fn parse(words: impl Iterator<Item = String>) -> Args {
             "--seed" => args.seed = number(),
             "--worlds" => args.worlds = number(),
             "--workers" => args.workers = number() as usize,
+            "--only" => args.only = words.next().expect("words"),
             "--udm" => args.udm = PathBuf::from(words.next().expect("a path")),
             // cargo's own test runner takes these; a name selects tests.
             flag if flag.starts_with("--") => {}
@@ -135,6 +139,9 @@ fn main() -> ExitCode {
 /// Runs the world of a seed; what was done, or nothing if it failed.
 fn one_world(args: &Args, seed: u64, end: Instant) -> Option<Tally> {
     let scene = Scene::from_seed(seed);
+    if !scene.to_string().contains(&args.only) {
+        return Some(Tally::default());
+    }
     let mut world = World::new(&args.udm, scene, end);
     let outcome = catch_unwind(AssertUnwindSafe(|| world.run()));
     world.end();

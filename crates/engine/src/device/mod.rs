@@ -14,6 +14,7 @@
 //! 5. Nothing here waits: whoever suspends polls [`Device::finish_suspend`].
 
 mod change;
+mod late;
 mod seat;
 mod table;
 
@@ -26,8 +27,10 @@ use crate::target::Target;
 use crate::target::{Dirty, Events, Extent, Fact, Health, Port, TargetLimits, Wake};
 use crate::units::{Nanos, SECTOR};
 
+pub use late::{LATE_SECONDS, LateRequest};
 pub use table::LoadedTable;
 
+use late::LateRequests;
 use seat::Seat;
 use table::Active;
 
@@ -90,6 +93,7 @@ pub struct Device {
     slots: Mutex<Slots>,
     /// Held over each change of state; never while a bio is served.
     change: Mutex<()>,
+    late: LateRequests,
 }
 
 /// A seat on cache lines of its own.
@@ -125,6 +129,7 @@ impl Device {
                 generation: 0,
             }),
             change: Mutex::new(()),
+            late: LateRequests::default(),
         }))
     }
 
@@ -173,6 +178,7 @@ impl Device {
         if seat.is_suspended() {
             return;
         }
+        seat.begin_retry();
         for _ in 0..port.parked.len() {
             let Some(bio) = port.parked.pop_front() else { break };
             seat.submit(bio, port);

@@ -4,7 +4,9 @@
 //! *outer* bio with children, one for each line it touches; a bio within one line lends its
 //! buffer to its only child, others are copied. Children that a target parks wait here; when an
 //! outer bio's other children are done it is parked itself, and on its next submit the waiting
-//! children are submitted again, with the progress they had made.
+//! children are submitted again, with the progress they had made. If parked bios were retried
+//! before that, the children have missed it, and nobody may ever signal room again: they are
+//! submitted again at once.
 
 use std::collections::VecDeque;
 
@@ -81,6 +83,11 @@ impl Seat {
         self.split = Split::default();
     }
 
+    /// The port's parked bios are about to be submitted again, because room was signalled.
+    pub fn begin_retry(&mut self) {
+        self.split.retries += 1;
+    }
+
     /// All parked bios have been submitted since the table changed last.
     pub fn parked_bios_are_current(&mut self) {
         self.parked_generation = self.generation;
@@ -109,6 +116,20 @@ impl Seat {
             lines => self.split.submit(lines, table.index_at(bio.offset), bio, port),
         }
         self.settle(mark, port);
+    }
+
+    /// What a bio that is parked waits for.
+    pub fn parked_for(&mut self, bio: &Bio) -> &'static str {
+        let Some(table) = self.table.as_ref().filter(|_| !self.is_suspended) else {
+            return "resume";
+        };
+        let lines = table.lines();
+        let child = match lines {
+            [only] => return only.target.parked_for(bio),
+            _ if bio.progress == 0 => return "its turn",
+            _ => self.split.outers.value((bio.progress - 1) as u32).parked.front(),
+        };
+        child.map_or("its turn", |child| lines[line_of(child)].target.parked_for(child))
     }
 
     pub fn complete(&mut self, io: DiskIo, port: &mut Port) {
@@ -170,6 +191,10 @@ struct Split {
     outside_parked: VecDeque<Bio>,
     /// Children on their way to targets; empty between calls.
     children: VecDeque<Bio>,
+    /// How often parked bios were submitted again.
+    retries: u64,
+    /// Outer bios whose children have missed one of those times.
+    missed: Vec<u32>,
 }
 
 /// A bio as it was submitted, and what has become of its children.
@@ -181,6 +206,8 @@ struct Outer {
     open: usize,
     /// Children that targets parked, each with its line.
     parked: VecDeque<Bio>,
+    /// How often parked bios had been retried when the first of them was parked.
+    parked_at: u64,
     /// Whether the only child works on the outer bio's own buffer.
     is_lent: bool,
     status: Result<(), Status>,
@@ -213,7 +240,9 @@ impl Split {
         } else {
             let is_lent = bio.op != Op::Flush && bio.end() <= lines[first].end;
             let (open, parked, status) = (0, VecDeque::new(), Ok(()));
-            let outer = self.outers.insert(Outer { bio: None, open, parked, is_lent, status });
+            let parked_at = self.retries;
+            let new = Outer { bio: None, open, parked, parked_at, is_lent, status };
+            let outer = self.outers.insert(new);
             cut(lines, first, &mut bio, outer, is_lent, port, &mut children);
             self.outers.value(outer).bio = Some(bio);
             outer
@@ -234,7 +263,24 @@ impl Split {
         self.swap_queues(port);
         calls(self, port);
         self.swap_queues(port);
-        // What the targets put out is now in the outside queues, and stays there for a moment.
+        self.take_out(lines, port);
+        while let Some(place) = self.missed.pop() {
+            let outer = self.outers.value(place);
+            let children = std::mem::take(&mut outer.parked);
+            outer.open = children.len();
+            self.swap_queues(port);
+            for child in children {
+                let line = line_of(&child);
+                self.call(line, port, |port| lines[line].target.submit(child, port));
+            }
+            self.swap_queues(port);
+            self.take_out(lines, port);
+        }
+    }
+
+    /// Looks after the children that targets have put out: they are in the outside queues, and stay
+    /// there for a moment.
+    fn take_out(&mut self, lines: &[Line], port: &mut Port) {
         while let Some(child) = self.outside_done.pop_front() {
             self.end_child(lines, child, port);
         }
@@ -285,6 +331,9 @@ impl Split {
             let bio = outer.bio.as_mut().expect("an outer bio is here while a child is inside");
             bio.buffer = std::mem::replace(&mut child.buffer, Buffer::empty());
         }
+        if outer.parked.is_empty() {
+            outer.parked_at = self.retries;
+        }
         outer.parked.push_back(child);
         self.end_outer(place, port);
     }
@@ -294,6 +343,11 @@ impl Split {
         let outer = self.outers.value(place);
         if outer.open > 0 {
             return;
+        }
+        if !outer.parked.is_empty() && outer.parked_at != self.retries {
+            // A lent buffer's only child cannot have missed anything.
+            assert!(!outer.is_lent, "an only child is parked with its outer bio");
+            return self.missed.push(place);
         }
         let mut bio = outer.bio.take().expect("an outer bio is here while a child is inside");
         if outer.parked.is_empty() {

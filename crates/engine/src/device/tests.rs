@@ -270,6 +270,90 @@ fn targets_are_suspended_once_each_and_resumed() {
     assert_eq!(device.info().state, DeviceState::Active);
 }
 
+/// A target that parks what comes until it has room, and says when it has.
+#[derive(Debug, Default)]
+struct Narrow {
+    events: Arc<Events>,
+    has_room: AtomicBool,
+}
+
+impl Target for Narrow {
+    fn name(&self) -> &'static str {
+        "narrow"
+    }
+
+    fn submit(&self, bio: Bio, port: &mut Port) {
+        match self.has_room.load(Ordering::SeqCst) {
+            true => port.finish(bio, Ok(())),
+            false => port.parked.push_back(bio),
+        }
+    }
+
+    fn complete(&self, _io: DiskIo, _port: &mut Port) {
+        unreachable!("emits no I/O");
+    }
+
+    fn events(&self) -> Option<&Arc<Events>> {
+        Some(&self.events)
+    }
+
+    fn limits(&self) -> TargetLimits {
+        TargetLimits { block_bytes: 512, has_discard: false }
+    }
+
+    fn status(&self) -> String {
+        String::new()
+    }
+
+    fn table(&self) -> String {
+        String::new()
+    }
+}
+
+/// Nobody.
+struct Deaf;
+
+impl Wake for Deaf {
+    fn wake(&self) {}
+}
+
+/// A flush of two lines: one waits for room, the other for its disk. Room is signalled, and used,
+/// while the disk is still at work. Once it was a request that nobody ever answered.
+#[test]
+fn room_that_is_signalled_while_a_child_is_at_a_disk_is_not_missed() {
+    let (disk, narrow) = (HeldDisk::new(), Arc::new(Narrow::default()));
+    let table = Table::parse("0 8 linear /h 0\n8 8 narrow").unwrap();
+    let args = crate::simple::LinearArgs::parse(&table.lines[0].args).unwrap();
+    let linear = crate::simple::Linear::new(&args, 4096, disk.clone()).unwrap();
+    let targets: Vec<Arc<dyn Target>> = vec![Arc::new(linear), narrow.clone()];
+    let device = Device::with_table("d", LoadedTable::new(&table, targets)).unwrap();
+    let mut ring = Ring::without_kernel();
+    let seat = device.attach_port(Arc::new(Deaf)).unwrap();
+    let mut port = seat.port();
+    device.submit(Bio::flush(1), &mut port);
+    let io = port.ios.pop_front().unwrap();
+    io.disk.clone().start(io, &mut ring);
+    assert!(port.parked.is_empty() && port.done.is_empty());
+    // As a queue does when the epoch has moved.
+    narrow.has_room.store(true, Ordering::SeqCst);
+    device.retry(&mut port);
+    disk.release(&mut ring);
+    device.complete(ring.pop_completed().unwrap(), &mut port);
+    assert!(port.parked.is_empty(), "nobody will signal room again");
+    assert_eq!(port.done.pop_front().unwrap().status, Ok(()));
+    // Where no room was signalled, it waits as ever.
+    narrow.has_room.store(false, Ordering::SeqCst);
+    device.submit(Bio::flush(2), &mut port);
+    let io = port.ios.pop_front().unwrap();
+    io.disk.clone().start(io, &mut ring);
+    disk.release(&mut ring);
+    device.complete(ring.pop_completed().unwrap(), &mut port);
+    assert_eq!((port.parked.len(), port.done.len()), (1, 0));
+    narrow.has_room.store(true, Ordering::SeqCst);
+    device.retry(&mut port);
+    assert_eq!(port.done.pop_front().unwrap().token, 2);
+}
+
 #[test]
 fn a_suspend_is_taken_back_whatever_is_loaded() {
     let (devices, _) = devices();

@@ -23,8 +23,9 @@ use rustix::net::{SendFlags, Shutdown};
 use super::device::DeviceEnd;
 use super::watch::Watch;
 use super::{Core, Role, STOP_SECONDS_MAX, Turn, now};
-use crate::bio::Bio;
-use crate::buffer::{Buffer, BufferPool};
+use crate::bio::{Bio, Op};
+use crate::buffer::{Buffer, BufferPool, CLIENT_POOL_BYTES_MAX};
+use crate::device::LateRequest;
 use crate::disk::{Event, Ring};
 use crate::sync::Arc;
 use crate::sync::atomic::Ordering;
@@ -50,6 +51,23 @@ pub struct Space {
     pub at: usize,
     /// The byte behind the last.
     pub end: usize,
+}
+
+/// A request that has been in flight for a while, as the conversation knows it.
+#[derive(Clone, Copy, Debug)]
+pub struct InFlight {
+    /// Its bio's token.
+    pub token: u64,
+    /// What it asks for.
+    pub op: Op,
+    /// Its first byte.
+    pub offset: u64,
+    /// Its bytes.
+    pub len: u64,
+    /// It is known to be in flight for so long.
+    pub age: Nanos,
+    /// It was not told before.
+    pub is_new: bool,
 }
 
 /// What is spoken with one client over a stream socket, as a pure state machine.
@@ -79,6 +97,15 @@ pub trait Conversation: Send {
     /// All bytes of `buffer` were sent.
     fn sent(&mut self, buffer: Buffer, bios: &mut VecDeque<Bio>, pool: &mut BufferPool);
 
+    /// Requests that are late ([`LATE_SECONDS`](crate::device::LATE_SECONDS)), when it is time to
+    /// look for them; an empty list when none is any more.
+    fn late(&mut self, _now: Nanos) -> Option<Vec<InFlight>> {
+        None
+    }
+
+    /// Goes on with what waited for something that no event tells of. Called once in a turn.
+    fn go_on(&mut self, _now: Nanos, _bios: &mut VecDeque<Bio>, _pool: &mut BufferPool) {}
+
     /// Looks at the time; says when to look again.
     fn tick(&mut self, now: Nanos) -> Option<Nanos>;
 
@@ -106,7 +133,8 @@ pub(super) struct Client<C> {
 }
 
 impl<C: Conversation> Client<C> {
-    pub(super) fn new(socket: Arc<OwnedFd>, conversation: C, end: DeviceEnd) -> Client<C> {
+    pub(super) fn new(socket: Arc<OwnedFd>, conversation: C, mut end: DeviceEnd) -> Client<C> {
+        end.port.pool.keep_at_most(CLIENT_POOL_BYTES_MAX);
         Client {
             socket,
             conversation,
@@ -122,13 +150,32 @@ impl<C: Conversation> Client<C> {
     pub(super) fn leave(self, ring: &mut Ring) -> C {
         // The ring may hold the socket a little longer; the client need not wait for that.
         let _ = rustix::net::shutdown(&self.socket, Shutdown::Both);
+        self.tell_late(&[], ring);
         self.end.leave(ring);
         self.conversation
     }
 
-    /// Whether only the client can bring news.
-    fn is_alone(&self) -> bool {
-        self.end.is_quiet() && self.sending.is_none() && self.receiving.is_none()
+    /// Lets the device know which requests are late, and what for.
+    fn tell_late(&self, late: &[InFlight], ring: &Ring) {
+        let (device, port) = (self.end.device(), &self.end.port);
+        let told = late.iter().map(|request| {
+            let parked = port.parked.iter().find(|bio| bio.token == request.token);
+            let waits_for = match parked {
+                Some(bio) => device.parked_for(bio, port),
+                None if ring.disk_ios_in_flight() > 0 => "a disk",
+                None => "its target",
+            };
+            let InFlight { op, offset, len, age, is_new, .. } = *request;
+            LateRequest { port: port.id, op, offset, len, age, waits_for, is_new }
+        });
+        device.set_late(port, told.collect());
+    }
+
+    /// Whether only the client can bring news. I/O of disks does too, also when a target does it
+    /// for more than this client's sake.
+    fn is_alone(&self, ring: &Ring) -> bool {
+        let is_at_rest = self.end.is_quiet() && ring.disk_ios_in_flight() == 0;
+        is_at_rest && self.sending.is_none() && self.receiving.is_none()
     }
 
     /// Waits in the socket until bytes come, and takes them. False if none are wanted.
@@ -249,7 +296,10 @@ impl<C: Conversation> Role for Client<C> {
         }
         let conversation = &mut self.conversation;
         self.end.pump(&mut core.ring, |bio, bios, pool| conversation.finished(bio, bios, pool));
-        if self.is_alone() {
+        let now = now();
+        let DeviceEnd { bios, port, .. } = &mut self.end;
+        self.conversation.go_on(now, bios, &mut port.pool);
+        if self.is_alone(&core.ring) {
             self.send_alone(&mut core.ring);
         } else {
             self.send(&mut core.ring);
@@ -257,13 +307,16 @@ impl<C: Conversation> Role for Client<C> {
         if self.conversation.is_over() {
             return Turn::Over;
         }
-        let now = now();
+        if let Some(late) = self.conversation.late(now) {
+            self.tell_late(&late, &core.ring);
+        }
         let deadlines = [self.conversation.tick(now), self.stop_deadline()];
         if deadlines[1].is_some_and(|deadline| now >= deadline) {
             return Turn::Over;
         }
         let deadline = deadlines.into_iter().flatten().min();
-        let has_received = self.is_alone() && deadline.is_none() && self.receive_alone(core);
+        let has_received =
+            self.is_alone(&core.ring) && deadline.is_none() && self.receive_alone(core);
         if has_received || !self.end.bios.is_empty() {
             return Turn::Again;
         }

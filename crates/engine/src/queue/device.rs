@@ -82,6 +82,11 @@ impl DeviceEnd {
         }
     }
 
+    /// The device.
+    pub(super) fn device(&self) -> &Arc<Device> {
+        self.seat.device()
+    }
+
     /// Whether targets are done with everything but what they parked.
     pub(super) fn is_all_parked(&self) -> bool {
         self.in_flight <= self.port.parked.len()

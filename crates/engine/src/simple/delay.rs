@@ -152,6 +152,10 @@ impl Target for Delay {
         "delay"
     }
 
+    fn parked_for(&self, _bio: &Bio) -> &'static str {
+        "its delay"
+    }
+
     fn submit(&self, mut bio: Bio, port: &mut Port) {
         let lane = self.lane(bio.op);
         let ticket = bio.progress;

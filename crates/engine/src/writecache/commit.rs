@@ -53,8 +53,6 @@ pub(super) struct Commit {
     pub(super) phase: Phase,
     /// The port whose thread drives the round of mode `s`.
     pub(super) driver: usize,
-    /// A round with this number is wanted.
-    pub(super) wanted: u64,
     /// Bios of the driving port that wait for rounds.
     pub(super) waiters: Vec<(u64, bool, Bio)>,
     /// Whether it commits a batch: then it has entries to write, and the counter.
@@ -116,10 +114,15 @@ fn stripes_of(bits: u32) -> impl Iterator<Item = usize> + use<> {
         .map(|bits| bits.trailing_zeros() as usize)
 }
 
+/// Whether a parked bio waits for a round.
+pub(super) fn is_waiting(bio: &Bio) -> bool {
+    bio.progress & WAITS != 0
+}
+
 /// Whether a bio waits for a round: which, and whether it goes on then or is done. What it had
 /// done before is restored.
 pub(super) fn waits_for(bio: &mut Bio) -> Option<(u64, bool)> {
-    if bio.progress & WAITS == 0 {
+    if !is_waiting(bio) {
         return None;
     }
     let round = bio.progress >> ROUND_SHIFT & ROUND_MASK;
@@ -259,8 +262,7 @@ impl Writecache {
     /// own port may finish it.
     pub(super) fn wait_for_round(&self, bio: Bio, round: u64, goes_on: bool, port: &mut Port) {
         let mut commit = lock(&self.commit);
-        commit.wanted = commit.wanted.max(round);
-        self.begin_disk_round(&mut commit, port);
+        self.begin_disk_round(&mut commit, round, port);
         if self.is_past(round) {
             drop(commit);
             return self.go_on(bio, goes_on, port);
@@ -309,8 +311,7 @@ impl Writecache {
         }
         let mut commit = lock(&self.commit);
         if commit.phase == Phase::Idle {
-            commit.wanted = commit.wanted.max(round);
-            self.begin_disk_round(&mut commit, port);
+            self.begin_disk_round(&mut commit, round, port);
         }
     }
 

@@ -387,6 +387,14 @@ impl Target for Writecache {
         }
     }
 
+    fn parked_for(&self, bio: &Bio) -> &'static str {
+        match bio.op {
+            _ if commit::is_waiting(bio) => "a round of commit",
+            Op::Discard | Op::WriteZeroes => "the end of write-back in its range",
+            _ => "a free block of the cache",
+        }
+    }
+
     fn tick(&self, now: Nanos, port: &mut Port) -> Option<Nanos> {
         let mut background = lock(&self.background);
         background.now = now;

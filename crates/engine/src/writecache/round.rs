@@ -178,10 +178,13 @@ impl Writecache {
         row.store();
     }
 
-    /// Begins rounds of mode `s` until one has I/O in flight, or nothing is wanted any more.
-    pub(super) fn begin_disk_round(&self, commit: &mut Commit, port: &mut Port) {
+    /// Begins rounds of mode `s` until one has I/O in flight, or round `until` has ended, which a bio
+    /// of this port waits for (or the background wants). No further, whatever others wait for: a
+    /// port none of whose bios waits is not looked after, and its round would never end. The others
+    /// hear of each round's end, and begin the next one themselves.
+    pub(super) fn begin_disk_round(&self, commit: &mut Commit, until: u64, port: &mut Port) {
         while commit.phase == Phase::Idle
-            && self.ended.load(Ordering::SeqCst) < commit.wanted
+            && self.ended.load(Ordering::SeqCst) < until
             && !self.has_failed()
         {
             if !self.close(commit) {
@@ -356,8 +359,8 @@ impl Writecache {
         }
         // Only for bios of this port, which is looked after until they are done. Who waits on
         // another port drives the next round himself.
-        if commit.waiters.iter().any(|waiter| !self.is_past(waiter.0)) {
-            self.begin_disk_round(commit, port);
+        if let Some(until) = commit.waiters.iter().map(|waiter| waiter.0).max() {
+            self.begin_disk_round(commit, until, port);
         }
         // The background plans by what is committed. Who flushes behind each write does not wake
         // it each time for nothing.

@@ -28,6 +28,7 @@ pub(crate) const STORIES: &[Story] = &[
     Story { name: "zeroed", play: parts::zeroed, times: 1 },
     Story { name: "crowded", play: whole::crowded, times: 4 },
     Story { name: "group", play: whole::group, times: 1 },
+    Story { name: "handover", play: whole::handover, times: 1 },
     Story { name: "doze", play: whole::doze, times: 1 },
     Story { name: "pause", play: whole::pause, times: 1 },
     Story { name: "talk", play: whole::talk, times: 1 },

@@ -205,6 +205,35 @@ pub fn group(mut prng: Prng) {
     world.judge();
 }
 
+/// Rounds of mode `s` handed over between clients that want different ones, while write-back lets
+/// slots go. A client that is done is not looked after any more: whatever it leaves under way for
+/// the sake of others, they wait for in vain.
+pub fn handover(mut prng: Prng) {
+    let options = ["0", "2 autocommit_blocks 1", "2 max_age 0"][prng.below(3) as usize];
+    let plan = Plan { mode: Mode::Ssd, slots: 8, options, list_max: 8, areas: TWO_AREAS };
+    let world = World::new(plan);
+    world.device.set_draining(prng.below(4) > 0);
+    let keeper = world.keeper(&mut prng);
+    let mut parts = Vec::new();
+    for nth in 0..4 {
+        parts.push(world.part(&mut prng, move |client, prng| {
+            for turn in 0..1 + prng.below(3) {
+                match prng.below(3) {
+                    0 => client.flush(),
+                    1 => client.write((nth % 2) * OTHER + turn * 2, 2, prng.one_in(2)),
+                    _ => {
+                        client.write((nth % 2) * OTHER + turn * 2, 2, false);
+                        client.flush();
+                    }
+                }
+            }
+        }));
+    }
+    together(parts);
+    keeper.stop();
+    world.judge();
+}
+
 /// Writes with pauses, in which the background may fall asleep. It must commit all the same.
 pub fn doze(mut prng: Prng) {
     let world = World::new(any_plan(&mut prng, 12, TWO_AREAS));
