@@ -5,8 +5,9 @@ use std::collections::VecDeque;
 
 use udm::bio::Bio;
 use udm::buffer::{Buffer, BufferPool};
-use udm::queue::{Conversation, Space};
+use udm::queue::{Conversation, InFlight, Space};
 use udm::sync::Arc;
+use udm::sync::atomic::{AtomicU8, Ordering};
 use udm::units::{Nanos, SECOND};
 
 use super::handshake::{Export, Handshake, Progress};
@@ -25,6 +26,11 @@ const _: () = assert!(INPUT_BYTES >= 2 * (OPTION_BYTES_MAX as usize + OPTION_HEA
 pub const HANDSHAKE_SECONDS_MAX: u64 = 30;
 /// A client that has not taken its last replies so long after the last request is cut off.
 pub const FAREWELL_SECONDS_MAX: u64 = 10;
+
+/// Time between two looks for late requests, while any is in flight.
+const LOOK_NS: Nanos = SECOND;
+/// Time between two looks for memory that other clients hold.
+const STARVED_LOOK_NS: Nanos = SECOND / 200;
 
 #[derive(Debug)]
 enum Phase {
@@ -54,6 +60,33 @@ pub struct Connection {
     /// Whole requests wait in `input` until the session has room.
     is_stalled: bool,
     known: Option<Arc<dyn Known>>,
+    standing: Arc<Standing>,
+    /// It has asked for something; the standing says so.
+    is_used: bool,
+    /// When to look for late requests; `None` while none is in flight.
+    look_at: Option<Nanos>,
+}
+
+/// How far a client has come, for whoever has to choose among many.
+#[derive(Debug, Default)]
+pub struct Standing(AtomicU8);
+
+impl Standing {
+    /// In the handshake.
+    pub const GREETED: u8 = 0;
+    /// The handshake is over, and nothing was asked for.
+    pub const AGREED: u8 = 1;
+    /// It has asked for something.
+    pub const USED: u8 = 2;
+
+    fn set(&self, standing: u8) {
+        self.0.store(standing, Ordering::Relaxed);
+    }
+
+    /// Which of them.
+    pub fn get(&self) -> u8 {
+        self.0.load(Ordering::Relaxed)
+    }
 }
 
 impl Connection {
@@ -78,7 +111,15 @@ impl Connection {
             payload_is_out: false,
             is_stalled: false,
             known: None,
+            standing: Arc::default(),
+            is_used: false,
+            look_at: None,
         }
+    }
+
+    /// Where its standing can be seen.
+    pub fn standing(&self) -> Arc<Standing> {
+        self.standing.clone()
     }
 
     /// Lets clients know what `known` does.
@@ -115,7 +156,12 @@ impl Connection {
         }
         if let Phase::Transmission(session) = &self.phase {
             self.is_deaf |= session.is_closing();
-            self.is_stalled = self.taken < self.filled && !session.has_room();
+            let must_wait = !session.has_room() || session.is_starved();
+            self.is_stalled = self.taken < self.filled && must_wait;
+            if session.has_asked() && !self.is_used {
+                self.is_used = true;
+                self.standing.set(Standing::USED);
+            }
         }
     }
 
@@ -143,6 +189,7 @@ impl Connection {
                 let known = self.known.clone();
                 let session = Session::new(self.size_bytes, agreement, replies, known);
                 self.phase = Phase::Transmission(Box::new(session));
+                self.standing.set(Standing::AGREED);
             }
         }
         Ok(count)
@@ -173,6 +220,9 @@ impl Conversation for Connection {
             return None;
         }
         if let Phase::Transmission(session) = &mut self.phase {
+            if session.is_starved() {
+                return None;
+            }
             if let Some((buffer, at)) = session.take_payload() {
                 self.payload_is_out = true;
                 let end = buffer.len();
@@ -202,7 +252,7 @@ impl Conversation for Connection {
     ) {
         if std::mem::take(&mut self.payload_is_out) {
             if let Phase::Transmission(session) = &mut self.phase {
-                session.put_payload(space.buffer, count, bios);
+                session.put_payload(space.buffer, count, bios, pool);
             }
         } else {
             self.input = space.buffer;
@@ -228,14 +278,43 @@ impl Conversation for Connection {
 
     fn sent(&mut self, buffer: Buffer, bios: &mut VecDeque<Bio>, pool: &mut BufferPool) {
         self.replies().sent(buffer, pool);
+        if let Phase::Transmission(session) = &mut self.phase {
+            session.settle();
+        }
         self.go_on_if_stalled(bios, pool);
+    }
+
+    fn late(&mut self, now: Nanos) -> Option<Vec<InFlight>> {
+        let Phase::Transmission(session) = &mut self.phase else { return None };
+        if session.in_flight() == 0 && !session.has_late() {
+            self.look_at = None;
+            return None;
+        }
+        let look_at = *self.look_at.get_or_insert(now + LOOK_NS);
+        if now < look_at && session.in_flight() > 0 {
+            return None;
+        }
+        self.look_at = Some(now + LOOK_NS);
+        session.late(now)
+    }
+
+    fn go_on(&mut self, now: Nanos, bios: &mut VecDeque<Bio>, pool: &mut BufferPool) {
+        let Phase::Transmission(session) = &mut self.phase else { return };
+        if session.is_starved() && !self.is_deaf {
+            session.look_at_time(now);
+            session.go_on(bios, pool);
+            self.advance(bios, pool);
+        }
     }
 
     fn tick(&mut self, now: Nanos) -> Option<Nanos> {
         let is_greeting = match &self.phase {
             Phase::Handshake { .. } => true,
+            Phase::Transmission(session) if !self.is_deaf && session.is_starved() => {
+                return Some(now + STARVED_LOOK_NS);
+            }
             Phase::Transmission(session) if !self.is_deaf || session.in_flight() > 0 => {
-                return None;
+                return self.look_at.filter(|_| session.in_flight() > 0);
             }
             Phase::Transmission(_) => false,
         };

@@ -5,6 +5,7 @@
 //! | [`proto`] | the wire format |
 //! | [`handshake`] | the haggling before transmission |
 //! | [`known`] | what is known of the device without asking it |
+//! | [`budget`] | memory of all clients together |
 //! | [`session`], [`replies`] | requests to bios, finished bios to replies |
 //! | [`connection`] | a client from greeting to good-bye, behind one receive buffer |
 //! | [`uri`], [`listener`] | where to listen |
@@ -14,6 +15,7 @@
 //! drive it, one thread per connection. A client that breaks the protocol loses its connection;
 //! nobody else notices.
 
+pub mod budget;
 pub mod connection;
 pub mod handshake;
 pub mod known;
@@ -24,6 +26,7 @@ pub mod session;
 pub mod uri;
 
 use std::os::fd::OwnedFd;
+use std::time::Instant;
 
 use udm::device::Device;
 use udm::error::{Error, Kind, Result};
@@ -33,23 +36,45 @@ use udm::sync::atomic::{AtomicUsize, Ordering};
 use udm::sync::{Arc, Mutex, lock};
 use udm::units::BIO_BYTES_MAX;
 
-use connection::Connection;
+use connection::{Connection, Standing};
 use handshake::Export;
 use listener::SocketFile;
 pub use uri::Uri;
 
-/// Most connections to one server; further ones are closed at once.
+/// Most connections to one server. One more takes the place of the oldest that is still in its
+/// handshake; else of the oldest that has asked for nothing in [`UNUSED_SECONDS_MAX`]; else it is
+/// closed at once.
 pub const CONNECTIONS_MAX: usize = 64;
+/// A client that has asked for nothing in so long makes room for others, where there are too many.
+pub const UNUSED_SECONDS_MAX: u64 = 10;
+/// Connections that were closed to make room, and have not ended yet.
+const LEAVING_MAX: usize = 64;
 
 /// Every stated maximum.
-pub fn limits() -> [Limit; 7] {
+pub fn limits() -> [Limit; 11] {
     [
         limit("nbd_connections", CONNECTIONS_MAX as u64, "clients of an export"),
         limit("nbd_requests", session::REQUESTS_MAX as u64, "requests of a client in flight"),
         limit(
             "nbd_held_bytes",
             session::BYTES_MAX as u64 + BIO_BYTES_MAX,
-            "a client's requests and replies, beside free buffers (pool_bytes)",
+            "a client's requests and replies, beside free buffers (client_pool_bytes)",
+        ),
+        limit(
+            "nbd_budget_bytes",
+            budget::BUDGET_BYTES as u64,
+            "requests and replies of all clients together, beyond nbd_free_bytes for each",
+        ),
+        limit("nbd_free_bytes", budget::FREE_BYTES as u64, "what a client holds for nothing"),
+        limit(
+            "nbd_starved_seconds",
+            budget::STARVED_SECONDS_MAX,
+            "how long a request waits for memory before it fails",
+        ),
+        limit(
+            "nbd_unused_seconds",
+            UNUSED_SECONDS_MAX,
+            "how long a client that asks for nothing keeps its place when there are too many",
         ),
         limit("nbd_option_bytes", proto::OPTION_BYTES_MAX.into(), "an option of the handshake"),
         limit("nbd_handshake_seconds", connection::HANDSHAKE_SECONDS_MAX, "a client's handshake"),
@@ -69,7 +94,8 @@ pub struct Connections {
     pub current: u64,
     /// Accepted since the start.
     pub accepted: u64,
-    /// Closed at once, because there were too many or no thread could be started.
+    /// Closed because there were too many (at once, or to make room for others), or because no
+    /// thread could be started.
     pub refused: u64,
     /// Ended because the client broke the protocol.
     pub violations: u64,
@@ -83,8 +109,30 @@ struct Clients {
     device: Arc<Device>,
     uri: Uri,
     counts: Mutex<Connections>,
-    queues: Mutex<Vec<Queue>>,
+    queues: Mutex<Vec<Place>>,
+    /// Those that were closed to make room.
+    leaving: Mutex<Vec<Queue>>,
     connections_max: AtomicUsize,
+}
+
+/// A connection's place.
+#[derive(Debug)]
+struct Place {
+    queue: Queue,
+    standing: Arc<Standing>,
+    since: Instant,
+}
+
+impl Place {
+    /// Whether it makes room for another client, and how readily: in its handshake first.
+    fn yields(&self) -> Option<u8> {
+        let is_unused = || self.since.elapsed().as_secs() >= UNUSED_SECONDS_MAX;
+        match self.standing.get() {
+            Standing::GREETED => Some(0),
+            Standing::AGREED if is_unused() => Some(1),
+            _ => None,
+        }
+    }
 }
 
 /// A device served over NBD. Dropping it stops it.
@@ -104,6 +152,7 @@ impl Server {
             uri,
             counts: Mutex::new(Connections::default()),
             queues: Mutex::new(Vec::new()),
+            leaving: Mutex::new(Vec::new()),
             connections_max: AtomicUsize::new(CONNECTIONS_MAX),
         });
         let for_door = clients.clone();
@@ -137,11 +186,12 @@ impl Server {
     fn end(&mut self) {
         // First the door, so that no connection comes behind our back.
         drop(self.door.take());
-        let queues = std::mem::take(&mut *lock(&self.clients.queues));
-        for queue in &queues {
-            queue.stop();
+        let places = std::mem::take(&mut *lock(&self.clients.queues));
+        for place in &places {
+            place.queue.stop();
         }
-        drop(queues);
+        drop(places);
+        drop(std::mem::take(&mut *lock(&self.clients.leaving)));
     }
 }
 
@@ -154,15 +204,33 @@ impl Drop for Server {
 impl Clients {
     /// Gives a fresh connection its own queue.
     fn welcome(self: &Arc<Clients>, connection: OwnedFd) {
-        let mut queues = lock(&self.queues);
-        queues.retain(|queue| !queue.is_over());
-        match self.serve(connection, queues.len()) {
-            Ok(queue) => queues.push(queue),
+        let mut places = lock(&self.queues);
+        places.retain(|place| !place.queue.is_over());
+        if places.len() >= self.connections_max.load(Ordering::Relaxed) {
+            self.make_room(&mut places);
+        }
+        match self.serve(connection, places.len()) {
+            Ok(place) => places.push(place),
             Err(_) => lock(&self.counts).refused += 1,
         }
     }
 
-    fn serve(self: &Arc<Clients>, connection: OwnedFd, others: usize) -> Result<Queue> {
+    /// Closes the connection that can be missed most. Its end is not waited for.
+    fn make_room(&self, places: &mut Vec<Place>) {
+        let mut leaving = lock(&self.leaving);
+        leaving.retain(|queue| !queue.is_over());
+        // The oldest come first.
+        let candidates = places.iter().enumerate().filter(|_| leaving.len() < LEAVING_MAX);
+        let chosen = candidates.filter_map(|(at, place)| Some((place.yields()?, at))).min();
+        if let Some((_, at)) = chosen {
+            let Place { queue, .. } = places.remove(at);
+            queue.stop();
+            leaving.push(queue);
+            lock(&self.counts).refused += 1;
+        }
+    }
+
+    fn serve(self: &Arc<Clients>, connection: OwnedFd, others: usize) -> Result<Place> {
         let max = self.connections_max.load(Ordering::Relaxed);
         if others >= max {
             return Err(Error::new(Kind::Busy, format!("{max} clients are connected")));
@@ -192,10 +260,13 @@ impl Clients {
         });
         let conversation = conversation.knowing(self.device.clone());
         let name = format!("udm-nbd-{number}");
-        Queue::serve(&name, &self.device, connection, conversation, farewell).inspect_err(|_| {
+        let standing = conversation.standing();
+        let queue = Queue::serve(&name, &self.device, connection, conversation, farewell);
+        let queue = queue.inspect_err(|_| {
             let mut counts = lock(&self.counts);
             counts.accepted -= 1;
             counts.current -= 1;
-        })
+        })?;
+        Ok(Place { queue, standing, since: Instant::now() })
     }
 }

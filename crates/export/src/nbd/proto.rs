@@ -203,6 +203,8 @@ pub mod errno {
     pub const EPERM: u32 = 1;
     /// The device failed.
     pub const EIO: u32 = 5;
+    /// There is no memory for the request.
+    pub const ENOMEM: u32 = 12;
     /// The request is wrong.
     pub const EINVAL: u32 = 22;
     /// Beyond the end, or full.

@@ -5,8 +5,9 @@
 //!    bytes after which the stream cannot be understood any more are a [`Violation`].
 //! 2. Requests in flight and the bytes they hold are bounded ([`REQUESTS_MAX`], [`BYTES_MAX`],
 //!    the latter exceeded by one request at most): beyond that nothing more is taken from the
-//!    client until something is answered and sent. Beside them a connection keeps free buffers
-//!    for reuse, [`POOL_BYTES_MAX`](udm::buffer::POOL_BYTES_MAX) of them: 160 MiB in all.
+//!    client until something is answered and sent. All clients together have one
+//!    [budget](super::budget): who finds none left waits, and after some seconds his request fails.
+//!    A payload gets memory as it comes, not as it is announced.
 //! 3. Replies leave in the order in which bios finish; the cookie tells clients which is which.
 //! 4. A flush says that every write answered on any connection is durable: the mapped device
 //!    keeps that promise, so several connections may share one device.
@@ -15,10 +16,13 @@ use std::collections::VecDeque;
 
 use udm::bio::{Bio, Op};
 use udm::buffer::{Buffer, BufferPool};
+use udm::device::LATE_SECONDS;
 use udm::error::Status;
+use udm::queue::InFlight;
 use udm::sync::Arc;
-use udm::units::{BIO_BYTES_MAX, SECTOR};
+use udm::units::{BIO_BYTES_MAX, Nanos, SECOND, SECTOR};
 
+use super::budget::{self, BUDGET, Share};
 use super::handshake::Agreement;
 use super::known::{self, Known};
 use super::proto::{self, REQUEST_BYTES, Request, Violation, command, command_flag, errno};
@@ -31,6 +35,9 @@ pub const BYTES_MAX: usize = 64 << 20;
 /// The payload of a write at least this long goes straight to its own buffer; shorter ones are
 /// awaited in the receive buffer, whose capacity must exceed this plus a header.
 pub const DIRECT_BYTES_MIN: usize = 32 << 10;
+/// A payload gets so much memory at first; whenever that is full, twice as much as it has.
+pub const FIRST_BYTES: usize = 1 << 20;
+const _: () = assert!(FIRST_BYTES <= budget::FREE_BYTES, "nobody waits for his first bytes");
 /// The payload of a refused write is skipped up to this length.
 const SKIP_BYTES_MAX: u64 = 2 * BIO_BYTES_MAX;
 
@@ -41,10 +48,15 @@ struct Pending {
     op: Op,
     /// First byte of the range that no bio has asked for yet.
     next: u64,
+    /// When it was first seen to be in flight, by whoever looks for late ones.
+    seen: Option<Nanos>,
+    is_late: bool,
 }
 
 /// Why a request is refused: the protocol's error, and words for clients that read them.
 type Refusal = (u32, &'static str);
+
+const NO_MEMORY: Refusal = (errno::ENOMEM, "the server has no memory for this request");
 
 /// What the next bytes from the client are.
 #[derive(Debug)]
@@ -73,6 +85,14 @@ pub struct Session {
     /// Bytes of reads and writes in flight.
     held_bytes: usize,
     replies: Replies,
+    share: Share,
+    /// The next request, or the rest of this one, waits for memory; since then, once the time is
+    /// known.
+    starved: Option<Option<Nanos>>,
+    /// Whether it has waited long enough.
+    gives_up: bool,
+    has_late: bool,
+    has_asked: bool,
     is_closing: bool,
     known: Option<Arc<dyn Known>>,
 }
@@ -93,6 +113,11 @@ impl Session {
             free: (0..REQUESTS_MAX).rev().collect(),
             held_bytes: 0,
             replies,
+            share: Share::of(&BUDGET),
+            starved: None,
+            gives_up: false,
+            has_late: false,
+            has_asked: false,
             is_closing: false,
             known,
         }
@@ -111,7 +136,7 @@ impl Session {
             let rest = &input[taken..];
             let step = match self.reading {
                 Reading::Header => self.header(rest, bios, pool)?,
-                Reading::Payload { .. } => self.payload(rest, bios),
+                Reading::Payload { .. } => self.payload(rest, bios, pool),
                 Reading::Skip { .. } => self.skip(rest, pool),
             };
             taken += step;
@@ -126,7 +151,7 @@ impl Session {
     /// bytes received before are taken. Comes back through [`Session::put_payload`].
     pub fn take_payload(&mut self) -> Option<(Buffer, usize)> {
         match &mut self.reading {
-            Reading::Payload { buffer, filled, .. } => {
+            Reading::Payload { buffer, filled, .. } if *filled < buffer.len() => {
                 Some((std::mem::replace(buffer, Buffer::empty()), *filled))
             }
             _ => None,
@@ -134,13 +159,19 @@ impl Session {
     }
 
     /// `count` more bytes of the payload arrived.
-    pub fn put_payload(&mut self, payload: Buffer, count: usize, bios: &mut VecDeque<Bio>) {
+    pub fn put_payload(
+        &mut self,
+        payload: Buffer,
+        count: usize,
+        bios: &mut VecDeque<Bio>,
+        pool: &mut BufferPool,
+    ) {
         let Reading::Payload { buffer, filled, .. } = &mut self.reading else {
             unreachable!("a payload's buffer is out only while the payload is being read");
         };
         *buffer = payload;
         *filled += count;
-        self.submit_if_filled(bios);
+        self.grow_or_submit(bios, pool);
     }
 
     /// A bio came back: answers its request, or submits the next piece of its range.
@@ -157,6 +188,9 @@ impl Session {
         self.free.push(slot);
         if matches!(op, Op::Read | Op::Write) {
             self.held_bytes -= bio.buffer.len();
+        }
+        if op == Op::Write || bio.status.is_err() {
+            self.settle();
         }
         match bio.status {
             Ok(()) if op == Op::Read => self.reply_data(&request, bio.buffer, pool),
@@ -186,6 +220,68 @@ impl Session {
         !self.free.is_empty() && self.held_bytes + self.replies.unsent_bytes() < BYTES_MAX
     }
 
+    /// Bytes of requests and replies.
+    fn held(&self) -> usize {
+        self.held_bytes + self.replies.unsent_bytes()
+    }
+
+    /// Gives back what is not held any more.
+    pub fn settle(&mut self) {
+        self.share.shrink(self.held());
+    }
+
+    /// Takes `bytes` more of the clients' budget; or the request waits until there are so many.
+    fn reserve(&mut self, bytes: usize) -> bool {
+        if self.share.grow(self.held() + bytes) {
+            self.starved = None;
+            return true;
+        }
+        self.starved.get_or_insert(None);
+        false
+    }
+
+    /// Whether it waits for memory that other clients hold.
+    pub fn is_starved(&self) -> bool {
+        self.starved.is_some()
+    }
+
+    /// It is `now`: whoever waits for memory does not do so for ever.
+    pub fn look_at_time(&mut self, now: Nanos) {
+        if let Some(since) = &mut self.starved {
+            let since = *since.get_or_insert(now);
+            self.gives_up = now >= since + budget::STARVED_SECONDS_MAX * SECOND;
+        }
+    }
+
+    /// Goes on with a payload that had to wait.
+    pub fn go_on(&mut self, bios: &mut VecDeque<Bio>, pool: &mut BufferPool) {
+        if matches!(&self.reading, Reading::Payload { buffer, .. } if !buffer.is_empty()) {
+            self.grow_or_submit(bios, pool);
+        }
+    }
+
+    /// The requests that are late; an empty list if some were, and none is now.
+    pub fn late(&mut self, now: Nanos) -> Option<Vec<InFlight>> {
+        let mut late = Vec::new();
+        for (token, slot) in self.pending.iter_mut().enumerate() {
+            let Some(pending) = slot else { continue };
+            let age = now - *pending.seen.get_or_insert(now);
+            if age >= LATE_SECONDS * SECOND {
+                let Request { offset, len, .. } = pending.request;
+                let is_new = !std::mem::replace(&mut pending.is_late, true);
+                let (token, op, len) = (token as u64, pending.op, len.into());
+                late.push(InFlight { token, op, offset, len, age, is_new });
+            }
+        }
+        let had_late = std::mem::replace(&mut self.has_late, !late.is_empty());
+        (had_late || self.has_late).then_some(late)
+    }
+
+    /// Whether some request was late at the last look.
+    pub fn has_late(&self) -> bool {
+        self.has_late
+    }
+
     /// Whether a request has begun to arrive of which bytes are missing.
     pub fn is_inside_request(&self) -> bool {
         !matches!(self.reading, Reading::Header)
@@ -194,6 +290,11 @@ impl Session {
     /// No further request will be taken; those in flight are answered.
     pub fn close(&mut self) {
         self.is_closing = true;
+    }
+
+    /// Whether the client has asked for anything.
+    pub fn has_asked(&self) -> bool {
+        self.has_asked
     }
 
     /// Whether the client said good-bye or [`Session::close`] was called.
@@ -216,6 +317,7 @@ impl Session {
             return Ok(0);
         }
         let Some(request) = Request::decode(input)? else { return Ok(0) };
+        self.has_asked = true;
         let checked = self.check(&request);
         if request.command == command::WRITE {
             return match checked {
@@ -231,11 +333,17 @@ impl Session {
         }
         match checked {
             Ok(Action::Serve(op)) => {
-                let buffer = match op {
-                    Op::Read => pool.take(request.len as usize),
-                    _ => Buffer::empty(),
-                };
-                self.submit(request, op, buffer, bios);
+                let len = if op == Op::Read { request.len as usize } else { 0 };
+                if len > 0 && !self.reserve(len) && !self.gives_up {
+                    return Ok(0);
+                }
+                match self.allocate(len, pool) {
+                    Some(buffer) => self.submit(request, op, buffer, bios),
+                    None => {
+                        self.settle();
+                        self.refuse(request.cookie, NO_MEMORY, pool);
+                    }
+                }
             }
             Ok(Action::Status) => {
                 let id = proto::BASE_ALLOCATION_ID;
@@ -331,15 +439,33 @@ impl Session {
         if count < len && len < DIRECT_BYTES_MIN {
             return 0;
         }
-        let mut buffer = pool.take(len);
+        let first = len.min(FIRST_BYTES);
+        if !self.reserve(first) && !self.gives_up {
+            return 0;
+        }
+        let Some(mut buffer) = self.allocate(first, pool) else {
+            self.settle();
+            self.skip_payload(&request, NO_MEMORY, pool);
+            return REQUEST_BYTES;
+        };
+        let count = count.min(first);
         buffer.as_mut_slice()[..count].copy_from_slice(&input[..count]);
-        self.held_bytes += len;
+        self.held_bytes += first;
         self.reading = Reading::Payload { request, buffer, filled: count };
-        self.submit_if_filled(bios);
+        self.grow_or_submit(bios, pool);
         REQUEST_BYTES + count
     }
 
-    fn payload(&mut self, input: &[u8], bios: &mut VecDeque<Bio>) -> usize {
+    /// Memory for the request at hand; none if there is none, or it has waited long enough.
+    fn allocate(&mut self, len: usize, pool: &mut BufferPool) -> Option<Buffer> {
+        let has_waited = self.starved.take().is_some();
+        if std::mem::take(&mut self.gives_up) && has_waited {
+            return None;
+        }
+        pool.try_take(len)
+    }
+
+    fn payload(&mut self, input: &[u8], bios: &mut VecDeque<Bio>, pool: &mut BufferPool) -> usize {
         let Reading::Payload { buffer, filled, .. } = &mut self.reading else { return 0 };
         if buffer.is_empty() {
             // Given out to be filled directly.
@@ -349,15 +475,42 @@ impl Session {
         let count = missing.len().min(input.len());
         missing[..count].copy_from_slice(&input[..count]);
         *filled += count;
-        self.submit_if_filled(bios);
+        self.grow_or_submit(bios, pool);
         count
     }
 
-    fn submit_if_filled(&mut self, bios: &mut VecDeque<Bio>) {
-        match &self.reading {
-            Reading::Payload { buffer, filled, .. } if *filled == buffer.len() => {}
-            _ => return,
+    /// Submits a payload that is there in full; gives more memory to one that has filled what it
+    /// has, or lets it wait for that, or gives it up.
+    fn grow_or_submit(&mut self, bios: &mut VecDeque<Bio>, pool: &mut BufferPool) {
+        let Reading::Payload { request, buffer, filled } = &self.reading else { return };
+        if *filled < buffer.len() {
+            return;
         }
+        let (request, filled) = (*request, *filled);
+        let left = request.len as usize - filled;
+        if left == 0 {
+            return self.submit_payload(bios);
+        }
+        let len = (2 * filled).min(request.len as usize);
+        if !self.reserve(len - filled) && !self.gives_up {
+            return;
+        }
+        let grown = self.allocate(len, pool);
+        let Reading::Payload { buffer, .. } = &mut self.reading else { return };
+        if let Some(mut grown) = grown {
+            grown.as_mut_slice()[..filled].copy_from_slice(buffer.as_slice());
+            pool.put(std::mem::replace(buffer, grown));
+            self.held_bytes += len - filled;
+            return;
+        }
+        // Not kept for reuse: memory is short.
+        *buffer = Buffer::empty();
+        self.held_bytes -= filled;
+        self.settle();
+        self.reading = Reading::Skip { cookie: request.cookie, refusal: NO_MEMORY, left };
+    }
+
+    fn submit_payload(&mut self, bios: &mut VecDeque<Bio>) {
         let reading = std::mem::replace(&mut self.reading, Reading::Header);
         if let Reading::Payload { request, buffer, .. } = reading {
             // `submit` counts the bytes again.
@@ -369,7 +522,8 @@ impl Session {
     fn submit(&mut self, request: Request, op: Op, buffer: Buffer, bios: &mut VecDeque<Bio>) {
         let slot = self.free.pop().expect("a header is only taken while a slot is free");
         self.held_bytes += buffer.len();
-        let pending = self.pending[slot].insert(Pending { request, op, next: request.offset });
+        let (next, seen, is_late) = (request.offset, None, false);
+        let pending = self.pending[slot].insert(Pending { request, op, next, seen, is_late });
         bios.push_back(next_piece(pending, slot, buffer));
     }
 
@@ -417,7 +571,7 @@ impl Session {
 /// The bio for the part of the request's range that comes next: all of a read or write; trims and
 /// zeroes, which the protocol lets reach 4 GiB, go piece by piece.
 fn next_piece(pending: &mut Pending, slot: usize, buffer: Buffer) -> Bio {
-    let Pending { request, op, next } = pending;
+    let Pending { request, op, next, .. } = pending;
     let end = request.offset + u64::from(request.len);
     let len = (end - *next).min(BIO_BYTES_MAX);
     let fua = request.flags & command_flag::FUA != 0 && !matches!(op, Op::Read | Op::Flush);

@@ -1,0 +1,106 @@
+//! Memory of all clients together. Each has a little for nothing, so that nobody is ever shut out
+//! by others; what a client's requests and replies hold beyond that comes out of one budget.
+
+use udm::sync::statics::atomic::{AtomicUsize, Ordering};
+
+/// Bytes that each client holds for nothing.
+pub const FREE_BYTES: usize = 1 << 20;
+/// Bytes that all clients of this process hold together, beyond what each holds for nothing.
+pub const BUDGET_BYTES: usize = 512 << 20;
+/// A request that finds no memory for so long is refused.
+pub const STARVED_SECONDS_MAX: u64 = 5;
+
+/// A number of bytes to be shared.
+#[derive(Debug)]
+pub struct Budget {
+    max: usize,
+    used: AtomicUsize,
+}
+
+/// The one of this process.
+pub static BUDGET: Budget = Budget::new(BUDGET_BYTES);
+
+impl Budget {
+    /// `max` bytes, none of which is used.
+    pub const fn new(max: usize) -> Budget {
+        Budget { max, used: AtomicUsize::new(0) }
+    }
+
+    /// Takes `bytes`, if so many are left.
+    fn take(&self, bytes: usize) -> bool {
+        let more = |used: usize| used.checked_add(bytes).filter(|used| *used <= self.max);
+        self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).is_ok()
+    }
+
+    fn give(&self, bytes: usize) {
+        self.used.fetch_sub(bytes, Ordering::Relaxed);
+    }
+
+    /// Bytes in use.
+    pub fn used(&self) -> usize {
+        self.used.load(Ordering::Relaxed)
+    }
+}
+
+/// What one client has of the budget.
+#[derive(Debug)]
+pub struct Share {
+    budget: &'static Budget,
+    taken: usize,
+}
+
+impl Share {
+    /// Nothing yet.
+    pub fn of(budget: &'static Budget) -> Share {
+        Share { budget, taken: 0 }
+    }
+
+    /// The client is to hold `bytes` in all. Whether it may; if not, nothing has changed.
+    pub fn grow(&mut self, bytes: usize) -> bool {
+        let wanted = bytes.saturating_sub(FREE_BYTES);
+        let more = wanted.saturating_sub(self.taken);
+        if more > 0 && !self.budget.take(more) {
+            return false;
+        }
+        self.taken += more;
+        true
+    }
+
+    /// The client holds no more than `bytes`.
+    pub fn shrink(&mut self, bytes: usize) {
+        let less = self.taken.saturating_sub(bytes.saturating_sub(FREE_BYTES));
+        if less > 0 {
+            self.budget.give(less);
+            self.taken -= less;
+        }
+    }
+}
+
+impl Drop for Share {
+    fn drop(&mut self) {
+        self.budget.give(self.taken);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_little_is_for_nothing_and_the_rest_is_shared() {
+        static SMALL: Budget = Budget::new(100);
+        let (mut one, mut two) = (Share::of(&SMALL), Share::of(&SMALL));
+        assert!(one.grow(FREE_BYTES) && two.grow(FREE_BYTES));
+        assert_eq!(SMALL.used(), 0);
+        assert!(one.grow(FREE_BYTES + 60) && !two.grow(FREE_BYTES + 41));
+        assert!(two.grow(FREE_BYTES + 40) && SMALL.used() == 100);
+        one.shrink(FREE_BYTES + 10);
+        assert_eq!(SMALL.used(), 50);
+        one.shrink(FREE_BYTES + 10);
+        assert!(two.grow(FREE_BYTES + 90));
+        drop(two);
+        assert_eq!(SMALL.used(), 10);
+        drop(one);
+        assert_eq!(SMALL.used(), 0);
+    }
+}
