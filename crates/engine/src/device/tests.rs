@@ -314,7 +314,9 @@ impl Target for Narrow {
 struct Deaf;
 
 impl Wake for Deaf {
-    fn wake(&self) {}
+    fn wake(&self) {
+        // Who drives the port looks by himself.
+    }
 }
 
 /// A flush of two lines: one waits for room, the other for its disk. Room is signalled, and used,

@@ -178,10 +178,10 @@ impl Writecache {
         row.store();
     }
 
-    /// Begins rounds of mode `s` until one has I/O in flight, or round `until` has ended, which a bio
-    /// of this port waits for (or the background wants). No further, whatever others wait for: a
-    /// port none of whose bios waits is not looked after, and its round would never end. The others
-    /// hear of each round's end, and begin the next one themselves.
+    /// Begins rounds of mode `s` until one has I/O in flight, or round `until` has ended, which a
+    /// bio of this port waits for (or the background wants). No further, whatever others wait for:
+    /// a port none of whose bios waits is not looked after, and its round would never end. The
+    /// others hear of each round's end, and begin the next one themselves.
     pub(super) fn begin_disk_round(&self, commit: &mut Commit, until: u64, port: &mut Port) {
         while commit.phase == Phase::Idle
             && self.ended.load(Ordering::SeqCst) < until
