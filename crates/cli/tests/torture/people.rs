@@ -129,6 +129,20 @@ impl World {
         false
     }
 
+    /// A file of some line loses its second half while it is served.
+    pub fn cut_under_server(&mut self) {
+        let nth = self.random.below(self.caches.len() as u64) as usize;
+        let origin = self.origins[nth].clone();
+        let cache = self.caches[nth].clone().filter(|_| self.random.one_in(2));
+        let file = cache.unwrap_or(origin);
+        self.oracle.note(format!("{} is cut", file.display()));
+        let opened = OpenOptions::new().write(true).open(&file).unwrap();
+        let bytes = opened.metadata().unwrap().len();
+        opened.set_len(bytes / 2 / 4096 * 4096).unwrap();
+        let pause = std::time::Duration::from_millis(self.random.below(200));
+        std::thread::sleep(pause);
+    }
+
     /// While a server has the files, nobody else gets them, whatever they are called.
     fn second_server(&mut self) -> bool {
         self.create();

@@ -33,9 +33,11 @@ enum End {
     Loading,
     /// It is removed in order, and not killed.
     Orderly,
+    /// A cache or an origin loses its second half. What is gone may not be read as anything.
+    Cut,
 }
 
-const ENDS: [End; 16] = [
+const ENDS: [End; 17] = [
     End::Answered,
     End::Answered,
     End::Answered,
@@ -52,6 +54,7 @@ const ENDS: [End; 16] = [
     End::Talking,
     End::Loading,
     End::Orderly,
+    End::Cut,
 ];
 
 /// What a round came to.
@@ -61,6 +64,8 @@ enum Fate {
     Killed,
     Removed,
     Drained,
+    /// Nothing more can be done with the files.
+    Spoiled,
 }
 
 /// How long clients may take to hear the replies to all that they sent.
@@ -72,6 +77,10 @@ impl World {
         self.first_format();
         for nth in 0..self.scene.rounds {
             let fate = self.round(nth);
+            if fate == Fate::Spoiled {
+                self.judge(Loss::Process, true, "after a file was cut under the server");
+                return self.kill();
+            }
             self.after(fate);
             if self.is_late() {
                 break;
@@ -87,8 +96,7 @@ impl World {
 
     /// New caches, whose first server may die while it formats them.
     fn first_format(&mut self) {
-        let is_pcache = matches!(self.scene.lines[0].target, Target::Pcache { .. });
-        if is_pcache && self.random.one_in(2) {
+        if self.random.one_in(2) {
             (0..1 + self.random.below(4)).for_each(|_| self.die_early());
         }
         self.create();
@@ -194,6 +202,11 @@ impl World {
                 }
             }
             End::Talking => self.talk(),
+            End::Cut => {
+                load.may_fail.store(true, Ordering::SeqCst);
+                self.cut_under_server();
+                return Fate::Spoiled;
+            }
             End::Loading => {
                 let table = self.table();
                 if self.udm(&["load", "vol", "--table", &table]).code == 0 {

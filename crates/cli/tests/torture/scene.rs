@@ -61,8 +61,11 @@ impl Scene {
     pub fn from_seed(seed: u64) -> Scene {
         let mut random = Prng::new(seed);
         // A pcache is alone in its table, as the kernel has it.
-        let mut lines =
-            if random.one_in(3) { vec![pcache(&mut random)] } else { lines(&mut random) };
+        let mut lines = match random.below(12) {
+            0 => vec![linear(&mut random), linear(&mut random)],
+            1..=4 => vec![pcache(&mut random)],
+            _ => lines(&mut random),
+        };
         if random.one_in(2) {
             lines.reverse();
         }
