@@ -1,14 +1,78 @@
 //! The server's log: one line per event, with the time in UTC, on standard error (which is
 //! `NAME.log` unless the server runs in the foreground).
+//!
+//! It outlives the device, and is bounded: a log that has grown to [`LOG_BYTES_MAX`] becomes
+//! `NAME.log.1`, in the place of the one that was that before, and a new one begins. SIGHUP opens
+//! it anew, so that others can move it away first.
 
+use std::fs::File;
 use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
+
+/// The longest log; the one before it is as long again.
+pub const LOG_BYTES_MAX: u64 = 1 << 20;
+
+/// Where standard error goes, if that is a log of ours.
+static PLACE: Mutex<Option<PathBuf>> = Mutex::new(None);
 
 /// Writes one line.
 pub fn line(text: &str) {
     let stamp = timestamp(now_seconds());
     // A full disk under the log must not stop a server.
     let _ = writeln!(std::io::stderr(), "{stamp} {text}");
+    let place = place();
+    if let Some(path) = &*place
+        && length() >= LOG_BYTES_MAX
+    {
+        let _ = std::fs::rename(path, before(path)).and_then(|()| open(path));
+    }
+}
+
+/// From now on standard error is the log at `path`.
+pub fn lies_at(path: PathBuf) {
+    *place() = Some(path);
+}
+
+/// The log was moved to `path`.
+pub fn moves_to(path: &Path) {
+    if let Some(place) = &mut *place() {
+        path.clone_into(place);
+    }
+}
+
+/// Opens the log at its path anew: whoever moved it away has the old one. `false`: there is none.
+pub fn reopen() -> std::io::Result<bool> {
+    let place = place();
+    let Some(path) = &*place else { return Ok(false) };
+    open(path)?;
+    Ok(true)
+}
+
+/// Bytes of the log; 0 if standard error is no file.
+pub fn length() -> u64 {
+    rustix::fs::fstat(std::io::stderr()).map_or(0, |stat| stat.st_size.try_into().unwrap_or(0))
+}
+
+/// Where the log before the one at `path` is.
+pub fn before(path: &Path) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(".1");
+    name.into()
+}
+
+/// Makes the file at `path` standard error.
+fn open(path: &Path) -> std::io::Result<()> {
+    use std::os::unix::fs::OpenOptionsExt;
+    let no_follow = rustix::fs::OFlags::NOFOLLOW.bits() as i32;
+    let mut options = File::options();
+    let file = options.create(true).append(true).mode(0o600).custom_flags(no_follow).open(path)?;
+    Ok(rustix::stdio::dup2_stderr(&file)?)
+}
+
+fn place() -> MutexGuard<'static, Option<PathBuf>> {
+    PLACE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Seconds since 1970.

@@ -6,11 +6,11 @@
 //! * [`control`] carries commands to servers, [`runtime`] is where they find each other, a
 //!   [`directory`] of this user alone;
 //! * [`server`] is the life of a device's server, [`methods`] what it answers, [`served`] the
-//!   device itself with its exports, [`work`] what takes it long, [`ground`] what it stands on,
-//!   [`http`] and [`metrics`] the numbers it gives away;
+//!   device itself with its exports, [`loading`] its tables, [`work`] what takes it long,
+//!   [`ground`] what it stands on, [`http`] and [`metrics`] the numbers it gives away;
 //! * [`process`] says why a server does not answer;
 //! * [`output`], [`columns`], [`progress`] and [`attaching`] are what people see, [`log`] what
-//!   servers write.
+//!   servers write, and [`journal`] what they write by themselves.
 
 #![forbid(unsafe_code)]
 
@@ -22,6 +22,8 @@ mod control;
 mod directory;
 mod ground;
 mod http;
+mod journal;
+mod loading;
 mod log;
 mod methods;
 mod metrics;

@@ -293,6 +293,9 @@ fn change(
                 _ => served.flush(),
             };
             progress.watched(method, WORK_SILENCE_MAX, &still, carry_out)?;
+            if method == "Resume" {
+                server.note_table();
+            }
             json!({})
         }
     })

@@ -1,8 +1,9 @@
 //! The runtime directory: where servers and commands find each other.
 //!
-//! For each device it holds `NAME.ctl` (the control socket), `NAME.log` (what the server said)
-//! and `NAME.lock`. Shared memory of open key sets lies there too, named by the cache device, so
-//! that whichever server opens that cache next takes it up.
+//! For each device it holds `NAME.ctl` (the control socket), `NAME.log` (what the server said;
+//! it outlives the device), `NAME.table` (what it serves) and `NAME.lock`. Shared memory of open
+//! key sets lies there too, named by the cache device, so that whichever server opens that cache
+//! next takes it up.
 //!
 //! Invariants:
 //! 1. The directory belongs to us and nobody else may enter: its sockets command servers. One that
@@ -23,13 +24,16 @@ use std::str::FromStr;
 use anyhow::{Context, Result, bail};
 use rustix::fs::{FlockOperation, OFlags};
 
-use crate::directory;
+use crate::{directory, log};
 
 /// The longest name: a control socket's path, by way of `/proc/self/fd`, must fit its address.
 const NAME_BYTES_MAX: usize = 80;
 
 /// The longest path that a Unix socket's address holds, without the final NUL.
 const SOCKET_PATH_BYTES_MAX: usize = 107;
+
+/// Logs of devices that are gone: the newest are kept, so many.
+pub const GONE_LOGS_MAX: usize = 32;
 
 /// A device's name: what device-mapper's tools take without mangling.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -123,6 +127,33 @@ impl RuntimeDir {
         self.path.join(format!("{name}.log"))
     }
 
+    /// Where the table of `name` is written down that is active.
+    pub fn table(&self, name: &DeviceName) -> PathBuf {
+        self.path.join(format!("{name}.table"))
+    }
+
+    /// Removes the oldest logs of devices that are gone.
+    pub fn forget_logs(&self) {
+        let mut logs = Vec::new();
+        for entry in fs::read_dir(&self.path).into_iter().flatten().flatten() {
+            let file = entry.file_name();
+            let name = file.to_str().and_then(|file| file.strip_suffix(".log"));
+            let Some(name) = name.and_then(|name| name.parse::<DeviceName>().ok()) else {
+                continue;
+            };
+            let is_gone = !self.control(&name).exists() && !self.lock_path(&name).exists();
+            if let (true, Ok(meta)) = (is_gone, entry.metadata()) {
+                logs.push((meta.mtime(), name));
+            }
+        }
+        logs.sort();
+        let spare = logs.len().saturating_sub(GONE_LOGS_MAX);
+        for (_, name) in logs.into_iter().take(spare) {
+            let _ = fs::remove_file(log::before(&self.log(&name)));
+            let _ = fs::remove_file(self.log(&name));
+        }
+    }
+
     fn lock_path(&self, name: &DeviceName) -> PathBuf {
         self.path.join(format!("{name}.lock"))
     }
@@ -212,6 +243,7 @@ impl RuntimeDir {
     /// Removes what belongs to the name whose lock this is.
     pub fn clear(&self, lock: &NameLock, keep_log: KeepLog) {
         let _ = fs::remove_file(self.control(&lock.name));
+        let _ = fs::remove_file(self.table(&lock.name));
         if keep_log == KeepLog::No {
             let _ = fs::remove_file(self.log(&lock.name));
         }
@@ -227,9 +259,9 @@ fn no_follow() -> i32 {
 /// Whether a log outlives its server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KeepLog {
-    /// Something went wrong: it tells what.
+    /// It tells of a device that was served.
     Yes,
-    /// All went well.
+    /// It tells of nothing but a refusal, which whoever was refused has heard.
     No,
 }
 

@@ -17,23 +17,18 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, anyhow, bail};
 use serde::Serialize;
 use serde_json::{Value, json};
-use udm::attaching::AttachProgress;
-use udm::device::{Device, DeviceState, LateRequest, LoadedTable};
+use udm::device::{Device, DeviceState, LateRequest};
 use udm::disk::Claims;
-use udm::error::Kind;
 use udm::local::Local;
 use udm::queue::Queue;
 use udm::sync::Arc;
-use udm::table::{Table, TableLine};
-use udm::target::{Dirty, Fact, FactValue};
+use udm::target::{Dirty, Fact, FactValue, Health};
 use udm::units::human_bytes;
-use udm::world::{BuildOptions, make_absolute};
 use udm_export::nbd::{Server as NbdServer, Uri};
 
-use crate::control::{AFTERLIFE_MAX, has_anyone_died};
 use crate::ground;
+use crate::loading::{Given, LoadHow, load_table};
 use crate::log;
-use crate::output::Pointed;
 use crate::runtime::{NameLock, RuntimeDir};
 use crate::server::Spec;
 use crate::work::Watch;
@@ -44,9 +39,6 @@ pub const REST_MAX: Duration = Duration::from_secs(30);
 
 /// Time between two looks whether the device has come to rest.
 const LOOK_EVERY: Duration = Duration::from_millis(1);
-
-/// Time between two tries at devices in use.
-const BUSY_EVERY: Duration = Duration::from_millis(20);
 
 /// The target types, with the versions of the kernel's own whose tables they take.
 pub const TARGETS: [(&str, &str); 7] = [
@@ -103,6 +95,7 @@ pub struct Served {
     drainers: Mutex<usize>,
     cache: Mutex<Option<String>>,
     claims: Arc<Claims>,
+    given: Mutex<Given>,
     runtime: Arc<RuntimeDir>,
     queues: Option<u16>,
 }
@@ -121,6 +114,7 @@ impl Served {
             drainers: Mutex::default(),
             cache: Mutex::default(),
             claims: Arc::default(),
+            given: Mutex::default(),
             runtime,
             queues: spec.queues,
             device,
@@ -134,6 +128,7 @@ impl Served {
         };
         served.load_with(&spec.table, &directory, &how)?;
         served.device.resume()?;
+        lock(&served.given).take_effect();
         let background = Queue::background("udm-background", &served.device)?;
         *lock(&served.background) = Some(background);
         Ok(served)
@@ -180,7 +175,9 @@ impl Served {
         if self.has_inactive_table() && self.device.info().state == DeviceState::Active {
             self.wait_for_suspend(watch)?;
         }
-        Ok(self.device.resume()?)
+        self.device.resume()?;
+        lock(&self.given).take_effect();
+        Ok(())
     }
 
     fn wait_for_suspend(&self, watch: &Watch) -> Result<()> {
@@ -229,7 +226,10 @@ impl Served {
     pub fn load(&self, text: &str, directory: &Path, how: &LoadHow, watch: &Watch) -> Result<()> {
         let _change = self.change(watch)?;
         self.load_with(text, directory, how)?;
-        watch.check().inspect_err(|_| self.device.clear())
+        watch.check().inspect_err(|_| {
+            self.device.clear();
+            lock(&self.given).inactive = None;
+        })
     }
 
     /// Opens a way in; tells where.
@@ -280,6 +280,16 @@ impl Served {
     /// Requests that are not answered for long, oldest first, and how many there ever were.
     pub fn late_requests(&self) -> (Vec<LateRequest>, u64) {
         self.device.late_requests()
+    }
+
+    /// How the table's lines are.
+    pub fn health(&self) -> Vec<(u64, &'static str, Health)> {
+        self.device.health()
+    }
+
+    /// The active table as it was given, with absolute paths.
+    pub fn given_table(&self) -> String {
+        lock(&self.given).active.clone()
     }
 
     /// Data that is not on the origins.
@@ -453,61 +463,11 @@ impl Served {
         let loaded = load_table(&self.device, text, directory, &self.runtime, how);
         // Whatever comes of it, this process must not keep a file system from being unmounted.
         std::env::set_current_dir("/")?;
-        *lock(&self.cache) = loaded?;
+        let loaded = loaded?;
+        *lock(&self.cache) = loaded.cache;
+        lock(&self.given).inactive = Some(loaded.table);
         Ok(())
     }
-}
-
-/// How a table is loaded.
-#[derive(Debug, Default)]
-pub struct LoadHow {
-    /// Format a cache device even if it may hold something else.
-    pub force_format: bool,
-    /// This name's own server died.
-    pub after_death: bool,
-    /// Is told how far the opening of a cache has come.
-    pub progress: Arc<AttachProgress>,
-    /// What the device's tables may share.
-    pub claims: Arc<Claims>,
-}
-
-/// Reads a table, opens its devices, and puts it into the inactive slot of `device`. Devices that
-/// a dead server, or the I/O that it had in flight, still holds are waited for. Tells the cache
-/// device, if there is one.
-pub fn load_table(
-    device: &Device,
-    text: &str,
-    directory: &Path,
-    runtime: &RuntimeDir,
-    how: &LoadHow,
-) -> Result<Option<String>> {
-    let pointed = |error: udm::error::Error| Pointed::from(text, &error);
-    let mut table = Table::parse(text).map_err(pointed)?;
-    make_absolute(&mut table, directory);
-    device.check_load(&table).map_err(pointed)?;
-    let options = BuildOptions {
-        force_format: how.force_format,
-        attach_id: random()?,
-        geometry: None,
-        replay: None,
-        progress: Arc::clone(&how.progress),
-    };
-    let build = || ground::build(&table, runtime, &options, &how.claims);
-    let mut built = build();
-    let deadline = Instant::now() + AFTERLIFE_MAX;
-    let may_get_free = || how.after_death || has_anyone_died(runtime);
-    while is_busy(&built) && Instant::now() < deadline && may_get_free() {
-        thread::sleep(BUSY_EVERY);
-        built = build();
-    }
-    let loaded = built.map_err(pointed)?;
-    device.load(loaded)?;
-    let cache_word = |line: &TableLine| match line.target.text.as_str() {
-        "pcache" => line.args.first().map(|word| word.text.clone()),
-        "writecache" => line.args.get(2).map(|word| word.text.clone()),
-        _ => None,
-    };
-    Ok(table.lines.iter().find_map(cache_word))
 }
 
 /// What the attach found: damage that could be lived with, or a loss.
@@ -545,17 +505,6 @@ pub fn come_to_rest(device: &Device, watch: &Watch) -> Result<()> {
         thread::sleep(LOOK_EVERY);
     }
     Ok(())
-}
-
-fn is_busy(built: &udm::error::Result<LoadedTable>) -> bool {
-    built.as_ref().is_err_and(|error| error.kind() == Kind::Busy)
-}
-
-fn random() -> Result<u64> {
-    let mut bytes = [0; 8];
-    rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())
-        .context("get a random number")?;
-    Ok(u64::from_le_bytes(bytes))
 }
 
 /// Write-back runs at full speed as long as one of these lives.

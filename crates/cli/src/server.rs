@@ -3,7 +3,7 @@
 //! `udm create` starts this program again as `udm serve NAME`, hands it what to serve on standard
 //! input, and waits on its standard output until it serves or says why not. From then on nobody
 //! holds it: it leaves the session, its output goes to `NAME.log`, and it ends when it is told to
-//! (`udm remove`, SIGTERM, SIGINT) or killed.
+//! (`udm remove`, SIGTERM, SIGINT) or killed. SIGHUP opens the log anew.
 //!
 //! Threads: this one waits for the end; one accepts control connections and gives each a thread;
 //! the device's background and each client have queues of their own (see `served.rs`).
@@ -33,11 +33,12 @@ use udm::units::human_bytes;
 
 use crate::attaching::{Shown, Step, watched};
 use crate::control::{AFTERLIFE_MAX, Answer, Call, Frames, MESSAGE_BYTES_MAX, Peer, is_alive};
+use crate::loading::{canonical, is_same_device};
 use crate::methods::WORK_SILENCE_MAX;
-use crate::runtime::{DeviceName, KeepLog, NameLock, RuntimeDir};
+use crate::runtime::{DeviceName, GONE_LOGS_MAX, KeepLog, NameLock, RuntimeDir};
 use crate::served::{REST_MAX, Served};
 use crate::work::Watch;
-use crate::{http, log, methods, process};
+use crate::{http, journal, log, methods, process};
 
 /// Control connections at one time; commands are short, so more is somebody's mistake.
 const CONNECTIONS_MAX: usize = 64;
@@ -60,6 +61,8 @@ pub fn limits() -> Vec<Limit> {
         limit("control_message_bytes", MESSAGE_BYTES_MAX as u64, "a call or an answer"),
         limit("control_silence_seconds", SILENCE_MAX.as_secs(), "between two calls of a command"),
         limit("control_send_seconds", SEND_TIMEOUT.as_secs(), "until a command takes an answer"),
+        limit("log_bytes", log::LOG_BYTES_MAX, "a log, and the one before it as many"),
+        limit("gone_logs", GONE_LOGS_MAX as u64, "logs of devices that are gone"),
         limit("work_silence_seconds", WORK_SILENCE_MAX.as_secs(), "a change without a sign of it"),
         limit("rest_seconds", REST_MAX.as_secs(), "a removal's wait for requests in flight"),
     ]);
@@ -124,6 +127,7 @@ pub fn serve(name: &DeviceName) -> Result<()> {
     if spec.name != name.as_str() {
         bail!("{name}: standard input names {:?}", spec.name);
     }
+    log::lies_at(RuntimeDir::open()?.log(name));
     // Whether anybody hears it is seen at its end.
     let tell = |step: &Step| drop(write_step(std::io::stdout(), step));
     let started = watched(&spec.progress, tell, || start(&spec));
@@ -135,7 +139,7 @@ pub fn serve(name: &DeviceName) -> Result<()> {
     let (server, stops, _) = started?;
     if heard.is_err() {
         log::line("whoever created this device is gone: removing it again");
-        let _ = server.stop.send(Stop::Signal(SIGHUP));
+        let _ = server.stop.send(Stop::Signal(SIGTERM));
     }
     run(server, &stops)
 }
@@ -190,16 +194,20 @@ fn start(spec: &Spec) -> Result<Started> {
     let runtime = Arc::new(RuntimeDir::open()?);
     let name: DeviceName = spec.name.parse().map_err(|why: String| anyhow!(why))?;
     set_title(&name);
+    let is_fresh_log = log::length() == 0;
     let lock = take_lock(&runtime, &name)?;
-    // Whatever lies at the socket's path is left from a dead server: the lock is ours.
-    let control = runtime.control(&name);
-    match std::fs::remove_file(&control) {
-        Ok(()) => log::line(&format!("{name}: the server before this one died; going on")),
-        Err(error) if error.kind() == ErrorKind::NotFound => {}
-        Err(error) => return Err(error).with_context(|| control.display().to_string()),
+    let has_died = lock.is_inherited() && runtime.control(&name).exists();
+    if has_died {
+        refuse_another_table(spec, &runtime, &name)?;
+        log::line(&format!("{name}: the server before this one died; going on"));
     }
+    runtime.forget_logs();
     match Server::listen(spec, Arc::clone(&runtime), lock, stop) {
         Ok(server) => {
+            server.note_table();
+            if let Err(error) = journal::keep(&server) {
+                log::line(&format!("{name}: nobody watches the device for this log: {error}"));
+            }
             let ready = server.ready();
             let doors = server.served.exports();
             let uris: Vec<&str> = doors.iter().map(|door| door.uri.as_str()).collect();
@@ -213,12 +221,30 @@ fn start(spec: &Spec) -> Result<Started> {
         }
         Err(error) => {
             log::line(&format!("{name}: not created: {error:#}"));
-            if let Some(lock) = runtime.try_lock(&name)? {
-                runtime.clear(&lock, KeepLog::No);
+            // What a dead server left stays for the next try.
+            if !has_died && let Some(lock) = runtime.try_lock(&name)? {
+                let keep_log = if is_fresh_log { KeepLog::No } else { KeepLog::Yes };
+                runtime.clear(&lock, keep_log);
             }
             Err(error)
         }
     }
+}
+
+/// A device whose server died is there still: another one does not take its name in silence.
+fn refuse_another_table(spec: &Spec, runtime: &RuntimeDir, name: &DeviceName) -> Result<()> {
+    let directory = std::env::current_dir().context("the current directory")?;
+    let wanted = canonical(&spec.table, &directory);
+    let had = std::fs::read_to_string(runtime.table(name));
+    let (Some(wanted), Ok(had)) = (wanted, had) else { return Ok(()) };
+    if !is_same_device(&wanted, &had) {
+        bail!(
+            "{name}: its server died, and it had another table ({}): that one goes on where it \
+             was; `udm remove --force {name}` forgets the device, and then the name is free",
+            had.trim_end().replace('\n', ", ")
+        );
+    }
+    Ok(())
 }
 
 /// Takes the lock of `name`, unless its server is alive. A dying one, or one that is ending or
@@ -240,11 +266,25 @@ fn take_lock(runtime: &RuntimeDir, name: &DeviceName) -> Result<NameLock> {
     }
 }
 
-/// Turns the signals that mean "end" into the server's own message.
+/// Turns the signals that mean "end" into the server's own message. SIGHUP means a new log where
+/// there is one, and an end elsewhere: the terminal is gone.
 fn take_signals(stop: Sender<Stop>) -> Result<()> {
     let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP]).context("take signals")?;
     thread::Builder::new().name("signals".into()).spawn(move || {
         for signal in signals.forever() {
+            if signal == SIGHUP {
+                match log::reopen() {
+                    Ok(true) => {
+                        log::line("SIGHUP: the log was opened anew");
+                        continue;
+                    }
+                    Ok(false) => {}
+                    Err(error) => {
+                        log::line(&format!("SIGHUP: the log cannot be opened anew: {error}"));
+                        continue;
+                    }
+                }
+            }
             if stop.send(Stop::Signal(signal)).is_err() {
                 return;
             }
@@ -290,6 +330,13 @@ impl Server {
         let address = runtime.control_address(lock.name());
         let mut server = Server::build(spec, runtime, lock, stop)?;
         server.metrics = metrics.as_ref().map(|(_, address)| *address);
+        // Whatever lies at the socket's path is left from a dead server: the lock is ours.
+        match std::fs::remove_file(&place) {
+            Err(error) if error.kind() != ErrorKind::NotFound => {
+                return Err(error).with_context(|| format!("control socket {place}"));
+            }
+            _ => {}
+        }
         let listener =
             UnixListener::bind(address).with_context(|| format!("control socket {place}"))?;
         let server = Arc::new(server);
@@ -335,6 +382,14 @@ impl Server {
         ready
     }
 
+    /// Writes down what is served, for whoever finds this server dead.
+    pub fn note_table(&self) {
+        let path = self.runtime.table(&self.name());
+        // Without it, the next server asks nobody.
+        let _ = std::fs::remove_file(&path);
+        let _ = std::fs::write(&path, self.served.given_table());
+    }
+
     /// Moves the device to another name, if that is free.
     pub fn rename(&self, to: &DeviceName) -> Result<()> {
         let mut own = lock(&self.lock);
@@ -350,7 +405,10 @@ impl Server {
             return Err(error);
         }
         let old = std::mem::replace(&mut *own, new);
-        self.runtime.clear(&old, KeepLog::No);
+        self.runtime.clear(&old, KeepLog::Yes);
+        log::moves_to(&self.runtime.log(to));
+        drop(own);
+        self.note_table();
         set_title(to);
         log::line(&format!("{from}: renamed to {to}"));
         Ok(())
@@ -365,6 +423,8 @@ impl Server {
         let place = |path: &Path| format!("rename {}", path.display());
         let (log_from, log_to) = (self.runtime.log(from), self.runtime.log(to));
         if log_from.exists() {
+            // One of a device that is gone.
+            let _ = std::fs::rename(&log_to, log::before(&log_to));
             std::fs::rename(&log_from, &log_to).with_context(|| place(&log_from))?;
         }
         let control = self.runtime.control(from);
@@ -385,8 +445,7 @@ impl Server {
         let bytes = human_bytes(left.dirty_bytes);
         let errors = trouble.map_or(String::new(), |why| format!("; with errors: {why}"));
         log::line(&format!("{name}: removed; {bytes} of dirty data {fate}{errors}"));
-        let keep_log = if trouble.is_none() { KeepLog::No } else { KeepLog::Yes };
-        self.runtime.clear(&lock(&self.lock), keep_log);
+        self.runtime.clear(&lock(&self.lock), KeepLog::Yes);
         json!({
             "dirty_bytes": left.dirty_bytes,
             "cache": left.cache,

@@ -214,6 +214,6 @@ fn every_call_is_answered_and_the_server_goes_on() {
     let info = udm.json(&["info", &name]);
     assert_eq!(info["pid"], pid);
     udm.ok(&["remove", "--force", &name]);
-    let left: Vec<_> = std::fs::read_dir(udm.runtime()).unwrap().collect();
+    let left = udm.left();
     assert!(left.is_empty(), "nothing stays behind: {left:?}");
 }

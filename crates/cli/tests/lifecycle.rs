@@ -43,7 +43,7 @@ fn a_zero_device_from_create_to_remove() {
     assert_eq!(udm.ok(&["remove", "z"]), "z: removed\n");
     assert!(is_gone(pid), "remove waits for the process");
     assert!(udm.refused(&["status", "z"]).contains("no such device"));
-    let left: Vec<_> = std::fs::read_dir(udm.runtime()).unwrap().collect();
+    let left = udm.left();
     assert!(left.is_empty(), "{left:?}");
     assert!(!udm.path("z.sock").exists());
 }
@@ -99,7 +99,7 @@ fn create_prints_what_went_wrong_in_the_server() {
     let missing = udm.uri("no/such/folder/v.sock");
     let line = udm.refused(&["create", "v", "--table", "0 8 zero", "--export", &missing]);
     assert!(line.contains("no/such/folder"), "{line}");
-    let left: Vec<_> = std::fs::read_dir(udm.runtime()).unwrap().collect();
+    let left = udm.left();
     assert!(left.is_empty(), "a refused create leaves nothing: {left:?}");
 }
 
@@ -296,7 +296,47 @@ fn signals_end_a_server_in_order() {
     let pid = udm.pid("v");
     signal(pid, "PIPE");
     signal(pid, "HUP");
-    wait_until("the server has ended", || is_gone(pid));
+    assert_eq!(udm.pid("v"), pid, "a hang-up is about the log");
+    // In the foreground there is none.
+    let words = ["create", "f", "--foreground", "--table", "0 8 zero"];
+    let mut server = udm.spawn(&words);
+    udm.ok(&["wait", "f", "--timeout", "30"]);
+    signal(u64::from(server.id()), "HUP");
+    assert!(server.wait().unwrap().success());
+}
+
+#[test]
+fn a_dead_device_keeps_its_name_and_table() {
+    let udm = Udm::new();
+    udm.file("a.img", MIB);
+    udm.file("b.img", MIB);
+    let (first, other) = ("0 2048 linear a.img 0", "0 2048 linear b.img 0");
+    udm.ok(&["create", "d", "--table", first]);
+    udm.kill_server("d");
+    for table in [other, "0 8 zero", "0 1024 linear a.img 0"] {
+        let line = udm.refused(&["create", "d", "--table", table]);
+        assert!(
+            line.contains("its server died, and it had another table (0 2048 linear "),
+            "{line}"
+        );
+        assert!(line.contains("a.img 0)") && line.contains("`udm remove --force d`"), "{line}");
+        assert_eq!(udm.json(&["ls"])[0]["state"], "dead", "it is as it was");
+    }
+    // The same table, written otherwise and from elsewhere, goes on.
+    let path = udm.path("a.img?io=buffered");
+    let same = format!(" 0  2048 linear {} 0 # the first", text(&path));
+    let mut create = udm.command(&["create", "d", "--table", &same]);
+    assert!(create.current_dir("/").output().unwrap().status.success());
+    // What was loaded meanwhile is its table now.
+    udm.ok(&["load", "d", "--table", other]);
+    udm.ok(&["resume", "d"]);
+    udm.ok(&["rename", "d", "e"]);
+    udm.kill_server("e");
+    assert!(udm.refused(&["create", "e", "--table", first]).contains("b.img"));
+    udm.ok(&["remove", "--force", "e"]);
+    udm.ok(&["create", "e", "--table", first]);
+    udm.ok(&["remove", "e"]);
+    assert!(udm.left().is_empty(), "{:?}", udm.left());
 }
 
 #[test]

@@ -18,9 +18,9 @@ use udm::sync::Arc;
 use crate::control::{Answer, Call, Frames};
 use crate::ground::{self, DISK_BYTES};
 use crate::input::Input;
+use crate::loading::{LoadHow, load_table};
 use crate::messages::{Stream, frames, text};
 use crate::runtime::{DeviceName, RuntimeDir};
-use crate::served::{LoadHow, load_table};
 use crate::server::{Server, Spec, Stop, answer_all, run};
 
 /// What the device is at first.

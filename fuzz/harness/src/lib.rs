@@ -13,6 +13,9 @@ mod calls;
 mod client;
 mod ground;
 mod input;
+#[allow(dead_code)]
+#[path = "../../../crates/cli/src/loading.rs"]
+mod loading;
 mod log;
 mod messages;
 mod nbd;
@@ -32,6 +35,9 @@ mod directory;
 #[allow(dead_code)]
 #[path = "../../../crates/cli/src/http.rs"]
 mod http;
+#[allow(dead_code)]
+#[path = "../../../crates/cli/src/journal.rs"]
+mod journal;
 #[allow(dead_code)]
 #[path = "../../../crates/cli/src/methods.rs"]
 mod methods;

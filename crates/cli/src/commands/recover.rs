@@ -22,10 +22,11 @@ use super::print_result;
 use super::remove::Interrupts;
 use crate::args::RecoverArgs;
 use crate::attaching::{Shown, watched};
+use crate::loading::{LoadHow, load_table};
 use crate::output::print_note;
 use crate::progress::Progress;
 use crate::runtime::RuntimeDir;
-use crate::served::{LoadHow, attach_notes, come_to_rest, load_table};
+use crate::served::{attach_notes, come_to_rest};
 use crate::work::Watch;
 
 /// Time between two looks at how much is left.

@@ -78,7 +78,7 @@ fn clear_dead(runtime: &RuntimeDir, args: &RemoveArgs) -> Result<()> {
     let Some(lock) = runtime.try_lock(name)? else {
         bail!("{name}: a server for it is starting at this moment");
     };
-    runtime.clear(&lock, KeepLog::No);
+    runtime.clear(&lock, KeepLog::Yes);
     let text = format!("{name}: its server had died; dirty data stays in the cache");
     print_result(args.json, &text, &json!({ "name": name.as_str(), "was_dead": true }))
 }

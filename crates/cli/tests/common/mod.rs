@@ -43,6 +43,13 @@ impl Udm {
         self.path("run")
     }
 
+    /// Names of what is in the runtime directory beside logs, which outlive their devices.
+    pub fn left(&self) -> Vec<String> {
+        let entries = std::fs::read_dir(self.runtime()).unwrap().flatten();
+        let names = entries.map(|entry| entry.file_name().into_string().unwrap());
+        names.filter(|name| !name.ends_with(".log") && !name.ends_with(".log.1")).collect()
+    }
+
     /// A file of `len` bytes, all zero.
     pub fn file(&self, name: &str, len: u64) -> PathBuf {
         let path = self.path(name);

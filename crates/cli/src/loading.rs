@@ -1,0 +1,146 @@
+//! Tables as people give them: loading one, and telling whether two are of the same device.
+
+use std::path::Path;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use udm::attaching::AttachProgress;
+use udm::device::{Device, LoadedTable};
+use udm::disk::Claims;
+use udm::error::Kind;
+use udm::sync::Arc;
+use udm::table::{Table, TableLine};
+use udm::world::{BuildOptions, make_absolute};
+
+use crate::control::{AFTERLIFE_MAX, has_anyone_died};
+use crate::ground;
+use crate::output::Pointed;
+use crate::runtime::RuntimeDir;
+
+/// Time between two tries at devices in use.
+const BUSY_EVERY: Duration = Duration::from_millis(20);
+
+/// Tables as they were given.
+#[derive(Debug, Default)]
+pub struct Given {
+    /// The active one.
+    pub active: String,
+    /// The loaded one that is to take its place.
+    pub inactive: Option<String>,
+}
+
+impl Given {
+    /// The inactive table, if there is one, is active now.
+    pub fn take_effect(&mut self) {
+        if let Some(table) = self.inactive.take() {
+            self.active = table;
+        }
+    }
+}
+
+/// What was loaded.
+#[derive(Debug)]
+pub struct Loaded {
+    /// The cache device, if there is one, as the table names it.
+    pub cache: Option<String>,
+    /// The table, with absolute paths.
+    pub table: String,
+}
+
+/// A table's text as a server writes it down: with absolute paths, seen from `directory`. `None` if
+/// it is no table.
+pub fn canonical(text: &str, directory: &Path) -> Option<String> {
+    let mut table = Table::parse(text).ok()?;
+    make_absolute(&mut table, directory);
+    Some(table.to_string())
+}
+
+/// Whether two tables, with absolute paths, are of the same device: alike in places, targets and
+/// the devices that hold its data for good. Options may differ, and where a cache lies: that has a
+/// label of its own.
+pub fn is_same_device(one: &str, other: &str) -> bool {
+    let lines = |text: &str| {
+        let table = Table::parse(text).ok()?;
+        Some(table.lines.iter().map(essence).collect::<Vec<_>>())
+    };
+    lines(one) == lines(other)
+}
+
+/// What makes a table line this one.
+fn essence(line: &TableLine) -> (u64, u64, String, Vec<String>) {
+    let path = |nth: usize| {
+        let word = line.args.get(nth)?;
+        Some(word.device().map_or_else(|_| word.text.clone(), |device| device.path))
+    };
+    let places: &[usize] = match line.target.text.as_str() {
+        "pcache" | "writecache" => &[1],
+        "linear" | "flakey" => &[0, 1],
+        "delay" => &[0, 1, 3, 4, 6, 7],
+        _ => &[],
+    };
+    let words = places.iter().filter_map(|nth| path(*nth)).collect();
+    (line.start, line.len, line.target.text.clone(), words)
+}
+
+/// How a table is loaded.
+#[derive(Debug, Default)]
+pub struct LoadHow {
+    /// Format a cache device even if it may hold something else.
+    pub force_format: bool,
+    /// This name's own server died.
+    pub after_death: bool,
+    /// Is told how far the opening of a cache has come.
+    pub progress: Arc<AttachProgress>,
+    /// What the device's tables may share.
+    pub claims: Arc<Claims>,
+}
+
+/// Reads a table, opens its devices, and puts it into the inactive slot of `device`. Devices that
+/// a dead server, or the I/O that it had in flight, still holds are waited for.
+pub fn load_table(
+    device: &Device,
+    text: &str,
+    directory: &Path,
+    runtime: &RuntimeDir,
+    how: &LoadHow,
+) -> Result<Loaded> {
+    let pointed = |error: udm::error::Error| Pointed::from(text, &error);
+    let mut table = Table::parse(text).map_err(pointed)?;
+    make_absolute(&mut table, directory);
+    device.check_load(&table).map_err(pointed)?;
+    let options = BuildOptions {
+        force_format: how.force_format,
+        attach_id: random()?,
+        geometry: None,
+        replay: None,
+        progress: Arc::clone(&how.progress),
+    };
+    let build = || ground::build(&table, runtime, &options, &how.claims);
+    let mut built = build();
+    let deadline = Instant::now() + AFTERLIFE_MAX;
+    let may_get_free = || how.after_death || has_anyone_died(runtime);
+    while is_busy(&built) && Instant::now() < deadline && may_get_free() {
+        thread::sleep(BUSY_EVERY);
+        built = build();
+    }
+    let loaded = built.map_err(pointed)?;
+    device.load(loaded)?;
+    let cache_word = |line: &TableLine| match line.target.text.as_str() {
+        "pcache" => line.args.first().map(|word| word.text.clone()),
+        "writecache" => line.args.get(2).map(|word| word.text.clone()),
+        _ => None,
+    };
+    Ok(Loaded { cache: table.lines.iter().find_map(cache_word), table: table.to_string() })
+}
+
+fn is_busy(built: &udm::error::Result<LoadedTable>) -> bool {
+    built.as_ref().is_err_and(|error| error.kind() == Kind::Busy)
+}
+
+fn random() -> Result<u64> {
+    let mut bytes = [0; 8];
+    rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())
+        .context("get a random number")?;
+    Ok(u64::from_le_bytes(bytes))
+}
