@@ -4,7 +4,7 @@
 use crate::sync::atomic::Ordering;
 
 use super::retention::Class;
-use super::segment::Segments;
+use super::segment::{Segment, Segments};
 
 impl Segments {
     /// What the data of a segment is held to be.
@@ -55,6 +55,18 @@ impl Segments {
             }
         }
         (window, emptying)
+    }
+
+    /// Data of a segment is kept in its place, when so many keys had been `logged`. Says how many
+    /// had been when that was so before.
+    pub fn note_kept(&self, segment: u32, logged: u64) -> u64 {
+        self.segments[segment as usize].kept_at.swap(logged, Ordering::Relaxed)
+    }
+
+    /// Segments with data that was kept when at least so many keys had been logged.
+    pub fn kept_since(&self, logged: u64) -> u32 {
+        let is_since = |info: &&Segment| info.kept_at.load(Ordering::Relaxed) > logged;
+        self.segments.iter().filter(is_since).count() as u32
     }
 
     /// Condemns the oldest segments of the main part, until it has at most `max`. Says how many

@@ -191,6 +191,7 @@ impl Pcache {
             self.drop_zero_extent();
         }
         let mut gc = lock(&self.collector);
+        self.count_pinned();
         self.condemn();
         let keeps_window = !gc.is_pressed && self.is_window_small();
         gc.keeper.begin(keeps_window);
@@ -285,7 +286,6 @@ impl Pcache {
         }
         // What was passed is passed durably even where the walk failed: its references are gone.
         self.log.set_key_tail(passed.at)?;
-        self.log.note_collected(passed.keys as u64);
         for segment in passed.left_logs {
             self.segments.free_log(segment);
         }

@@ -81,15 +81,15 @@ pub struct KeyLog {
     /// Flush marks that were appended. Changes under the head's lock.
     marks: AtomicU64,
     /// See [`KeyLog::keys`].
-    keys: AtomicU64,
+    logged: AtomicU64,
     keys_dirty: AtomicU64,
     keys_kept: AtomicU64,
 }
 
-/// How many keys stand in the log: all of them, and those that write-back has not passed.
+/// How many keys: all of them, and those that write-back has not passed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct KeyCounts {
-    /// From key_tail on.
+    /// Of whatever kind.
     pub all: u64,
     /// From dirty_tail on, not CLEAN.
     pub dirty: u64,
@@ -162,7 +162,7 @@ impl KeyLog {
             dirty_tail: tail(DIRTY_TAIL_AT, dirty_tail),
             has_failed: AtomicBool::new(false),
             marks: AtomicU64::new(0),
-            keys: AtomicU64::new(0),
+            logged: AtomicU64::new(0),
             keys_dirty: AtomicU64::new(0),
             keys_kept: AtomicU64::new(0),
         }
@@ -174,27 +174,21 @@ impl KeyLog {
         self.marks.load(Ordering::Acquire)
     }
 
-    /// How many keys stand in the log. For decisions that may be a little wrong: nothing durable
-    /// rests on it.
-    pub fn keys(&self) -> KeyCounts {
+    /// How many keys were logged ever, those that the attach found among them: before the head,
+    /// and before dirty_tail. For decisions that may be a little wrong: nothing durable rests
+    /// on it.
+    pub fn keys(&self) -> (u64, u64) {
         let load = |count: &AtomicU64| count.load(Ordering::Relaxed);
-        KeyCounts {
-            all: load(&self.keys),
-            dirty: load(&self.keys_dirty),
-            kept: load(&self.keys_kept),
-        }
+        let behind = load(&self.keys_dirty) + load(&self.keys_kept);
+        let logged = load(&self.logged);
+        (logged, logged.saturating_sub(behind))
     }
 
     /// So many keys are in the log now that were not.
     pub fn note_logged(&self, counts: KeyCounts) {
-        self.keys.fetch_add(counts.all, Ordering::Relaxed);
+        self.logged.fetch_add(counts.all, Ordering::Relaxed);
         self.keys_dirty.fetch_add(counts.dirty, Ordering::Relaxed);
         self.keys_kept.fetch_add(counts.kept, Ordering::Relaxed);
-    }
-
-    /// Collection has passed so many keys.
-    pub fn note_collected(&self, keys: u64) {
-        take_from(&self.keys, keys);
     }
 
     /// Write-back has passed so many keys.

@@ -232,6 +232,8 @@ struct Counters {
     dropped_bytes: AtomicU64,
     yielded_bytes: AtomicU64,
     helped: AtomicU64,
+    /// Segments with data that is kept behind dirty data.
+    pinned: AtomicU32,
     /// Segments in use when the background was last told that they get short.
     used_told: AtomicU32,
     /// Segments in use when a write did a piece of collection last; 0: that was long ago.

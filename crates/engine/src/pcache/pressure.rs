@@ -22,7 +22,6 @@ use crate::sync::atomic::Ordering;
 use crate::sync::lock;
 use crate::units::BLOCK;
 
-use super::keylog::KeyCounts;
 use super::layout::Position;
 use super::retain::Pass;
 use super::segment::LOG_RESERVE;
@@ -37,8 +36,9 @@ const KEPT_KEYS_MAX: usize = 32;
 const KEPT_SHARE: u64 = 256;
 /// Most keys that a write passes: what a segment full of blocks has, twice.
 pub(super) const PIECE_KEYS: usize = 8 << 10;
-/// Hot data yields when so large a part (1 / n) of what is clean is kept behind dirty data.
-const KEPT_BEHIND_SHARE: u64 = 8;
+/// Hot data yields when so large a part (1 / n) of the segments without dirty data has something
+/// that is kept behind dirty data.
+const PINNED_SHARE: u64 = 8;
 /// And so large a part of the cache's room for data (1 / n) is dirty: what takes longer than the
 /// batch or two that are always under way.
 const DIRTY_SHARE: u64 = 32;
@@ -86,11 +86,29 @@ impl Pcache {
         self.kept_behind() >= 100 && self.dirty_bytes() > room / DIRTY_SHARE
     }
 
-    /// Of what may be kept behind dirty data, in percent, what is.
+    /// Of the segments that may have data which is kept behind dirty data, in percent, those that
+    /// do. A single block keeps its whole segment.
     pub(super) fn kept_behind(&self) -> u64 {
-        let KeyCounts { all, dirty, kept } = self.log.keys();
-        let kept_max = (all.saturating_sub(dirty) / KEPT_BEHIND_SHARE).max(1);
-        100 * kept / kept_max
+        let segment_bytes = u64::from(self.media.geometry.data_bytes());
+        let dirty = self.dirty_bytes() / segment_bytes;
+        let clean = u64::from(self.segments.used()).saturating_sub(dirty);
+        let pinned = u64::from(self.counters.pinned.load(Ordering::Relaxed));
+        100 * pinned / (clean / PINNED_SHARE).max(1)
+    }
+
+    /// Counts the segments that are kept behind dirty_tail.
+    pub(super) fn count_pinned(&self) {
+        let (_, passed) = self.log.keys();
+        self.counters.pinned.store(self.segments.kept_since(passed), Ordering::Relaxed);
+    }
+
+    /// Data of a segment is kept in its place.
+    pub(super) fn note_pinned(&self, segment: u32) {
+        let (logged, passed) = self.log.keys();
+        // The key itself is yet to be logged.
+        if self.segments.note_kept(segment, logged + 1) <= passed {
+            self.counters.pinned.fetch_add(1, Ordering::Relaxed);
+        }
     }
 
     /// A write has taken space: was that the last segment, it sees to the next one.

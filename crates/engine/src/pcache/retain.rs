@@ -300,6 +300,7 @@ impl Pcache {
             generation: key.generation.get(),
         };
         self.push_clean_key(stripe, run.offset, space, key.data_crc.get());
+        self.note_pinned(run.place.segment);
         let _ = self.close_after_push(stripe, Close::No);
         drop(state);
         self.counters.kept_bytes.fetch_add(run.len, Ordering::Relaxed);

@@ -49,6 +49,8 @@ pub struct Segment {
     pub(super) class: AtomicU8,
     /// The when-th segment that got its class.
     pub(super) turn: AtomicU64,
+    /// How many keys had been logged when data of it was kept in its place last.
+    pub(super) kept_at: AtomicU64,
 }
 
 /// A piece of a data segment, taken for a key: it holds a reference.
@@ -139,6 +141,7 @@ impl Segments {
                 slot: Mutex::new(segment.slot),
                 class: AtomicU8::new(Class::Window as u8),
                 turn: AtomicU64::new(0),
+                kept_at: AtomicU64::new(0),
             })
             .collect();
         // Every head may pin a whole segment: few heads on few segments.
