@@ -78,8 +78,12 @@ impl World {
         for nth in 0..self.scene.rounds {
             let fate = self.round(nth);
             if fate == Fate::Spoiled {
-                self.judge(Loss::Process, true, "after a file was cut under the server");
-                return self.kill();
+                self.oracle.server_is_gone();
+                if self.try_create(&[]).is_ok() {
+                    self.judge(Loss::Process, true, "after a file was cut under the server");
+                    self.kill();
+                }
+                return;
             }
             self.after(fate);
             if self.is_late() {
@@ -205,6 +209,8 @@ impl World {
             End::Cut => {
                 load.may_fail.store(true, Ordering::SeqCst);
                 self.cut_under_server();
+                // Not awaited: a full cache whose origin fails keeps writers for a minute.
+                self.kill();
                 return Fate::Spoiled;
             }
             End::Loading => {
