@@ -408,6 +408,10 @@ pub struct RecoverArgs {
     /// Accept an origin that is not the one the cache was last used with
     #[arg(long)]
     pub rebind: bool,
+    /// Go on without writes that were acknowledged and not flushed, where the memory that the last
+    /// server left is lost
+    #[arg(long)]
+    pub accept_loss: bool,
     /// Where a writecache begins on its device, if its table says so
     #[arg(long, value_name = "SECTOR", default_value_t = 0)]
     pub start_sector: u64,

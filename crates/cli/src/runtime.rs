@@ -95,7 +95,8 @@ impl RuntimeDir {
         Ok(RuntimeDir { path, handle })
     }
 
-    fn locate() -> Result<PathBuf> {
+    /// Where the directory of this user would be; whether it is there or not.
+    pub fn locate() -> Result<PathBuf> {
         let set = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty());
         let path = if let Some(own) = set("UDM_RUNTIME_DIR") {
             PathBuf::from(own)

@@ -127,7 +127,7 @@ impl Served {
             ..served.how()
         };
         served.load_with(&spec.table, &directory, &how)?;
-        served.device.resume()?;
+        served.device.resume().inspect_err(|_| served.device.clear())?;
         lock(&served.given).take_effect();
         let background = Queue::background("udm-background", &served.device)?;
         *lock(&served.background) = Some(background);

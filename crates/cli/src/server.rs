@@ -247,6 +247,14 @@ fn refuse_another_table(spec: &Spec, runtime: &RuntimeDir, name: &DeviceName) ->
     Ok(())
 }
 
+/// Nobody was told of the device: it goes again, and leaves nothing, neither on its media nor in
+/// memory.
+fn undo(served: &Served) {
+    if served.rest(&Watch::default()).is_ok() {
+        served.end();
+    }
+}
+
 /// Takes the lock of `name`, unless its server is alive. A dying one, or one that is ending or
 /// starting, is waited for.
 fn take_lock(runtime: &RuntimeDir, name: &DeviceName) -> Result<NameLock> {
@@ -302,8 +310,11 @@ impl Server {
         stop: Sender<Stop>,
     ) -> Result<Server> {
         let served = Served::build(spec, Arc::clone(&runtime), &lock)?;
-        for uri in &spec.exports {
-            served.add_export(uri)?;
+        let opened = spec.exports.iter().try_for_each(|uri| served.add_export(uri).map(drop));
+        if let Err(error) = opened {
+            // A refused device leaves nothing, neither on its media nor in memory.
+            undo(&served);
+            return Err(error);
         }
         Ok(Server {
             runtime,
@@ -337,8 +348,8 @@ impl Server {
             }
             _ => {}
         }
-        let listener =
-            UnixListener::bind(address).with_context(|| format!("control socket {place}"))?;
+        let listener = UnixListener::bind(address).inspect_err(|_| undo(&server.served));
+        let listener = listener.with_context(|| format!("control socket {place}"))?;
         let server = Arc::new(server);
         if let Some((listener, _)) = metrics {
             let shared = Arc::clone(&server);

@@ -22,6 +22,7 @@ pub mod disk;
 pub mod error;
 pub mod limits;
 pub mod local;
+mod look;
 pub mod mutants;
 mod near;
 #[cfg(test)]

@@ -88,6 +88,14 @@ mutants! {
     SharedOfAnybody,
     /// Shared memory is cleared before its keys are logged.
     SharedClearedFirst,
+    /// The label says that the cache is served only after its memory has been used.
+    ServedSaidLate,
+    /// The label says that the cache was detached before everything is in the log.
+    DetachedSaidEarly,
+    /// Shared memory hears of the log's new end only once that is there.
+    EndUnannounced,
+    /// A medium that is older than the memory is not recognised.
+    RolledBackBelieved,
     /// Write-back merges across flushes, and the label does not say so.
     TornOriginUnlabelled,
     /// The label is not stored.
@@ -136,6 +144,14 @@ mutants! {
     HeldIgnored,
     /// Shared memory of any attach of any medium is believed.
     HeldOfAnybody,
+    /// The label never says that the cache is served.
+    ServedUnsaid,
+    /// The label says that the cache was detached before everything is committed.
+    WcDetachedSaidEarly,
+    /// Shared memory hears of a new commit counter only once that is there.
+    SeqUnannounced,
+    /// A medium that is older than the memory is not recognised.
+    WcRolledBackBelieved,
     /// A failed write to the cache keeps its mapping (dm-writecache, defect D).
     FailedWriteMapped,
     /// A failed flush of the cache is taken for a good one.

@@ -10,21 +10,30 @@
 //! 2. The mapping is exactly as long as the file, and lives until the last clone is dropped.
 //! 3. The file is never truncated by anybody: it is made at its full length, before it gets its
 //!    name, with its blocks reserved, so that a store does not meet a full file system.
+//! 4. Who maps a file has locked it, and holds the lock as long as the mapping: no two servers ever
+//!    use one memory, whatever names they find it by.
 
 #![allow(unsafe_code)]
 
+mod keeper;
+
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
 
-use rustix::fs::{FallocateFlags, fallocate};
+use rustix::fs::{FallocateFlags, FlockOperation, fallocate, flock};
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
 use crate::error::{Error, Kind, Result};
-use crate::sync::{Arc, SharedWord};
+use crate::sync::atomic::Ordering;
+use crate::sync::{Arc, Mutex, SharedWord, lock};
+
+pub use keeper::{Keeper, Served, recall};
 
 const WORD_BYTES: usize = size_of::<SharedWord>();
+/// Nobody needs more; a file that is larger is not ours.
+const FILE_BYTES_MAX: u64 = 64 << 20;
 
 /// A fixed number of shared 64-bit words. Clones share them.
 #[derive(Clone, Debug)]
@@ -45,6 +54,9 @@ enum Memory {
 struct Mapped {
     start: NonNull<SharedWord>,
     words: usize,
+    names: Mutex<Vec<PathBuf>>,
+    /// Locked. Closed behind the mapping.
+    _file: File,
 }
 
 // SAFETY: Mapped owns its mapping, and hands out nothing but `&[SharedWord]`, which is Sync.
@@ -67,27 +79,99 @@ impl SharedWords {
     /// The words of the file at `path`, which is created with mode 0600 and all zero if there is
     /// none. A file of any other length is refused: it is not ours, or of another version.
     pub fn open(path: &Path, words: usize) -> Result<SharedWords> {
-        assert!(words > 0, "a mapping has at least one word");
-        let bytes = words * WORD_BYTES;
-        let (file, is_fresh) = match open_existing(path)? {
-            Some(file) => (file, false),
-            None => create(path, bytes)?,
+        let found = match SharedWords::open_existing(path)? {
+            Some(found) => found,
+            None => SharedWords::create(path, words)?,
         };
-        let metadata = file.metadata().map_err(|e| Error::from_io("stat", path.display(), e))?;
-        if !metadata.is_file() || metadata.size() != bytes as u64 {
-            let found = metadata.size();
+        if found.words().len() != words {
             return Err(Error::new(
                 Kind::Invalid,
                 format!(
-                    "shared memory {} has {found} bytes instead of {bytes}: it is of another \
-                     version or not ours; remove it if no server uses it",
-                    path.display()
+                    "shared memory {} has {} bytes instead of {}: it is of another version or not \
+                     ours; remove it if no server uses it",
+                    path.display(),
+                    found.words().len() * WORD_BYTES,
+                    words * WORD_BYTES
                 ),
             ));
         }
-        let mapped = Mapped::new(&file, words)
+        Ok(found)
+    }
+
+    /// The words of the file at `path`, if there is one.
+    pub fn open_existing(path: &Path) -> Result<Option<SharedWords>> {
+        let Some(file) = open_file(path)? else { return Ok(None) };
+        lock_file(&file, path)?;
+        let fail = |what: &str, e| Error::from_io(what, path.display(), e);
+        let metadata = file.metadata().map_err(|e| fail("stat", e))?;
+        // Whoever removed it before we had the lock is done with it.
+        if metadata.nlink() == 0 {
+            return Ok(None);
+        }
+        let bytes = metadata.size();
+        let is_ours = metadata.is_file()
+            && metadata.uid() == rustix::process::geteuid().as_raw()
+            && (1..=FILE_BYTES_MAX).contains(&bytes)
+            && bytes.is_multiple_of(WORD_BYTES as u64);
+        if !is_ours {
+            return Err(Error::new(
+                Kind::Invalid,
+                format!(
+                    "shared memory {} ({bytes} bytes, of user {}) is not ours; remove it if no \
+                     server uses it",
+                    path.display(),
+                    metadata.uid()
+                ),
+            ));
+        }
+        let mapped = Mapped::new(file, bytes as usize / WORD_BYTES, path)
+            .map_err(|e| fail("map", e.into()))?;
+        Ok(Some(SharedWords::of(mapped, false)))
+    }
+
+    /// Words of a new file at `path`, all zero.
+    pub fn create(path: &Path, words: usize) -> Result<SharedWords> {
+        assert!(words > 0, "a mapping has at least one word");
+        let file = create_file(path, words * WORD_BYTES)?;
+        let mapped = Mapped::new(file, words, path)
             .map_err(|e| Error::from_io("map", path.display(), e.into()))?;
-        Ok(SharedWords { memory: Arc::new(Memory::Mapped(mapped)), is_fresh, boot: boot() })
+        Ok(SharedWords::of(mapped, true))
+    }
+
+    fn of(mapped: Mapped, is_fresh: bool) -> SharedWords {
+        SharedWords { memory: Arc::new(Memory::Mapped(mapped)), is_fresh, boot: boot() }
+    }
+
+    /// Gives the file one more name, beside it.
+    fn add_name(&self, path: PathBuf) -> Result<()> {
+        let Memory::Mapped(mapped) = &*self.memory else { return Ok(()) };
+        let mut names = lock(&mapped.names);
+        let known = names.first().ok_or_else(|| {
+            Error::new(Kind::NotFound, format!("{}: the memory has no name", path.display()))
+        })?;
+        std::fs::hard_link(known, &path).map_err(|e| Error::from_io("link", path.display(), e))?;
+        names.push(path);
+        Ok(())
+    }
+
+    /// Takes all names from the file but the last one that it was given.
+    pub fn keep_last_name(&self) {
+        if let Memory::Mapped(mapped) = &*self.memory {
+            let mut names = lock(&mapped.names);
+            let last = names.len().saturating_sub(1);
+            names.drain(..last).for_each(|name| _ = std::fs::remove_file(name));
+        }
+    }
+
+    /// Nobody needs the memory any more: the file has no name, and no server finds it. Words that
+    /// have no file are as new.
+    pub fn remove(&self) {
+        match &*self.memory {
+            Memory::Private(words) => words[0].store(0, Ordering::SeqCst),
+            Memory::Mapped(mapped) => {
+                lock(&mapped.names).drain(..).for_each(|name| _ = std::fs::remove_file(name));
+            }
+        }
     }
 
     /// Tells this run of the machine from others. What a file says of an earlier one may be
@@ -112,20 +196,31 @@ impl SharedWords {
 
 /// The first half of the kernel's random number for this run of the machine; 0 if it has none.
 fn boot() -> u64 {
-    let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
-    let digits: String = text.chars().filter(char::is_ascii_hexdigit).take(16).collect();
+    let digits: String = boot_id().take(16).collect();
     u64::from_str_radix(&digits, 16).unwrap_or(0)
 }
 
+/// Its first letters: a runtime directory that outlives a power cut must not bring back memory
+/// from before it.
+pub(crate) fn boot_text() -> String {
+    boot_id().take(12).collect()
+}
+
+fn boot_id() -> impl Iterator<Item = char> {
+    let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    text.chars().filter(char::is_ascii_hexdigit).collect::<Vec<_>>().into_iter()
+}
+
 impl Mapped {
-    fn new(file: &File, words: usize) -> rustix::io::Result<Mapped> {
+    fn new(file: File, words: usize, path: &Path) -> rustix::io::Result<Mapped> {
         let protection = ProtFlags::READ | ProtFlags::WRITE;
         let flags = MapFlags::SHARED | MapFlags::POPULATE;
         // SAFETY: a new mapping at an address of the kernel's choice aliases nothing of ours.
         let start =
-            unsafe { mmap(std::ptr::null_mut(), words * WORD_BYTES, protection, flags, file, 0)? };
+            unsafe { mmap(std::ptr::null_mut(), words * WORD_BYTES, protection, flags, &file, 0)? };
         let start = NonNull::new(start.cast()).expect("mmap returns no null page on success");
-        Ok(Mapped { start, words })
+        let names = Mutex::new(vec![path.to_owned()]);
+        Ok(Mapped { start, words, names, _file: file })
     }
 
     fn words(&self) -> &[SharedWord] {
@@ -144,7 +239,7 @@ impl Drop for Mapped {
     }
 }
 
-fn open_existing(path: &Path) -> Result<Option<File>> {
+fn open_file(path: &Path) -> Result<Option<File>> {
     match OpenOptions::new().read(true).write(true).custom_flags(no_follow()).open(path) {
         Ok(file) => Ok(Some(file)),
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(None),
@@ -157,9 +252,21 @@ fn no_follow() -> i32 {
     rustix::fs::OFlags::NOFOLLOW.bits() as i32
 }
 
-/// Makes the file under another name first, so that nobody ever opens a short one. If another
-/// process was faster, its file is taken.
-fn create(path: &Path, bytes: usize) -> Result<(File, bool)> {
+/// No other server has it, and none gets it while this file is open.
+fn lock_file(file: &File, path: &Path) -> Result<()> {
+    match flock(file, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(()),
+        Err(rustix::io::Errno::WOULDBLOCK) => Err(Error::new(
+            Kind::Busy,
+            format!("shared memory {} is used by another server", path.display()),
+        )),
+        Err(e) => Err(Error::from_io("lock", path.display(), e.into())),
+    }
+}
+
+/// Makes the file under another name first, so that nobody ever opens a short one, or one that is
+/// not locked.
+fn create_file(path: &Path, bytes: usize) -> Result<File> {
     let fail = |operation: &str, e: std::io::Error| Error::from_io(operation, path.display(), e);
     let mut name = path.as_os_str().to_owned();
     name.push(format!(".new{}", std::process::id()));
@@ -172,26 +279,19 @@ fn create(path: &Path, bytes: usize) -> Result<(File, bool)> {
         .mode(0o600)
         .open(temporary)
         .map_err(|e| fail("create", e))?;
-    let named = fallocate(&file, FallocateFlags::empty(), 0, bytes as u64)
-        .map_err(|e| fail("reserve space for", e.into()))
-        .and_then(|()| match std::fs::hard_link(temporary, path) {
-            Ok(()) => Ok(true),
-            Err(e) if e.kind() == std::io::ErrorKind::AlreadyExists => Ok(false),
-            Err(e) => Err(fail("create", e)),
-        });
+    let named = lock_file(&file, temporary)
+        .and_then(|()| {
+            fallocate(&file, FallocateFlags::empty(), 0, bytes as u64)
+                .map_err(|e| fail("reserve space for", e.into()))
+        })
+        .and_then(|()| std::fs::hard_link(temporary, path).map_err(|e| fail("create", e)));
     let _ = std::fs::remove_file(temporary);
-    if named? {
-        return Ok((file, true));
-    }
-    let file = open_existing(path)?;
-    file.map(|file| (file, false))
-        .ok_or_else(|| Error::new(Kind::Busy, format!("{} keeps vanishing", path.display())))
+    named.map(|()| file)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sync::atomic::Ordering;
     use std::os::unix::fs::PermissionsExt;
 
     #[test]
@@ -203,12 +303,14 @@ mod tests {
         assert_eq!(first.words().len(), 1000);
         assert!(first.words().iter().all(|word| word.load(Ordering::Relaxed) == 0));
         first.clone().words()[999].store(7, Ordering::Relaxed);
-
+        assert_eq!(SharedWords::open(&path, 1000).unwrap_err().kind(), Kind::Busy);
+        let other_name = folder.path().join("link");
+        first.add_name(other_name.clone()).unwrap();
+        assert_eq!(SharedWords::open(&other_name, 1000).unwrap_err().kind(), Kind::Busy);
+        std::fs::remove_file(&other_name).unwrap();
+        drop(first);
         let second = SharedWords::open(&path, 1000).unwrap();
         assert!(!second.is_fresh());
-        second.words()[0].store(8, Ordering::Relaxed);
-        assert_eq!(first.words()[0].load(Ordering::Relaxed), 8);
-        drop(first);
         assert_eq!(second.words()[999].load(Ordering::Relaxed), 7);
 
         let mode = std::fs::metadata(&path).unwrap().permissions().mode();

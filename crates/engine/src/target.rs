@@ -296,6 +296,11 @@ pub trait Target: Send + Sync + std::fmt::Debug {
         true
     }
 
+    /// The device ends: nothing is in flight, nothing will come, and the background has come to
+    /// rest. The medium may say that nobody serves it and that it holds everything. What keeps it
+    /// from that leaves it as the death of the server would, and the next one finds what it needs.
+    fn detach(&self) {}
+
     /// Bios will come again.
     fn resume(&self) -> Result<()> {
         Ok(())

@@ -20,7 +20,7 @@ use crate::pcache::{self, OpenOptions, Pcache, ReplayPace};
 use crate::pmem::Pmem;
 use crate::pmem::dax::{DaxOptions, DaxPmem};
 use crate::queue::prefault;
-use crate::shm::SharedWords;
+use crate::shm::{Keeper, boot_text};
 use crate::simple::{
     Delay, DelayArgs, ErrorTarget, Flakey, FlakeyArgs, Linear, LinearArgs, Location, Zero,
 };
@@ -61,8 +61,8 @@ pub trait Opener {
     /// A cache device, for this process alone.
     fn pmem(&self, word: &DeviceWord) -> Result<Arc<dyn Pmem>>;
 
-    /// Memory called `name` that survives this process.
-    fn shared_words(&self, name: &str, words: usize) -> Result<SharedWords>;
+    /// Who keeps memory of a target that survives this process; the cache is at `path`.
+    fn keeper(&self, target: &'static str, path: &str) -> Keeper;
 }
 
 /// What the user said beside the table.
@@ -125,12 +125,14 @@ pub fn make_absolute(table: &mut Table, directory: &Path) {
 
 /// Makes the targets of a table.
 pub fn build(table: &Table, opener: &dyn Opener, options: &BuildOptions) -> Result<LoadedTable> {
-    let mut builder = Builder { opener, options, disks: HashMap::new() };
-    let targets = plan(table)?
-        .into_iter()
-        .zip(&table.lines)
-        .map(|(plan, line)| builder.target(plan, line))
-        .collect::<Result<Vec<_>>>()?;
+    let mut builder = Builder { opener, options, disks: HashMap::new(), caches: 0 };
+    let mut targets: Vec<Arc<dyn Target>> = Vec::new();
+    for (plan, line) in plan(table)?.into_iter().zip(&table.lines) {
+        // What was opened for lines before is left as it was found.
+        let undo = |_: &Error| targets.iter().for_each(|target| target.detach());
+        let target = builder.target(plan, line).inspect_err(undo)?;
+        targets.push(target);
+    }
     Ok(LoadedTable::new(table, targets))
 }
 
@@ -201,9 +203,17 @@ struct Builder<'a> {
     opener: &'a dyn Opener,
     options: &'a BuildOptions,
     disks: HashMap<String, Arc<dyn Disk>>,
+    /// Caches that were opened.
+    caches: u64,
 }
 
 impl Builder<'_> {
+    /// The attach of one more cache: no two of a table have the same.
+    fn attach_id(&mut self) -> u64 {
+        self.caches += 1;
+        self.options.attach_id ^ (self.caches - 1)
+    }
+
     fn target(&mut self, plan: Plan, line: &TableLine) -> Result<Arc<dyn Target>> {
         let len = line.len_bytes();
         Ok(match plan {
@@ -239,16 +249,15 @@ impl Builder<'_> {
         let cache = &self.resolved(cache)?;
         let pmem = self.pmem_as(cache, None)?;
         let disk = self.disk(backing)?;
-        let mut options = OpenOptions::new(self.options.attach_id);
+        let mut options = OpenOptions::new(self.attach_id());
         options.force_format = self.options.force_format;
         options.progress = Arc::clone(&self.options.progress);
         options.geometry = self.options.geometry.unwrap_or(options.geometry);
         options.replay = self.options.replay.unwrap_or(options.replay);
         options.threads = crew::processors();
-        let words = pcache::shared_words(options.stripes);
-        let shared = self.opener.shared_words(&shared_name("pcache", &cache.path), words)?;
+        let keeper = self.opener.keeper("pcache", &cache.path);
         let len = line.len_bytes();
-        Ok(Arc::new(Pcache::open(args, len, pmem, disk, shared, &options)?))
+        Ok(Arc::new(Pcache::open(args, len, pmem, disk, keeper, &options)?))
     }
 
     /// The one place where a writecache is made.
@@ -265,23 +274,20 @@ impl Builder<'_> {
         }
         let origin_disk = self.disk_as(origin, "Origin data device lookup failed")?;
         let cache_words = "Cache data device lookup failed";
-        let mut options = writecache::OpenOptions::new(self.options.attach_id);
+        let mut options = writecache::OpenOptions::new(self.attach_id());
         options.force_format = self.options.force_format;
         options.progress = Arc::clone(&self.options.progress);
         options.threads = crew::processors();
-        let words = writecache::shared_words(options.stripes);
-        let name = shared_name("writecache", &cache.path);
+        let keeper = self.opener.keeper("writecache", &cache.path);
         let len = line.len_bytes();
         Ok(Arc::new(match args.mode {
             writecache::Mode::Pmem => {
                 let pmem = self.pmem_as(cache, Some(cache_words))?;
-                let shared = self.opener.shared_words(&name, words)?;
-                Writecache::open_pmem(args, len, origin_disk, pmem, shared, &options)?
+                Writecache::open_pmem(args, len, origin_disk, pmem, keeper, &options)?
             }
             writecache::Mode::Ssd => {
                 let disk = self.disk_as(cache, cache_words)?;
-                let shared = self.opener.shared_words(&name, words)?;
-                Writecache::open_disk(args, len, origin_disk, disk, shared, &options)?
+                Writecache::open_disk(args, len, origin_disk, disk, keeper, &options)?
             }
         }))
     }
@@ -338,15 +344,15 @@ impl Builder<'_> {
     }
 }
 
-/// The name of a cache's shared memory. It follows the cache device, not the mapped device's
-/// name: whoever opens the cache next, under whatever name, finds what the last server left.
-fn shared_name(target: &str, cache: &str) -> String {
+/// The file of a cache's shared memory as servers before 0.2 named it: by where the cache device
+/// is, in a run of the machine.
+fn old_shared_name(target: &str, cache: &str) -> String {
     let path = std::fs::canonicalize(cache).unwrap_or_else(|_| PathBuf::from(cache));
     let path = path.to_string_lossy();
     let plain = |c: char| if c.is_ascii_alphanumeric() || "._-".contains(c) { c } else { '-' };
     let last: String = path.rsplit('/').next().unwrap_or_default().chars().map(plain).collect();
     let last: String = last.chars().take(64).collect();
-    format!("{target}-{last}-{:08x}", pcache_crc(path.as_bytes()))
+    format!("{target}-{last}-{:08x}-{}.shm", pcache_crc(path.as_bytes()), boot_text())
 }
 
 /// Opens real devices.
@@ -393,10 +399,10 @@ impl Opener for SystemOpener {
         Ok(pmem)
     }
 
-    fn shared_words(&self, name: &str, words: usize) -> Result<SharedWords> {
+    fn keeper(&self, target: &'static str, path: &str) -> Keeper {
         match &self.runtime_dir {
-            Some(dir) => SharedWords::open(&dir.join(format!("{name}-{}.shm", boot())), words),
-            None => Ok(SharedWords::private(words)),
+            Some(dir) => Keeper::folder(dir, target, Some(dir.join(old_shared_name(target, path)))),
+            None => Keeper::nowhere(),
         }
     }
 }
@@ -422,19 +428,13 @@ fn node_of(major: u32, minor: u32) -> Option<String> {
     of_kind("block").or_else(|| of_kind("char"))?.to_str().map(str::to_owned)
 }
 
-/// The first letters of this boot's id: a runtime directory that outlives a power cut must not
-/// bring back memory from before it.
-fn boot() -> String {
-    let id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
-    id.chars().filter(char::is_ascii_alphanumeric).take(12).collect()
-}
-
 /// Devices by name, for tests and simulations: paths name what was put in before.
 #[derive(Debug, Default)]
 pub struct NamedDevices {
     disks: HashMap<String, Arc<dyn Disk>>,
     pmems: HashMap<String, Arc<dyn Pmem>>,
-    shared: Mutex<HashMap<String, SharedWords>>,
+    keepers: Mutex<HashMap<String, Keeper>>,
+    boot: u64,
 }
 
 impl NamedDevices {
@@ -455,7 +455,8 @@ impl NamedDevices {
 
     /// Forgets all shared memory, as a reboot does.
     pub fn forget_shared_words(&mut self) {
-        lock(&self.shared).clear();
+        self.boot += 1;
+        lock(&self.keepers).clear();
     }
 
     fn absent(word: &DeviceWord) -> Error {
@@ -472,10 +473,10 @@ impl Opener for NamedDevices {
         self.pmems.get(&word.path).cloned().ok_or_else(|| NamedDevices::absent(word))
     }
 
-    fn shared_words(&self, name: &str, words: usize) -> Result<SharedWords> {
-        let mut shared = lock(&self.shared);
-        let known = shared.entry(name.into()).or_insert_with(|| SharedWords::private(words));
-        Ok(known.clone())
+    fn keeper(&self, target: &'static str, path: &str) -> Keeper {
+        let mut keepers = lock(&self.keepers);
+        let name = format!("{target} {path}");
+        keepers.entry(name).or_insert_with(|| Keeper::one(self.boot)).clone()
     }
 }
 

@@ -11,7 +11,7 @@ use udm::error::{Error, Kind, Result};
 use udm::pcache::layout::{Geometry, SEGMENTS_AT};
 use udm::pmem::sim::SimPmem;
 use udm::pmem::{Persistence, Pmem};
-use udm::shm::SharedWords;
+use udm::shm::Keeper;
 use udm::sync::Arc;
 use udm::table::{DeviceWord, Table};
 use udm::units::KIB;
@@ -32,7 +32,7 @@ thread_local! {
 struct Devices {
     disks: [(&'static str, Arc<RamDisk>); 3],
     pmems: [(&'static str, Arc<SimPmem>); 2],
-    shared: RefCell<HashMap<String, SharedWords>>,
+    keepers: RefCell<HashMap<String, Keeper>>,
 }
 
 impl Devices {
@@ -42,7 +42,7 @@ impl Devices {
         Devices {
             disks: ["disk", "other", "ssd"].map(disk),
             pmems: [pmem("log", SEGMENTS_AT + 12 * SEGMENT_BYTES), pmem("fast", DISK_BYTES)],
-            shared: RefCell::default(),
+            keepers: RefCell::default(),
         }
     }
 }
@@ -67,9 +67,9 @@ impl Opener for Devices {
         Ok(take(&self.pmems, word)?)
     }
 
-    fn shared_words(&self, name: &str, words: usize) -> Result<SharedWords> {
-        let mut shared = self.shared.borrow_mut();
-        Ok(shared.entry(name.into()).or_insert_with(|| SharedWords::private(words)).clone())
+    fn keeper(&self, target: &'static str, path: &str) -> Keeper {
+        let mut keepers = self.keepers.borrow_mut();
+        keepers.entry(format!("{target} {path}")).or_insert_with(|| Keeper::one(0)).clone()
     }
 }
 

@@ -18,6 +18,7 @@ use udm::pcache::inspect as pcache_inspect;
 use udm::pcache::layout::Geometry;
 use udm::pmem::dax::DaxPmem;
 use udm::pmem::{Persistence, Pmem};
+use udm::shm::{Keeper, Served};
 use udm::sync::Arc;
 use udm::table::Word;
 use udm::units::{SECTOR, human_bytes};
@@ -27,6 +28,7 @@ use udm::writecache::media::Medium;
 use crate::args::InspectArgs;
 use crate::columns::pairs;
 use crate::output::{print, print_json, print_note};
+use crate::runtime::RuntimeDir;
 
 /// How often a device in use is read before what is wrong with it counts.
 const TRIES_IN_USE: usize = 5;
@@ -60,6 +62,15 @@ pub struct Found {
     pub persistence: Persistence,
     /// What it holds.
     pub contents: Contents,
+    /// The server that has it, or had it and died.
+    pub served: Option<Served>,
+}
+
+impl Found {
+    /// Whether memory has, or may have, what the medium has not.
+    fn has_more(&self) -> bool {
+        self.served.as_ref().is_some_and(|served| served.is_of_this_boot)
+    }
 }
 
 /// What a cache device holds.
@@ -85,8 +96,9 @@ pub fn look_at(word: &str, start_sector: u64) -> Result<Found> {
         let size_bytes = pmem.len_bytes();
         let persistence = pmem.medium().persistence;
         match read(pmem, start_sector) {
-            Ok(contents) => {
-                return Ok(Found { name: path, size_bytes, is_in_use, persistence, contents });
+            Ok((contents, served)) => {
+                let name = path;
+                return Ok(Found { name, size_bytes, is_in_use, persistence, contents, served });
             }
             Err(error) => failed = anyhow!(error),
         }
@@ -97,14 +109,18 @@ pub fn look_at(word: &str, start_sector: u64) -> Result<Found> {
     Err(failed)
 }
 
-fn read(pmem: Arc<DaxPmem>, start_sector: u64) -> udm::error::Result<Contents> {
+fn read(pmem: Arc<DaxPmem>, start_sector: u64) -> udm::error::Result<(Contents, Option<Served>)> {
+    let runtime = RuntimeDir::locate().unwrap_or_default();
     let medium = Medium::Pmem(pmem.clone());
     let start = start_sector.saturating_mul(SECTOR);
     if start > 0 || writecache_inspect::is_writecache(&medium, start) {
         let report = writecache_inspect::inspect(&medium, start, None)?;
-        return Ok(Contents::Writecache(report));
+        let served = report.served(&medium, &Keeper::folder(&runtime, "writecache", None));
+        return Ok((Contents::Writecache(report), served));
     }
-    pcache_inspect::inspect(pmem, Geometry::KERNEL).map(Contents::Pcache)
+    let report = pcache_inspect::inspect(pmem, Geometry::KERNEL)?;
+    let served = report.served(&Keeper::folder(&runtime, "pcache", None));
+    Ok((Contents::Pcache(report), served))
 }
 
 /// Whether a server holds the device. Asked by a shared lock that is given up at once.
@@ -119,18 +135,50 @@ fn describe(found: &Found) -> String {
     let mut rows: Vec<(&str, String)> =
         vec![("Cache device", found.name.clone()), ("Size", human_bytes(found.size_bytes))];
     let (format, more, damage) = match &found.contents {
-        Contents::Pcache(report) => ("pcache", pcache::rows(report), pcache::damage(report)),
+        Contents::Pcache(report) => {
+            ("pcache", pcache::rows(report, found.has_more()), pcache::damage(report))
+        }
         Contents::Writecache(report) => {
-            ("writecache", writecache::rows(report), writecache::damage(report))
+            let rows = writecache::rows(report, found.has_more());
+            ("writecache", rows, writecache::damage(report))
         }
     };
     rows.insert(1, ("Format", format!("{format} (version 1)")));
     rows.extend(more);
+    if let Some(served) = &found.served {
+        rows.push(("Served", of_server(found, served)));
+    }
     if damage.is_empty() {
         rows.push(("Damage", "none".into()));
     }
     rows.extend(damage.into_iter().map(|line| ("Damage", line)));
     pairs(&rows)
+}
+
+/// What is not on the medium.
+fn of_server(found: &Found, served: &Served) -> String {
+    let place = &served.place;
+    match (served.is_of_this_boot, found.is_in_use) {
+        (true, true) => {
+            format!("writes that were acknowledged and not flushed are in memory at {place}")
+        }
+        (true, false) => {
+            let is_there = if is_there(served) { "" } else { ", WHICH IS NOT THERE" };
+            format!(
+                "its server died; writes that it had acknowledged and not flushed are in memory at \
+                 {place}{is_there}"
+            )
+        }
+        (false, _) => {
+            "its server died, and the machine was started again since: writes that it had \
+                       acknowledged and not flushed are lost"
+                .into()
+        }
+    }
+}
+
+fn is_there(served: &Served) -> bool {
+    Path::new(&served.place).exists()
 }
 
 /// For programs.
@@ -142,5 +190,11 @@ fn shape(found: &Found) -> Value {
     shape["cache_device"] = json!(found.name);
     shape["size_bytes"] = json!(found.size_bytes);
     shape["is_in_use"] = json!(found.is_in_use);
+    shape["served"] = json!(found.served.as_ref().map(|served| json!({
+        "attach_id": served.id,
+        "is_of_this_boot": served.is_of_this_boot,
+        "memory": served.place,
+        "memory_is_there": is_there(served),
+    })));
     shape
 }

@@ -95,6 +95,9 @@ fn table(args: &RecoverArgs, found: &Found) -> String {
     if args.rebind {
         table += " rebind true";
     }
+    if args.accept_loss {
+        table += " lost_memory accept";
+    }
     table
 }
 
@@ -107,7 +110,7 @@ fn open(table: &str) -> Result<Arc<Device>> {
     let mut shown = Shown::new("recover");
     let loaded = watched(&how.progress, |step| shown.show(step), load);
     drop(shown);
-    loaded.map_err(|error| without_place(&error))?;
+    loaded.map_err(|error| in_words_of_recover(&without_place(&error)))?;
     device.resume()?;
     attach_notes(&device).iter().for_each(|note| print_note(note));
     Ok(device)
@@ -118,6 +121,16 @@ fn without_place(error: &anyhow::Error) -> anyhow::Error {
     let text = format!("{error:#}");
     let rest = text.strip_prefix("table line ").and_then(|rest| rest.split_once(": "));
     anyhow!(rest.map_or(text.clone(), |(_, rest)| rest.to_owned()))
+}
+
+/// What a table would say is an option here.
+fn in_words_of_recover(error: &anyhow::Error) -> anyhow::Error {
+    let text = format!("{error:#}");
+    let words = [
+        ("add `lost_memory accept` to the table", "give --accept-loss"),
+        ("`lost_memory accept` in the table goes on", "--accept-loss goes on"),
+    ];
+    anyhow!(words.iter().fold(text, |text, (table, option)| text.replace(table, option)))
 }
 
 /// Writes everything back; how much that was.

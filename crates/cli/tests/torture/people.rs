@@ -38,18 +38,14 @@ const ACTS: [Act; 6] = [
 
 impl World {
     /// Does something to the files of a server that is gone; whether a new one serves and was
-    /// judged. `is_killed`: what it had acknowledged may be in shared memory only.
-    pub fn people(&mut self, is_killed: bool) -> bool {
+    /// judged. What it had acknowledged may be in shared memory only.
+    pub fn people(&mut self) -> bool {
         if self.random.one_in(2) {
             return false;
         }
         let act = ACTS[self.random.below(ACTS.len() as u64) as usize];
         let nth = self.random.below(self.caches.len() as u64) as usize;
         let Some(cache) = self.caches[nth].clone() else { return false };
-        let is_by_name = matches!(act, Act::MovedCache | Act::CopiedCache | Act::Elsewhere);
-        if is_killed && is_by_name {
-            return false;
-        }
         self.oracle.note(format!("people: {act:?}, line {nth}"));
         self.tally.acts += 1;
         match act {

@@ -118,7 +118,7 @@ impl World {
         if self.random.one_in(3) {
             (0..1 + self.random.below(3)).for_each(|_| self.die_early());
         }
-        if !self.people(fate == Fate::Killed) {
+        if !self.people() {
             self.create();
             self.judge(Loss::Process, false, "after a server's end");
         }

@@ -19,16 +19,17 @@ impl Device {
     /// Puts `table` into the inactive slot, in place of what was there; resume activates it.
     pub fn load(&self, table: LoadedTable) -> Result<()> {
         let _change = lock(&self.change);
-        self.check_load_of(table.has_target("pcache").then_some("pcache").into_iter())?;
+        let pcache = table.has_target("pcache").then_some("pcache");
+        self.check_load_of(pcache.into_iter()).inspect_err(|_| table.detach())?;
         let replaced = lock(&self.slots).inactive.replace(table);
-        drop(replaced);
+        replaced.iter().for_each(LoadedTable::detach);
         Ok(())
     }
 
     /// Empties the inactive slot.
     pub fn clear(&self) {
         let replaced = lock(&self.slots).inactive.take();
-        drop(replaced);
+        replaced.iter().for_each(LoadedTable::detach);
     }
 
     fn check_load_of<'a>(&self, mut names: impl Iterator<Item = &'a str>) -> Result<()> {
@@ -122,7 +123,9 @@ impl Device {
             _ => {}
         }
         if let Some(table) = slots.inactive.take() {
+            let old = slots.active.clone();
             drop(slots);
+            old.iter().flat_map(|old| old.lines()).for_each(|line| line.target.detach());
             let active = Arc::new(table.activate(&self.events));
             self.set_table(Some(active), DeviceState::Active);
         } else {
@@ -178,6 +181,9 @@ impl Device {
             }
         }
         self.clear();
+        let old = lock(&self.slots).active.clone();
+        old.iter().flat_map(|old| old.lines()).for_each(|line| line.target.detach());
+        drop(old);
         self.set_table(None, DeviceState::Empty);
         self.events.room();
         Ok(())

@@ -49,6 +49,11 @@ impl LoadedTable {
         self.lines.iter().any(|line| line.target.name() == name)
     }
 
+    /// Lets go of what was never served.
+    pub fn detach(&self) {
+        self.lines.iter().for_each(|line| line.target.detach());
+    }
+
     pub(super) fn print(&self) -> Vec<String> {
         self.lines.iter().map(|line| line.print(line.target.table())).collect()
     }

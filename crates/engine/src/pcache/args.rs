@@ -5,6 +5,7 @@
 //!        [writeback_order ordered|fast|adaptive] [read_fill always|never]
 //!        [retention hot|fifo] [max_age <milliseconds>] [high_watermark <percent>]
 //!        [log_damage refuse|truncate] [rebind false|true]
+//!        [lost_memory refuse|accept]
 //! ```
 //!
 //! The first line is the kernel's; its own table also prints `crc`, which it does not take back,
@@ -56,6 +57,9 @@ pub struct TableArgs {
     pub log_damage: LogDamage,
     /// Attach although the label names another backing device.
     pub rebinds: bool,
+    /// Attach although writes that were acknowledged and not flushed are lost with the memory that
+    /// the last server left.
+    pub accepts_loss: bool,
 }
 
 /// An error about one of the words.
@@ -68,7 +72,7 @@ pub struct ArgError {
 }
 
 /// Options whose other values are errors.
-const VALUED: [&str; 9] = [
+const VALUED: [&str; 10] = [
     "data_crc",
     "crc",
     "writeback_order",
@@ -78,6 +82,7 @@ const VALUED: [&str; 9] = [
     "retention",
     "log_damage",
     "rebind",
+    "lost_memory",
 ];
 
 /// Most words that a table line of ours has.
@@ -105,6 +110,7 @@ impl TableArgs {
             retention: RetentionKind::Hot,
             log_damage: LogDamage::Refuse,
             rebinds: false,
+            accepts_loss: false,
         };
         if words.len() > WORDS_MAX {
             return Err(wrong(WORDS_MAX, format!("more than {WORDS_MAX} words")));
@@ -160,6 +166,8 @@ impl TableArgs {
             ("log_damage", "truncate") => self.log_damage = LogDamage::Truncate,
             ("rebind", "true") => self.rebinds = true,
             ("rebind", "false") => self.rebinds = false,
+            ("lost_memory", "accept") => self.accepts_loss = true,
+            ("lost_memory", "refuse") => self.accepts_loss = false,
             _ if VALUED.contains(&name) => {
                 return Err((1, format!("invalid option for {name}: '{value}'")));
             }

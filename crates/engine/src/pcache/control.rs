@@ -2,16 +2,19 @@
 //! messages.
 
 use super::attach::{Structures, check_size, has_data_crc};
+use super::batch::Sharing;
 use super::format::{Content, content, format, is_blank};
 use super::layout::{
     CACHE_INFO_AT, GC_PERCENT_MAX, INFO_GC_SHIFT, PAGE_STRIDE, Position, gc_percent_of,
 };
 use super::survey::Replayed;
-use super::takeup::{keys_left, log_taken_up, take_up};
+use super::survey::{Reading, survey};
+use super::takeup::{Left, keys_left, log_taken_up, take_up};
 use super::*;
 use crate::disk::DiskLimits;
 use crate::mutants::{self, Mutant};
 use crate::probe;
+use crate::shm::SharedWords;
 use crate::table::Word;
 use zerocopy::IntoBytes;
 
@@ -21,6 +24,7 @@ pub(super) fn prepare_media(
     backing: &Arc<dyn Disk>,
     args: &TableArgs,
     options: &OpenOptions,
+    keeper: &Keeper,
 ) -> Result<()> {
     let len = media.pmem.len_bytes();
     if len < media.geometry.device_bytes_min {
@@ -37,6 +41,10 @@ pub(super) fn prepare_media(
     check_size(media)?;
     // Before anything is written, by force or not.
     Label::refuse_newer(media)?;
+    let unseen = match options.force_format {
+        true => memory::unseen(media, keeper, args)?,
+        false => None,
+    };
     match content(media)? {
         Content::CutFormat => format(media, args.has_data_crc),
         Content::Other if options.force_format => format(media, args.has_data_crc),
@@ -45,8 +53,21 @@ pub(super) fn prepare_media(
             format(media, args.has_data_crc)
         }
         Content::Pcache if options.force_format => format_again(media, args),
+        // Nobody has attached since; whether all of that format is durable, nobody knows.
+        Content::Pcache if is_untouched(media) => format(media, args.has_data_crc),
         Content::Pcache => Ok(()),
-    }
+    }?;
+    unseen.iter().for_each(SharedWords::remove);
+    Ok(())
+}
+
+/// Whether a format was the last that happened to the cache: a kernel that attaches stores a newer
+/// cache_info.
+fn is_untouched(media: &Media) -> bool {
+    let is_of_format = Label::load(media).is_some_and(|(label, _)| label.is_of_format());
+    is_of_format
+        && attach::load_info(media).is_ok_and(|info| info.slot.seq == 1)
+        && inspect::inspect(media.pmem.clone(), media.geometry).is_ok_and(|report| report.keys == 0)
 }
 
 /// Whatever is on a device that is no pcache is not formatted over without being asked.
@@ -125,76 +146,153 @@ pub(super) fn check_binding(
     Ok(())
 }
 
-/// Turns what was found into a running cache: takes up the keys that a dead server left in
-/// shared memory, and names this attach on the label.
-pub(super) fn assemble(
-    args: TableArgs,
-    media: Media,
-    backing: Arc<dyn Disk>,
-    shared: SharedWords,
-    options: &OpenOptions,
-    found: Structures,
-    mut replayed: Replayed,
-) -> Result<Pcache> {
-    let info = found.info.record;
-    // First of all: it may refuse, and a refused medium is not touched.
-    let left = keys_left(&media, &found, &mut replayed, &shared, args.log_damage)?;
-    let segments = Arc::clone(&found.segments);
-    let log = log_found(&media, &found, &mut replayed)?;
-    let keys = take_up(&media, &found, &mut replayed, backing.limits().size_bytes, &left)?;
-    if mutants::is(Mutant::SharedClearedFirst) {
-        let _ = OpenSets::fresh(shared.clone(), options.stripes, options.attach_id, &info);
+/// A cache that is being opened.
+pub(super) struct Opening<'a> {
+    pub(super) args: TableArgs,
+    pub(super) media: Media,
+    pub(super) backing: Arc<dyn Disk>,
+    pub(super) keeper: Keeper,
+    pub(super) options: &'a OpenOptions,
+}
+
+/// How an opening ends.
+pub(super) enum Attached {
+    Open(Box<Pcache>),
+    /// The memory that was found is not this medium's, and the user accepts what is lost; a note
+    /// says what that is.
+    OtherMemory(String),
+}
+
+impl Opening<'_> {
+    /// Reads the cache, and attaches. `forgotten`: without the memory that is there, and why.
+    pub(super) fn attach(&self, forgotten: Option<String>) -> Result<Attached> {
+        let Opening { args, options, .. } = self;
+        let limits = self.backing.limits();
+        let keeper = self.keeper.clone();
+        let memory = Memory::of(&self.media, keeper, args, options, forgotten.is_some())?;
+        let media = Media { shared: Some(memory.words()), ..self.media.clone() };
+        let mut found = attach::load_structures(&media)?;
+        // A refused medium is not touched.
+        check_binding(&media, &found, args, limits)?;
+        let is_rewritten = openset::has_failed(&memory.words());
+        if is_rewritten {
+            media.rewrite()?;
+            found = attach::load_structures(&media)?;
+        }
+        let reading = Reading {
+            backing_bytes: limits.size_bytes,
+            log_damage: args.log_damage,
+            at_once_max: options.replay.at_once_max,
+            sharing: Sharing::among(options.threads),
+            new_index: &|| Index::with_flats(limits.size_bytes, options.flat_from),
+            progress: &options.progress,
+        };
+        let mut replayed = survey(&media, &found, &reading)?;
+        if replayed.keys <= options.replay.at_once_max {
+            replayed.finish(&media, &found.segments)?;
+        }
+        if is_rewritten {
+            let note = "a flush of the cache device had failed: all it holds was stored again";
+            replayed.notes.push(note.to_string());
+        }
+        replayed.notes.extend(memory.notes.iter().cloned().chain(forgotten));
+        self.assemble(media, memory, found, replayed)
     }
-    log_taken_up(&log, &media, &keys, replayed.is_unmarked)?;
-    let marks_from = first_mark(&found, &replayed, &info);
-    let (label, slot) = name_attach(&media, &backing, options, &found, &replayed, marks_from)?;
-    // From here on the shared memory belongs to this attach: its old keys are in the log.
-    let open = OpenSets::fresh(shared, options.stripes, options.attach_id, &info);
-    // A kernel would mis-count keys of reused segments: collection passes them first of all.
-    let stale_until = (replayed.stale_keys > 0).then_some(replayed.dirty_tail);
-    let replay = replayed.rest;
-    let writeback = Writeback::new(&log, marks_from, replayed.torn_until);
-    let retention = args.retention.policy(segments.blocks());
-    Ok(Pcache {
-        is_replaying: AtomicBool::new(replay.is_some()),
-        crcs: replayed.crcs,
-        stripes: (0..options.stripes).map(|_| Stripe::default()).collect(),
-        open,
-        close_scratch: Mutex::new(Vec::with_capacity(options.stripes * KEYS_MAX)),
-        zero_extent: Mutex::default(),
-        known_zeroes: Mutex::default(),
-        zero_crc: Mutex::new((0, crate::crc::pcache_crc(&[]))),
-        misses: Mutex::default(),
-        background: Mutex::new(Background { writeback, replay, ..Background::default() }),
-        collector: Mutex::new(Gc::new(stale_until, replayed.hidden_until)),
-        bad: Quarantine::new(&label.bad, backing.limits().size_bytes),
-        backing,
-        label: Mutex::new((label, slot)),
-        superblock_flags: found.superblock.flags.get(),
-        seg_num: found.superblock.seg_num.get(),
-        flags: AtomicU32::new(info.flags.get()),
-        info: Mutex::new(found.info),
-        events: Arc::default(),
-        dirty_at_start: replayed.dirty_bytes,
-        cleaned_bytes: AtomicU64::new(0),
-        is_draining: AtomicBool::new(false),
-        is_suspended: AtomicBool::new(false),
-        is_armed: AtomicBool::new(true),
-        fill_bell: FillBell::new(segments.count(), args.high_watermark),
-        wants_room: AtomicBool::new(false),
-        gives_up: AtomicBool::new(false),
-        counters: Counters::default(),
-        notes: Mutex::new(replayed.notes),
-        replay_pace: options.replay,
-        index: replayed.index,
-        write_reserve: gc::write_reserve(&*retention, segments.count()),
-        retention,
-        has_retained: AtomicBool::new(false),
-        segments,
-        args,
-        media,
-        log,
-    })
+
+    /// Turns what was found into a running cache: takes up the keys that a dead server left in
+    /// memory, and names this attach on the label. memory.rs says why in this order.
+    fn assemble(
+        &self,
+        media: Media,
+        mut memory: Memory,
+        found: Structures,
+        mut replayed: Replayed,
+    ) -> Result<Attached> {
+        let (args, options) = (self.args.clone(), self.options);
+        let backing = Arc::clone(&self.backing);
+        let info = found.info.record;
+        // First of all: it may refuse, and a refused medium is not touched.
+        let left = memory.left()?;
+        let left = match keys_left(&media, &found, &mut replayed, left, &args)? {
+            Left::Keys(keys) => keys,
+            Left::OfAnother(note) => return Ok(Attached::OtherMemory(note)),
+        };
+        let marks_from = first_mark(&found, &replayed, &info);
+        memory.name(options.stripes, &info, replayed.head)?;
+        let (label, slot) =
+            name_attach(&media, &backing, &memory, options, &found, &replayed, marks_from)?;
+        let (log, open) = self.take_over(&media, &memory, &found, &mut replayed, &left)?;
+        let segments = Arc::clone(&found.segments);
+        // A kernel would mis-count keys of reused segments: collection passes them first of all.
+        let stale_until = (replayed.stale_keys > 0).then_some(replayed.dirty_tail);
+        let replay = replayed.rest;
+        let writeback = Writeback::new(&log, marks_from, replayed.torn_until);
+        let retention = args.retention.policy(segments.blocks());
+        Ok(Attached::Open(Box::new(Pcache {
+            is_replaying: AtomicBool::new(replay.is_some()),
+            crcs: replayed.crcs,
+            stripes: (0..options.stripes).map(|_| Stripe::default()).collect(),
+            open,
+            close_scratch: Mutex::new(Vec::with_capacity(options.stripes * KEYS_MAX)),
+            zero_extent: Mutex::default(),
+            known_zeroes: Mutex::default(),
+            zero_crc: Mutex::new((0, crate::crc::pcache_crc(&[]))),
+            misses: Mutex::default(),
+            background: Mutex::new(Background { writeback, replay, ..Background::default() }),
+            collector: Mutex::new(Gc::new(stale_until, replayed.hidden_until)),
+            bad: Quarantine::new(&label.bad, backing.limits().size_bytes),
+            backing,
+            label: Mutex::new((label, slot)),
+            superblock_flags: found.superblock.flags.get(),
+            seg_num: found.superblock.seg_num.get(),
+            flags: AtomicU32::new(info.flags.get()),
+            info: Mutex::new(found.info),
+            events: Arc::default(),
+            dirty_at_start: replayed.dirty_bytes,
+            cleaned_bytes: AtomicU64::new(0),
+            is_draining: AtomicBool::new(false),
+            is_suspended: AtomicBool::new(false),
+            is_armed: AtomicBool::new(true),
+            fill_bell: FillBell::new(segments.count(), args.high_watermark),
+            wants_room: AtomicBool::new(false),
+            gives_up: AtomicBool::new(false),
+            counters: Counters::default(),
+            notes: Mutex::new(replayed.notes),
+            replay_pace: options.replay,
+            index: replayed.index,
+            write_reserve: gc::write_reserve(&*retention, segments.count()),
+            retention,
+            has_retained: AtomicBool::new(false),
+            segments,
+            args,
+            media,
+            log,
+        })))
+    }
+
+    /// The log takes up the keys that were left in memory, which belongs to this attach alone then.
+    fn take_over(
+        &self,
+        media: &Media,
+        memory: &Memory,
+        found: &Structures,
+        replayed: &mut Replayed,
+        left: &[Key],
+    ) -> Result<(KeyLog, OpenSets)> {
+        let (options, info) = (self.options, found.info.record);
+        let log = log_found(media, found, replayed)?;
+        let keys = take_up(media, found, replayed, self.backing.limits().size_bytes, left)?;
+        if mutants::is(Mutant::SharedClearedFirst) {
+            let at = log.head();
+            let _ = OpenSets::begin(memory.words(), options.stripes, options.attach_id, &info, at);
+        }
+        log_taken_up(&log, media, &keys, replayed.is_unmarked)?;
+        // From here on the memory is this attach's alone: the keys in it are in the log.
+        let open =
+            OpenSets::begin(memory.words(), options.stripes, options.attach_id, &info, log.head());
+        memory.words().keep_last_name();
+        Ok((log, open))
+    }
 }
 
 /// The log as it was found, with its tails where the attach wants them.
@@ -216,6 +314,7 @@ fn log_found(media: &Media, found: &Structures, replayed: &mut Replayed) -> Resu
 fn name_attach(
     media: &Media,
     backing: &Arc<dyn Disk>,
+    memory: &Memory,
     options: &OpenOptions,
     found: &Structures,
     replayed: &Replayed,
@@ -230,6 +329,7 @@ fn name_attach(
         info: [0; 24],
         bad: found.label.as_ref().map_or_else(Vec::new, |(label, _)| label.bad.clone()),
         torn_until: replayed.torn_until,
+        served: memory.serving(),
     };
     label.info.copy_from_slice(found.info.record.as_bytes());
     // Also beside a label that a format left, which counts for nothing else.
@@ -238,7 +338,7 @@ fn name_attach(
         return Ok((label, slot));
     }
     label
-        .store(media, &mut slot)
+        .store_twice(media, &mut slot)
         .map_err(|status| media.damaged(format_args!("cannot store the label: {status}")))?;
     Ok((label, slot))
 }
@@ -257,6 +357,33 @@ fn first_mark(found: &Structures, replayed: &Replayed, info: &CacheInfo) -> Opti
 }
 
 impl Pcache {
+    /// Nobody serves the cache any more, and all that was acknowledged is in its log; else nothing
+    /// is said, and the next server takes it up.
+    pub(super) fn end(&self) {
+        if self.has_open_keys() || self.log.has_failed() {
+            return;
+        }
+        if self.say_at_rest() {
+            self.open.end();
+        }
+    }
+
+    /// For a mutant: what an attach says before anybody is served.
+    pub(super) fn say_served(&self) {
+        let boot = self.media.shared.as_ref().map_or(0, SharedWords::boot);
+        let mut label = lock(&self.label);
+        let (label, slot) = &mut *label;
+        label.served = Some(super::label::Serving { boot, place: String::new() });
+        let _ = label.store_twice(&self.media, slot);
+    }
+
+    pub(super) fn say_at_rest(&self) -> bool {
+        let mut label = lock(&self.label);
+        let (label, slot) = &mut *label;
+        label.served = None;
+        label.store_twice(&self.media, slot).is_ok()
+    }
+
     /// The kernel's status: `sb_flags segs segs used gc% flags head dirty_tail key_tail`.
     pub(super) fn status_line(&self) -> String {
         let flags = self.flags.load(Ordering::Relaxed);

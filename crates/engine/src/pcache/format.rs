@@ -101,6 +101,7 @@ fn formatting_label() -> Label {
         info: [0; 24],
         bad: Vec::new(),
         torn_until: None,
+        served: None,
     }
 }
 

@@ -3,13 +3,16 @@
 use crate::attaching::AttachProgress;
 use crate::error::Result;
 use crate::pmem::Pmem;
+use crate::shm::{Keeper, Served};
 use crate::sync::Arc;
 
 use super::attach::{LogDamage, extent, has_data_crc, load_structures};
 use super::batch::Sharing;
 use super::index::Index;
+use super::label::Label;
 use super::layout::{Geometry, Position, gc_percent_of};
 use super::media::Media;
+use super::memory::served;
 use super::survey::{Reading, survey};
 
 /// What a cache device holds.
@@ -39,6 +42,15 @@ pub struct Report {
     pub label: Option<LabelReport>,
     /// What is damaged but could be lived with.
     pub notes: Vec<String>,
+    raw_label: Option<Label>,
+}
+
+impl Report {
+    /// What the label says of the server that has the cache, or had it and died: what that has
+    /// acknowledged and not flushed is in memory, which `keeper` knows to name.
+    pub fn served(&self, keeper: &Keeper) -> Option<Served> {
+        self.raw_label.as_ref().and_then(|label| served(label, keeper))
+    }
 }
 
 /// What our label says.
@@ -83,6 +95,7 @@ pub fn inspect(cache: Arc<dyn Pmem>, geometry: Geometry) -> Result<Report> {
         keys: replayed.keys,
         stale_keys: replayed.stale_keys,
         dirty_bytes: replayed.dirty_bytes,
+        raw_label: found.label.as_ref().map(|(label, _)| label.clone()),
         label: found.label.map(|(label, _)| LabelReport {
             identity: label.identity,
             backing_bytes: label.backing_bytes,

@@ -22,6 +22,7 @@ use super::layout::{
     Key, KsetHeader, Position, Record, SMALL_STRIDE, Tail, kset_bytes, parse_record, seal_kset,
 };
 use super::media::Media;
+use super::openset::LogEnd;
 use super::segment::Segments;
 
 /// How far ahead of the head the log is zeroed, in bytes.
@@ -327,6 +328,9 @@ impl KeyLog {
             seal_kset(&mut scratch[set_bytes..], 0);
         }
         let at = self.segments.data_at(head.position.segment, head.position.offset);
+        let crc = u32::from_le_bytes([0, 1, 2, 3].map(|nth| head.scratch[nth]));
+        let end = LogEnd::behind(head.position, bytes as u32, crc);
+        self.media.announce_end(end);
         if mutants::is(Mutant::HeadSeenEarly) {
             let offset = head.position.offset + bytes as u32;
             self.head_seen.store(pack(Position { offset, ..head.position }), Ordering::Release);
@@ -335,6 +339,7 @@ impl KeyLog {
         if !mutants::is(Mutant::PositionBeforeKset) {
             self.media.settle()?;
         }
+        self.media.confirm_end(end);
         if mark || keys.is_empty() {
             self.marks.fetch_add(1, Ordering::Release);
         }
@@ -373,8 +378,11 @@ impl KeyLog {
         // torn LAST, looks like damage, or leads to where an older LAST led.
         self.zero_ahead(head, head.position.offset + KSET_HEADER_BYTES as u32)?;
         let at = self.segments.data_at(head.position.segment, head.position.offset);
+        let behind = LogEnd { position: Position { segment: next, offset: 0 }, begin: 0, crc: 0 };
+        self.media.announce_end(behind);
         self.media.store(at, KsetHeader::last(next).as_bytes());
         self.media.settle()?;
+        self.media.confirm_end(behind);
         if mutants::is(Mutant::LastBeforeZeroes) {
             self.media.pmem.zero(self.segments.data_at(next, 0), u64::from(end));
             self.media.settle()?;

@@ -4,11 +4,18 @@
 //! attached to the wrong device corrupts it), names this attach (so that shared memory can be
 //! matched to media), remembers from where on the log carries flush marks and how far write-back
 //! must get until the backing device alone is consistent again, and lists ranges whose cached
-//! dirty data was found damaged.
+//! dirty data was found damaged. It says whether a server has the cache, or had it and died: then
+//! acknowledged writes may be in memory of the name of this attach (see `shm/keeper.rs`), which
+//! belongs to one run of the machine.
 //!
 //! Two slots of 2048 bytes, chosen like every two-slot record. Little-endian. In every version,
 //! bytes 0..16 of a slot are the CRC over the rest of it, the sequence number, a byte, the version
 //! and the magic: so that each udm knows a label that only newer ones understand, and lets go.
+//! Version 2 is that of a cache that is served. One that was detached in order has version 1,
+//! which all know.
+//!
+//! What says "served", and what takes it back, is stored into both slots: an older slot that
+//! damage brings to light must not hide memory that is there.
 
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -21,11 +28,17 @@ use super::layout::{CacheInfo, Position, Sealed, Slotted};
 use super::media::Media;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"udmlabel");
-const VERSION: u16 = 1;
+/// The newest that we know.
+const VERSION: u16 = 2;
+/// Of a cache that nobody serves.
+const VERSION_AT_REST: u16 = 1;
+const PLACE_BYTES: usize = 224;
 const IDENTITY_BYTES: usize = 200;
 const STRIDE: u64 = Label::STRIDE;
 /// `torn_segment` and `torn_offset` mean something.
 const FLAG_TORN: u32 = 1;
+/// `boot` and `place` mean something.
+const FLAG_SERVED: u32 = 2;
 /// Most quarantined ranges that the label can hold.
 pub const QUARANTINE_MAX: usize = 96;
 
@@ -60,7 +73,8 @@ struct OnMedia {
     bad: [BadRange; QUARANTINE_MAX],
     torn_segment: U32,
     torn_offset: U32,
-    padding: [u8; 232],
+    boot: U64,
+    place: [u8; PLACE_BYTES],
 }
 
 const _: () = assert!(size_of::<OnMedia>() as u64 == STRIDE);
@@ -68,7 +82,8 @@ impl Sealed for OnMedia {
     /// A slot that is sealed but not of ours, or of another version, counts as damaged: were it
     /// taken for the newer one, it would hide what we store into the other.
     fn is_sealed(&self) -> bool {
-        let is_ours = self.magic.get() == MAGIC && self.version.get() == VERSION;
+        let is_known = (VERSION_AT_REST..=VERSION).contains(&self.version.get());
+        let is_ours = self.magic.get() == MAGIC && is_known;
         is_ours && pcache_crc(&self.as_bytes()[4..]) == self.crc.get()
     }
 }
@@ -96,18 +111,30 @@ pub struct Label {
     /// Write-back that merges across flushes has begun on its way to here. As long as dirty_tail
     /// is before it, the backing device alone may be no state of any flush.
     pub torn_until: Option<Position>,
+    /// A server has the cache, or had it and died.
+    pub served: Option<Serving>,
+}
+
+/// Of a server, what the next one must know.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Serving {
+    /// In which run of the machine.
+    pub boot: u64,
+    /// The directory where the memory of this attach lies.
+    pub place: String,
 }
 
 impl Label {
     /// Distance of the two slots.
     pub const STRIDE: u64 = 2048;
 
-    /// Whether a slot holds a label of ours that is damaged, or cannot be read.
-    pub fn has_damaged_slot(media: &Media) -> bool {
-        (0..2).any(|nth| match media.load::<OnMedia>(nth * STRIDE) {
-            Ok(slot) => slot.magic.get() == MAGIC && !slot.is_sealed(),
-            Err(_) => true,
-        })
+    /// Whether no slot can tell that or where the cache was served, although labels were there.
+    pub fn is_lost(media: &Media) -> bool {
+        Label::load(media).is_none()
+            && (0..2).all(|nth| match media.load::<OnMedia>(nth * STRIDE) {
+                Ok(slot) => slot.magic.get() == MAGIC,
+                Err(_) => true,
+            })
     }
 
     /// Refuses a medium that a newer udm labelled: what that binds it to, and what it knows to be
@@ -135,14 +162,13 @@ impl Label {
     pub fn load(media: &Media) -> Option<(Label, SlotState)> {
         let found = media.load_slots::<OnMedia>(0, STRIDE)?;
         let label = &found.record;
-        let identity = label.identity.split(|&byte| byte == 0).next().unwrap_or_default();
         let bad_count = (label.bad_count.get() as usize).min(QUARANTINE_MAX);
         let mut info = [0; 24];
         info.copy_from_slice(label.info.as_bytes());
         let loaded = Label {
             attach_id: label.attach_id.get(),
             backing_bytes: label.backing_bytes.get(),
-            identity: String::from_utf8_lossy(identity).into_owned(),
+            identity: text_of(&label.identity),
             marks_from: Position {
                 segment: label.marks_segment.get(),
                 offset: label.marks_offset.get(),
@@ -153,6 +179,8 @@ impl Label {
                 segment: label.torn_segment.get(),
                 offset: label.torn_offset.get(),
             }),
+            served: (label.flags.get() & FLAG_SERVED != 0)
+                .then(|| Serving { boot: label.boot.get(), place: text_of(&label.place) }),
         };
         Some((loaded, found.slot))
     }
@@ -165,6 +193,16 @@ impl Label {
         Ok(())
     }
 
+    /// The same into both slots, one after the other.
+    pub fn store_twice(
+        &self,
+        media: &Media,
+        slot: &mut SlotState,
+    ) -> std::result::Result<(), Status> {
+        self.store(media, slot)?;
+        self.store(media, slot)
+    }
+
     /// The bytes that the first store on a blank device puts at its front.
     pub fn first_bytes(&self) -> [u8; STRIDE as usize] {
         <[u8; STRIDE as usize]>::read_from_bytes(self.record(1).as_bytes())
@@ -172,44 +210,60 @@ impl Label {
     }
 
     fn record(&self, seq: u8) -> OnMedia {
-        let mut identity = [0; IDENTITY_BYTES];
-        let bytes = identity_prefix(&self.identity);
-        identity[..bytes.len()].copy_from_slice(bytes);
         let mut bad = [BadRange { offset: U64::ZERO, len: U64::ZERO }; QUARANTINE_MAX];
         bad[..self.bad.len()].copy_from_slice(&self.bad);
         let torn = self.torn_until.unwrap_or_default();
+        let served = self.served.as_ref();
+        let torn_flag = if self.torn_until.is_some() { FLAG_TORN } else { 0 };
+        let served_flag = if served.is_some() { FLAG_SERVED } else { 0 };
+        let version = if served.is_some() { VERSION } else { VERSION_AT_REST };
         OnMedia {
             crc: U32::ZERO,
             seq,
             reserved: 0,
-            version: U16::new(VERSION),
+            version: U16::new(version),
             magic: U64::new(MAGIC),
             attach_id: U64::new(self.attach_id),
             backing_bytes: U64::new(self.backing_bytes),
             marks_segment: U32::new(self.marks_from.segment),
             marks_offset: U32::new(self.marks_from.offset),
             info: zerocopy::transmute!(self.info),
-            identity,
+            identity: bytes_of(&self.identity),
             bad_count: U32::new(self.bad.len() as u32),
-            flags: U32::new(if self.torn_until.is_some() { FLAG_TORN } else { 0 }),
+            flags: U32::new(torn_flag | served_flag),
             bad,
             torn_segment: U32::new(torn.segment),
             torn_offset: U32::new(torn.offset),
-            padding: [0; 232],
+            boot: U64::new(served.map_or(0, |served| served.boot)),
+            place: bytes_of(served.map_or("", |served| &served.place)),
         }
         .seal()
     }
 
     /// Whether this label's backing device is the one described. It may have grown.
     pub fn is_bound_to(&self, identity: &str, backing_bytes: u64) -> bool {
-        self.identity.as_bytes() == identity_prefix(identity) && self.backing_bytes <= backing_bytes
+        self.identity.as_bytes() == prefix(identity, IDENTITY_BYTES)
+            && self.backing_bytes <= backing_bytes
     }
 }
 
-fn identity_prefix(identity: &str) -> &[u8] {
-    let mut end = identity.len().min(IDENTITY_BYTES);
-    while !identity.is_char_boundary(end) {
+/// As much of a text as fits.
+fn prefix(text: &str, bytes_max: usize) -> &[u8] {
+    let mut end = text.len().min(bytes_max);
+    while !text.is_char_boundary(end) {
         end -= 1;
     }
-    &identity.as_bytes()[..end]
+    &text.as_bytes()[..end]
+}
+
+fn bytes_of<const N: usize>(text: &str) -> [u8; N] {
+    let mut bytes = [0; N];
+    let prefix = prefix(text, N);
+    bytes[..prefix.len()].copy_from_slice(prefix);
+    bytes
+}
+
+fn text_of(bytes: &[u8]) -> String {
+    let text = bytes.split(|&byte| byte == 0).next().unwrap_or_default();
+    String::from_utf8_lossy(text).into_owned()
 }

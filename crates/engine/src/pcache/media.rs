@@ -10,7 +10,7 @@ use crate::sync::Arc;
 use crate::units::MIB;
 
 use super::layout::{Geometry, Sealed, Slotted};
-use super::openset::note_failure;
+use super::openset::{LogEnd, announce_end, confirm_end, note_failure};
 
 /// A cache device and the size of its segments.
 #[derive(Clone, Debug)]
@@ -96,6 +96,20 @@ impl Media {
                 note_failure(shared);
             }
         })
+    }
+
+    /// The log is about to end there.
+    pub fn announce_end(&self, end: LogEnd) {
+        if let Some(shared) = &self.shared {
+            announce_end(shared, end);
+        }
+    }
+
+    /// It does.
+    pub fn confirm_end(&self, end: LogEnd) {
+        if let Some(shared) = &self.shared {
+            confirm_end(shared, end);
+        }
     }
 
     /// Stores all that is there once more, durably. After a failed sync what is read may never

@@ -14,7 +14,7 @@
 //! | `label` | knowing a cache again | |
 //! | `segment`, `chain` | allocation, references, generations | `cache_segment.c` |
 //! | `index` | logical block to place | `cache_key.c` |
-//! | `openset`, `takeup` | keys in memory, also those of a dead server | `cache_key.c` |
+//! | `openset`, `memory`, `takeup` | keys in memory, also those of a dead server | `cache_key.c` |
 //! | `keylog` | keys on media | `cache_key.c` |
 //! | `write`, `read` | the life of a request | `cache_req.c` |
 //! | `writeback`, `pace`, `latest` | what goes to the backing device, when | `cache_writeback.c` |
@@ -44,6 +44,7 @@ mod label;
 mod latest;
 pub mod layout;
 mod media;
+mod memory;
 mod openset;
 #[cfg(test)]
 #[cfg(feature = "loom")]
@@ -71,7 +72,7 @@ use crate::disk::{Disk, DiskIo};
 use crate::error::{Error, Kind, Result, Status};
 use crate::mutants::{self, Mutant};
 use crate::pmem::Pmem;
-use crate::shm::SharedWords;
+use crate::shm::Keeper;
 use crate::slots::SlotState;
 use crate::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use crate::sync::{Arc, Mutex, lock};
@@ -80,7 +81,7 @@ use crate::units::{Nanos, SECOND, human_bytes, human_pair};
 
 pub use args::{ArgError, TableArgs, WritebackOrder};
 pub use attach::LogDamage;
-use batch::Sharing;
+use control::Attached;
 use datacrc::DataCrcs;
 pub use facts::limits;
 use gc::{Gc, Sweep};
@@ -89,6 +90,7 @@ use keylog::KeyLog;
 use label::Label;
 use layout::{CacheInfo, Geometry, KEYS_MAX, Key, REGION_BYTES};
 use media::{Found, Media};
+use memory::Memory;
 use openset::OpenSets;
 use pace::{FillBell, Pace};
 use quarantine::Quarantine;
@@ -98,7 +100,6 @@ pub use replay::ReplayPace;
 use retention::Retention;
 pub use retention::RetentionKind;
 use segment::Segments;
-use survey::{Reading, survey};
 use write::{KnownZeroes, ZeroExtent};
 use writeback::Writeback;
 
@@ -298,12 +299,13 @@ impl Pcache {
         len_bytes: u64,
         cache: Arc<dyn Pmem>,
         backing: Arc<dyn Disk>,
-        shared: SharedWords,
+        memory: impl Into<Keeper>,
         options: &OpenOptions,
     ) -> Result<Pcache> {
         assert!((1..=STRIPES_MAX).contains(&options.stripes));
         let geometry = options.geometry;
-        let media = Media { pmem: cache, geometry, shared: Some(shared.clone()) };
+        let media = Media { pmem: cache, geometry, shared: None };
+        let keeper = memory.into();
         let limits = backing.limits().clone();
         if limits.size_bytes > BACKING_BYTES_MAX {
             let (found, most) = human_pair(limits.size_bytes, BACKING_BYTES_MAX);
@@ -324,32 +326,15 @@ impl Pcache {
                 ),
             ));
         }
-        control::prepare_media(&media, &backing, &args, options)?;
-        let mut found = attach::load_structures(&media)?;
-        // A refused medium is not touched.
-        control::check_binding(&media, &found, &args, &limits)?;
-        let is_rewritten = openset::has_failed(&shared);
-        if is_rewritten {
-            media.rewrite()?;
-            found = attach::load_structures(&media)?;
+        control::prepare_media(&media, &backing, &args, options, &keeper)?;
+        let opening = control::Opening { args, media, backing, keeper, options };
+        match opening.attach(None)? {
+            Attached::Open(pcache) => Ok(*pcache),
+            Attached::OtherMemory(note) => match opening.attach(Some(note))? {
+                Attached::Open(pcache) => Ok(*pcache),
+                Attached::OtherMemory(_) => unreachable!("new memory is of nobody else"),
+            },
         }
-        let reading = Reading {
-            backing_bytes: limits.size_bytes,
-            log_damage: args.log_damage,
-            at_once_max: options.replay.at_once_max,
-            sharing: Sharing::among(options.threads),
-            new_index: &|| Index::with_flats(limits.size_bytes, options.flat_from),
-            progress: &options.progress,
-        };
-        let mut replayed = survey(&media, &found, &reading)?;
-        if replayed.keys <= options.replay.at_once_max {
-            replayed.finish(&media, &found.segments)?;
-        }
-        if is_rewritten {
-            let note = "a flush of the cache device had failed: all it holds was stored again";
-            replayed.notes.push(note.to_string());
-        }
-        control::assemble(args, media, backing, shared, options, found, replayed)
     }
 
     /// Whether the backing device alone is a state that a power cut could have left. Always so
@@ -562,6 +547,9 @@ impl Target for Pcache {
     }
 
     fn suspend(&self) -> Result<()> {
+        if mutants::is(Mutant::DetachedSaidEarly) {
+            self.say_at_rest();
+        }
         // Keys first: afterwards the media alone hold every completed write.
         self.close_all(false).map_err(|error| {
             let kind = match error {
@@ -579,6 +567,10 @@ impl Target for Pcache {
 
     fn is_idle(&self) -> bool {
         lock(&self.background).writeback.is_idle()
+    }
+
+    fn detach(&self) {
+        self.end();
     }
 
     fn resume(&self) -> Result<()> {

@@ -11,13 +11,22 @@
 //! 2       attach id, as in the label       9       the run of the machine
 //! 3 .. 5  cache_info of the medium         6 .. 8  cache_info that is being stored
 //! 10      magic, changed by the run of the machine in which the medium failed
+//! 11      the attach that is taking the memory over
+//! 12, 13  the log's end, and its last record (since version 2)
+//! 14, 15  the same when what is being appended is there
 //! 16 + stripe * 648:               0       number of keys
 //!                                  8 ..    keys of 5 words
 //! ```
 //!
 //! A key's words are stored before the count that covers them, and the kernel keeps every store
 //! of a killed process, so a count never covers half a key.
+//!
+//! In the half word that a key does not use stands what its data looks like: words of it, mixed.
+//! A medium that has been put back to an older copy of itself shows by it that the key's data is
+//! not there, as it shows by the log's end that keys are not. It is a sample: whoever puts a copy
+//! back that differs in nothing that was looked at is not found out.
 
+use crate::mutants::{self, Mutant};
 use crate::near::bring_near;
 use crate::shm::SharedWords;
 use crate::sync::SharedWord;
@@ -25,12 +34,19 @@ use crate::sync::atomic::Ordering;
 
 use zerocopy::IntoBytes;
 
-use super::layout::{CacheInfo, KEYS_MAX, Key, Slotted};
+use crate::error::{Error, Kind, Result};
+
+use super::layout::{CacheInfo, KEYS_MAX, Key, Position, Slotted};
 
 const MAGIC: u64 = 0x7564_6D6F_7065_6E31; // "udmopen1"
-const VERSION: u64 = 1;
+/// Version 1 did not know the log's end, nor what data looks like.
+const VERSION: u64 = 2;
 const HEADER_WORDS: usize = 16;
 const KEY_WORDS: usize = 5;
+/// What data looks like stands in a key's last word, in the half that the medium's format leaves
+/// at zero. (On a host of the other byte order that is the lower half.)
+const LOOK_WORD: usize = KEY_WORDS - 1;
+const LOOK_SHIFT: u32 = if cfg!(target_endian = "little") { 32 } else { 0 };
 const STRIPE_HEADER_WORDS: usize = 8;
 const STRIPE_WORDS: usize = STRIPE_HEADER_WORDS + KEYS_MAX * KEY_WORDS;
 /// Most stripes that a header may claim.
@@ -43,6 +59,9 @@ const WORD_INFO: usize = 3;
 const WORD_INFO_NEXT: usize = 6;
 const WORD_BOOT: usize = 9;
 const WORD_FAILED: usize = 10;
+const WORD_ATTACH_NEXT: usize = 11;
+const WORD_END: usize = 12;
+const WORD_END_NEXT: usize = 14;
 
 /// The open key sets of a cache, one per stripe. Each is used under its stripe's lock.
 #[derive(Debug)]
@@ -54,15 +73,28 @@ pub struct OpenSets {
 /// What a dead server left, and to whom it belongs.
 #[derive(Debug)]
 pub struct LeftBehind {
-    /// The attach, as on the label.
-    pub attach_id: u64,
+    /// The attach, as on the label; and the one that was taking the memory over.
+    pub attach_ids: [u64; 2],
     /// cache_info as that server stored it last, and as it was about to store it.
     info: CacheInfo,
     info_next: CacheInfo,
     /// Whether the machine has not been started again since.
     pub is_of_this_boot: bool,
-    /// Keys that were not logged.
-    pub keys: Vec<Key>,
+    /// Keys that were not logged, with what their data looks like; 0: nobody knows.
+    pub keys: Vec<(Key, u32)>,
+    /// The log's end as that server knew it, and as it was about to be; none of an older udm.
+    pub ends: Option<[LogEnd; 2]>,
+}
+
+/// Where a log ends, and which record stands in front of that.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LogEnd {
+    /// Where the next record goes.
+    pub position: Position,
+    /// Where in its segment what was appended last begins.
+    pub begin: u32,
+    /// Its CRC; 0: nothing was appended since the attach.
+    pub crc: u32,
 }
 
 impl LeftBehind {
@@ -77,9 +109,54 @@ impl LeftBehind {
     }
 }
 
+impl LogEnd {
+    /// Behind `bytes` bytes at `position` that begin with this CRC.
+    pub fn behind(position: Position, bytes: u32, crc: u32) -> LogEnd {
+        let offset = position.offset + bytes;
+        LogEnd { position: Position { offset, ..position }, begin: position.offset, crc }
+    }
+}
+
 /// Words that `stripes` open sets need.
 pub fn words_needed(stripes: usize) -> usize {
     HEADER_WORDS + stripes * STRIPE_WORDS
+}
+
+/// Whether the memory is that of an attach. An error: nobody here can tell.
+pub fn is_of(shared: &SharedWords, attach_id: u64) -> Result<bool> {
+    let left = OpenSets::left_behind(shared)?;
+    Ok(left.is_some_and(|left| left.is_of_this_boot && left.attach_ids.contains(&attach_id)))
+}
+
+/// Another attach is about to take the memory over: both are its owners.
+pub fn announce_attach(shared: &SharedWords, attach_id: u64) {
+    shared.words()[WORD_ATTACH_NEXT].store(attach_id, Ordering::SeqCst);
+}
+
+/// The log is about to end there.
+pub fn announce_end(shared: &SharedWords, end: LogEnd) {
+    if !mutants::is(Mutant::EndUnannounced) {
+        store_end(shared, WORD_END_NEXT, end);
+    }
+}
+
+/// It does.
+pub fn confirm_end(shared: &SharedWords, end: LogEnd) {
+    store_end(shared, WORD_END, end);
+}
+
+fn store_end(shared: &SharedWords, at: usize, end: LogEnd) {
+    let LogEnd { position, begin, crc } = end;
+    let words = shared.words();
+    let position = u64::from(position.segment) << 32 | u64::from(position.offset);
+    words[at].store(position, Ordering::Release);
+    words[at + 1].store(u64::from(begin) << 32 | u64::from(crc), Ordering::Release);
+}
+
+fn load_end(words: &[SharedWord], at: usize) -> LogEnd {
+    let [position, record] = [at, at + 1].map(|at| words[at].load(Ordering::SeqCst));
+    let position = Position { segment: (position >> 32) as u32, offset: position as u32 };
+    LogEnd { position, begin: (record >> 32) as u32, crc: record as u32 }
 }
 
 /// The medium has failed: what was stored since the last sync is not to be trusted.
@@ -97,55 +174,81 @@ fn failure(shared: &SharedWords) -> u64 {
 }
 
 impl OpenSets {
-    /// Empty sets in `shared`, whatever it held, bound to this attach of this medium.
-    pub fn fresh(
+    /// Empty sets in `shared`, which is new or whose keys are in the log, bound to this attach of
+    /// this medium. At every moment the memory says of which attach it is, and has no key that is
+    /// not its own: the server may die anywhere in here.
+    pub fn begin(
         shared: SharedWords,
         stripes: usize,
         attach_id: u64,
         info: &CacheInfo,
+        end: Position,
     ) -> OpenSets {
         assert!(stripes <= STRIPES_MAX && shared.words().len() >= words_needed(stripes));
         let words = shared.words();
-        words[WORD_MAGIC].store(0, Ordering::SeqCst);
-        for stripe in 0..stripes {
-            words[HEADER_WORDS + stripe * STRIPE_WORDS].store(0, Ordering::Relaxed);
+        // The old shape's counts first, then those of the new one, whose places may be others.
+        let old = words[WORD_SHAPE].load(Ordering::Relaxed) as u32 as usize;
+        for stripe in (0..old.min(STRIPES_MAX)).chain(0..stripes) {
+            if let Some(count) = words.get(HEADER_WORDS + stripe * STRIPE_WORDS) {
+                count.store(0, Ordering::SeqCst);
+            }
         }
-        words[WORD_SHAPE].store(VERSION << 32 | stripes as u64, Ordering::Relaxed);
-        words[WORD_ATTACH_ID].store(attach_id, Ordering::Relaxed);
-        words[WORD_BOOT].store(shared.boot(), Ordering::Relaxed);
-        store_info(words, WORD_INFO, info);
+        let end = LogEnd { position: end, begin: 0, crc: 0 };
+        store_end(&shared, WORD_END_NEXT, end);
+        store_end(&shared, WORD_END, end);
+        words[WORD_SHAPE].store(VERSION << 32 | stripes as u64, Ordering::SeqCst);
         store_info(words, WORD_INFO_NEXT, info);
+        store_info(words, WORD_INFO, info);
         words[WORD_FAILED].store(0, Ordering::Relaxed);
+        words[WORD_BOOT].store(shared.boot(), Ordering::SeqCst);
+        words[WORD_ATTACH_NEXT].store(attach_id, Ordering::SeqCst);
+        words[WORD_ATTACH_ID].store(attach_id, Ordering::SeqCst);
         words[WORD_MAGIC].store(MAGIC, Ordering::SeqCst);
         OpenSets { shared, stripes }
     }
 
     /// What a dead server left in `shared`, in an order that keeps the order of keys of one
-    /// region. `None` when nothing that can be understood is there.
-    pub fn left_behind(shared: &SharedWords) -> Option<LeftBehind> {
+    /// region. `None` when no server has been here; an error when that was one of another version.
+    pub fn left_behind(shared: &SharedWords) -> Result<Option<LeftBehind>> {
         let words = shared.words();
         if words.len() < HEADER_WORDS || words[WORD_MAGIC].load(Ordering::SeqCst) != MAGIC {
-            return None;
+            return Ok(None);
         }
         let shape = words[WORD_SHAPE].load(Ordering::Relaxed);
-        let stripes = (shape & 0xFFFF_FFFF) as usize;
-        let is_known = shape >> 32 == VERSION && stripes <= STRIPES_MAX;
+        let (version, stripes) = (shape >> 32, (shape & 0xFFFF_FFFF) as usize);
+        let is_known = (1..=VERSION).contains(&version) && stripes <= STRIPES_MAX;
         if !is_known || words.len() < words_needed(stripes) {
-            return None;
+            return Err(Error::new(
+                Kind::Unsupported,
+                format!(
+                    "the memory that the last server left has version {version} and {stripes} \
+                     stripes in {} words, and this udm knows versions up to {VERSION}: use the udm \
+                     of that server, or add `lost_memory accept` to the table to go on without",
+                    words.len()
+                ),
+            ));
         }
         let mut keys = Vec::new();
         for stripe in 0..stripes {
             let words = &words[HEADER_WORDS + stripe * STRIPE_WORDS..][..STRIPE_WORDS];
             let count = words[0].load(Ordering::Acquire).min(KEYS_MAX as u64) as usize;
-            keys.extend((0..count).map(|nth| load_key(words, nth)));
+            let look = |nth: usize| if version > 1 { load_look(words, nth) } else { 0 };
+            keys.extend((0..count).map(|nth| (load_key(words, nth), look(nth))));
         }
-        Some(LeftBehind {
-            attach_id: words[WORD_ATTACH_ID].load(Ordering::Relaxed),
+        let attach = |word: usize| words[word].load(Ordering::SeqCst);
+        Ok(Some(LeftBehind {
+            attach_ids: [WORD_ATTACH_ID, WORD_ATTACH_NEXT].map(attach),
             info: load_info(words, WORD_INFO),
             info_next: load_info(words, WORD_INFO_NEXT),
             is_of_this_boot: words[WORD_BOOT].load(Ordering::Relaxed) == shared.boot(),
             keys,
-        })
+            ends: (version > 1).then(|| [WORD_END, WORD_END_NEXT].map(|at| load_end(words, at))),
+        }))
+    }
+
+    /// The server ends in order, and the medium says so.
+    pub fn end(&self) {
+        self.shared.remove();
     }
 
     /// cache_info is about to be stored: both the old and the new one mean "still this medium".
@@ -179,11 +282,13 @@ impl OpenSets {
         bring_near(&words[STRIPE_HEADER_WORDS + count * KEY_WORDS]);
     }
 
-    /// Appends a key and says how many there are now. The set must not be full.
-    pub fn push(&self, stripe: usize, key: &Key) -> usize {
+    /// Appends a key and says how many there are now. The set must not be full. `look`: as
+    /// [`look_of`] the key's data; 0 where that is in the log already.
+    pub fn push(&self, stripe: usize, key: &Key, look: u32) -> usize {
         let words = self.stripe(stripe);
         let count = words[0].load(Ordering::Relaxed) as usize;
-        let key: [u64; KEY_WORDS] = zerocopy::transmute!(*key);
+        let mut key: [u64; KEY_WORDS] = zerocopy::transmute!(*key);
+        key[LOOK_WORD] |= u64::from(look) << LOOK_SHIFT;
         let place = &words[STRIPE_HEADER_WORDS + count * KEY_WORDS..][..KEY_WORDS];
         for (word, value) in place.iter().zip(key) {
             word.store(value, Ordering::Relaxed);
@@ -205,11 +310,20 @@ impl OpenSets {
     }
 }
 
-fn load_key(stripe: &[SharedWord], nth: usize) -> Key {
-    let words: [u64; KEY_WORDS] = std::array::from_fn(|word| {
+fn load_words(stripe: &[SharedWord], nth: usize) -> [u64; KEY_WORDS] {
+    std::array::from_fn(|word| {
         stripe[STRIPE_HEADER_WORDS + nth * KEY_WORDS + word].load(Ordering::Relaxed)
-    });
+    })
+}
+
+fn load_key(stripe: &[SharedWord], nth: usize) -> Key {
+    let mut words = load_words(stripe, nth);
+    words[LOOK_WORD] &= !(u64::from(u32::MAX) << LOOK_SHIFT);
     zerocopy::transmute!(words)
+}
+
+fn load_look(stripe: &[SharedWord], nth: usize) -> u32 {
+    (load_words(stripe, nth)[LOOK_WORD] >> LOOK_SHIFT) as u32
 }
 
 fn store_info(words: &[SharedWord], at: usize, info: &CacheInfo) {
@@ -237,23 +351,32 @@ mod tests {
     fn the_next_server_finds_what_was_open() {
         let shared = SharedWords::private(words_needed(4));
         let info = CacheInfo::new(1, 0, 31, 0x1182);
-        assert!(OpenSets::left_behind(&shared).is_none());
-        let sets = OpenSets::fresh(shared.clone(), 4, 77, &info);
-        assert_eq!(sets.push(2, &key(1)), 1);
-        assert_eq!(sets.push(2, &key(2)), 2);
-        assert_eq!(sets.push(0, &key(3)), 1);
-        let found = OpenSets::left_behind(&shared).unwrap();
-        assert_eq!(found.keys.iter().map(|key| key.off.get()).collect::<Vec<_>>(), [3, 1, 2]);
-        assert!(found.attach_id == 77 && found.knows(&info));
+        let left = || OpenSets::left_behind(&shared).unwrap();
+        assert!(left().is_none());
+        let sets = OpenSets::begin(shared.clone(), 4, 77, &info, Position::default());
+        assert_eq!(sets.push(2, &key(1), 5), 1);
+        assert_eq!(sets.push(2, &key(2), u32::MAX), 2);
+        assert_eq!(sets.push(0, &key(3), 0), 1);
+        let found = left().unwrap();
+        let keys = found.keys.iter().map(|(key, look)| (key.off.get(), *look));
+        assert_eq!(keys.collect::<Vec<_>>(), [(3, 0), (1, 5), (2, u32::MAX)]);
+        assert!(found.keys.iter().all(|(key, _)| key.as_bytes()[36..] == [0; 4]));
+        assert!(found.attach_ids == [77; 2] && found.knows(&info));
+        announce_attach(&shared, 78);
+        assert!(is_of(&shared, 77).unwrap() && is_of(&shared, 78).unwrap());
+        assert!(!is_of(&shared, 79).unwrap());
         sets.clear(2);
-        let found = OpenSets::left_behind(&shared).unwrap();
+        let found = left().unwrap();
         assert_eq!(found.keys.len(), 1);
         let other = CacheInfo::new(2, 0, 31, 0x1182);
         assert!(!found.knows(&other) && !found.is_ahead_of(&other), "the kernel attached");
         let before = CacheInfo::new(0, 0, 31, 0x1182);
         assert!(!found.knows(&before) && found.is_ahead_of(&before), "the medium lost it");
         sets.announce_info(&other);
-        let found = OpenSets::left_behind(&shared).unwrap();
+        let found = left().unwrap();
         assert!(found.knows(&info) && found.knows(&other));
+        shared.words()[WORD_SHAPE].store(9 << 32 | 4, Ordering::SeqCst);
+        let error = OpenSets::left_behind(&shared).unwrap_err().to_string();
+        assert!(error.contains("version 9"), "{error}");
     }
 }

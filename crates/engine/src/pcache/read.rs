@@ -6,7 +6,6 @@
 //! the stripe's lock, before the backing device is asked: a write cancels what it overlaps.
 
 use crate::bio::{Bio, Op};
-use crate::crc::pcache_crc;
 use crate::disk::DiskIo;
 use crate::error::Status;
 use crate::mutants::{self, Mutant};
@@ -19,6 +18,7 @@ use super::index::{Piece, Place};
 use super::keylog::{LogReader, after};
 use super::layout::{KEY_CLEAN, KEYS_MAX, Key, REGION_BYTES, Record};
 use super::write::Close;
+use super::write::Sums;
 use super::{Background, Pcache, TOKEN_MISS};
 
 /// A read that waits for the backing device.
@@ -241,9 +241,9 @@ impl Pcache {
             };
             let data = &io.buffer.as_slice()[done as usize..(done + u64::from(space.len)) as usize];
             self.media.store(self.segments.data_at(space.segment, space.offset), data);
-            let data_crc = if self.crcs.is_some() { pcache_crc(data) } else { 0 };
+            let sums = self.sums_of(data);
             let is_stored = self.media.pmem.drain().is_ok();
-            if !is_stored || !self.commit_fill(io, at, space, data_crc, miss) {
+            if !is_stored || !self.commit_fill(io, at, space, sums, miss) {
                 self.segments.release(space.segment);
                 break;
             }
@@ -260,7 +260,7 @@ impl Pcache {
         io: &DiskIo,
         at: u64,
         space: super::segment::Space,
-        data_crc: u32,
+        sums: Sums,
         miss: u32,
     ) -> bool {
         let stripe = self.stripe_of(at);
@@ -274,7 +274,7 @@ impl Pcache {
         if !is_wanted || self.make_set_room(stripe).is_err() || self.open.len(stripe) == KEYS_MAX {
             return false;
         }
-        self.push_clean(stripe, at, space, data_crc);
+        self.push_clean(stripe, at, space, sums);
         // The key is in the set; whether the set could be logged is the next append's concern.
         let _ = self.close_after_push(stripe, Close::No);
         drop(state);

@@ -13,7 +13,6 @@
 //! Data that is to move and finds no room stays where it is for another lap, at the cost of a use;
 //! so what is hot is not dropped because collection began a moment too late.
 
-use crate::crc::pcache_crc;
 use crate::mutants::{self, Mutant};
 use crate::sync::atomic::Ordering;
 use crate::sync::lock;
@@ -25,6 +24,7 @@ use super::layout::{KEYS_MAX, Key, Position};
 use super::retention::{Class, Verdict};
 use super::segment::Space;
 use super::write::Close;
+use super::write::Sums;
 
 /// Most bytes that are moved at once.
 const MOVE_BYTES: u64 = 64 << 10;
@@ -299,7 +299,9 @@ impl Pcache {
             len: run.len as u32,
             generation: key.generation.get(),
         };
-        self.push_clean_key(stripe, run.offset, space, key.data_crc.get());
+        // Its data was there when the key was logged the first time.
+        let sums = Sums { crc: key.data_crc.get(), look: 0 };
+        self.push_clean_key(stripe, run.offset, space, sums);
         self.note_pinned(run.place.segment);
         let _ = self.close_after_push(stripe, Close::No);
         drop(state);
@@ -354,7 +356,7 @@ impl Pcache {
             return false;
         }
         self.media.store(self.segments.data_at(space.segment, space.offset), scratch);
-        let data_crc = if self.crcs.is_some() { pcache_crc(scratch) } else { 0 };
+        let sums = self.sums_of(scratch);
         if self.media.pmem.drain().is_err() {
             return false;
         }
@@ -363,7 +365,7 @@ impl Pcache {
         if !self.is_current(run) || !self.has_set_room(stripe) {
             return false;
         }
-        self.push_clean(stripe, run.offset, space, data_crc);
+        self.push_clean(stripe, run.offset, space, sums);
         self.index.set_uses(run.offset, run.len, uses);
         let _ = self.close_after_push(stripe, Close::No);
         self.counters.moved_bytes.fetch_add(run.len, Ordering::Relaxed);

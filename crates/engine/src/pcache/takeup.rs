@@ -1,83 +1,168 @@
 //! Keys that a dead server left in shared memory: acknowledged, but not in the log.
 //!
-//! They belong to one attach of one medium. When label and cache_info on the medium are those of
-//! that attach, the keys are taken up and logged. When they are not, the keys must not be
-//! believed; but they are acknowledged writes, so they are never dropped in silence: if damage of
-//! the medium is why they cannot be recognised, the attach is refused until the user says that
-//! they may be lost; if somebody else has used the medium since, or the machine was started again,
-//! they are lost already, and the attach says so.
+//! They belong to one attach of one medium. When cache_info and the log's end on the medium are
+//! those that the memory knows, and the data of its keys is there, the keys are taken up and
+//! logged. When they are not, the keys must not be believed; but they are acknowledged writes, so
+//! they are never dropped in silence: if damage of the medium is why they cannot be recognised, or
+//! the medium is an older copy of itself, the attach is refused until the user says that they may
+//! be lost; if somebody else has used the medium since, they are lost already, and the attach says
+//! so.
 
 use crate::error::{Error, Kind, Result};
+use crate::look::{look_places, mix_look};
 use crate::mutants::{self, Mutant};
-use crate::shm::SharedWords;
 use crate::units::human_bytes;
 
+use super::args::TableArgs;
 use super::attach::{LogDamage, Structures, check_key};
 use super::index::Place;
 use super::keylog::KeyLog;
-use super::label::Label;
-use super::layout::{CACHE_INFO_AT, KEY_CLEAN, Key, PAGE_STRIDE};
+use super::layout::{CACHE_INFO_AT, KEY_CLEAN, Key, PAGE_STRIDE, Position};
 use super::media::Media;
-use super::openset::{self, LeftBehind, OpenSets};
+use super::openset::{self, LeftBehind, LogEnd};
+use super::segment::Segments;
 use super::survey::Replayed;
+
+/// What to do with the memory that was found.
+pub(super) enum Left {
+    /// It is this medium's: these keys are taken up.
+    Keys(Vec<Key>),
+    /// It is another medium's, of which this is a copy, or which this once was; and the user
+    /// accepts the loss that the note tells.
+    OfAnother(String),
+}
 
 /// The keys to take up. Refuses, or adds a note, when there are some that cannot be.
 pub(super) fn keys_left(
     media: &Media,
     found: &Structures,
     replayed: &mut Replayed,
-    shared: &SharedWords,
-    damage: LogDamage,
-) -> Result<Vec<Key>> {
-    let Some(left) = OpenSets::left_behind(shared) else { return Ok(Vec::new()) };
-    if mutants::is(Mutant::SharedIgnored) {
-        return Ok(Vec::new());
-    }
-    let attach_id = found.label.as_ref().map(|(label, _)| label.attach_id);
-    let is_of_attach = attach_id == Some(left.attach_id);
-    let is_ours = is_of_attach && left.knows(&found.info.record);
-    let has_failed = openset::has_failed(shared);
-    if is_ours && !has_failed || mutants::is(Mutant::SharedOfAnybody) && attach_id.is_some() {
-        return Ok(left.keys);
+    left: Option<LeftBehind>,
+    args: &TableArgs,
+) -> Result<Left> {
+    let nothing = Left::Keys(Vec::new());
+    let Some(left) = left.filter(|_| !mutants::is(Mutant::SharedIgnored)) else {
+        return Ok(nothing);
+    };
+    let accepts_loss = args.accepts_loss || args.log_damage == LogDamage::Truncate;
+    let has_failed = media.shared.as_ref().is_some_and(openset::has_failed);
+    let is_known = left.knows(&found.info.record);
+    let keys = || left.keys.iter().map(|(key, _)| *key).collect();
+    if is_known && !has_failed {
+        let Some(what) = difference(media, found, replayed, &left) else {
+            return Ok(Left::Keys(keys()));
+        };
+        let what = format!(
+            "{what}: this is an older copy of what the last server had, which died with {} keys \
+             in memory",
+            left.keys.len()
+        );
+        if accepts_loss {
+            return Ok(Left::OfAnother(format!("{what}; they are LOST here")));
+        }
+        return Err(Error::new(
+            Kind::Refused,
+            format!(
+                "{}: {what}; attach the newest one, or add `lost_memory accept` to the table to \
+                 go on without them",
+                media.name()
+            ),
+        ));
     }
     replayed.finish(media, &found.segments)?;
-    let Some(lost) = loss(&left, replayed) else { return Ok(Vec::new()) };
-    if is_ours && has_failed {
+    let Some(lost) = loss(&left, replayed) else { return Ok(nothing) };
+    if has_failed {
         // Their data may be what it was before: it was on its way when the medium failed.
         replayed.notes.push(format!("{lost}, and they are LOST: the cache device failed then"));
-        return Ok(Vec::new());
+        return Ok(nothing);
     }
-    let damaged = if !left.is_of_this_boot {
-        None
-    } else if is_of_attach && left.is_ahead_of(&found.info.record) {
-        Some("cache_info")
-    } else if !is_of_attach && Label::has_damaged_slot(media) {
-        Some("the label")
-    } else {
-        None
-    };
-    let Some(damaged) = damaged else {
-        replayed.notes.push(format!(
-            "{lost}, and they are LOST: the medium is another one, or was used otherwise since, or \
-             the machine was started again"
-        ));
-        return Ok(Vec::new());
-    };
-    let at = if damaged == "cache_info" { CACHE_INFO_AT } else { 0 };
-    let stride = if damaged == "cache_info" { PAGE_STRIDE } else { Label::STRIDE };
-    let why = format!("{damaged} on the medium is damaged (byte {at} or {})", at + stride);
-    if damage == LogDamage::Truncate {
+    if !left.is_ahead_of(&found.info.record) {
+        replayed
+            .notes
+            .push(format!("{lost}, and they are LOST: the medium was used otherwise since"));
+        return Ok(nothing);
+    }
+    let why = format!(
+        "cache_info on the medium is damaged (byte {CACHE_INFO_AT} or {})",
+        CACHE_INFO_AT + PAGE_STRIDE
+    );
+    if accepts_loss {
         replayed.notes.push(format!("{lost}, and they are LOST: {why}"));
-        return Ok(Vec::new());
+        return Ok(nothing);
     }
     Err(Error::new(
         Kind::Io,
         format!(
             "{}: {lost}, and cannot be taken up: {why}, or this is an old copy of it; \
-             `log_damage truncate` in the table goes on without them",
+             `lost_memory accept` in the table goes on without them",
             media.name()
         ),
     ))
+}
+
+/// Where memory and medium do not fit together: the log ends elsewhere than it did, or data that a
+/// key in memory names is not there.
+fn difference(
+    media: &Media,
+    found: &Structures,
+    replayed: &Replayed,
+    left: &LeftBehind,
+) -> Option<String> {
+    if mutants::is(Mutant::RolledBackBelieved) {
+        return None;
+    }
+    let head = replayed.head;
+    if let Some([end, next]) = left.ends
+        && !ends_at(&found.segments, head, end, next)
+    {
+        return Some(format!(
+            "its log ends at {head}, but the last server's memory says {}",
+            end.position
+        ));
+    }
+    let segments = &found.segments;
+    let is_current = |key: &Key| {
+        key.segment.get() < segments.count()
+            && segments.generation(key.segment.get()) == key.generation.get()
+    };
+    let sampled = left.keys.iter().filter(|(key, look)| *look != 0 && is_current(key));
+    for (key, look) in sampled {
+        let (segment, at, len) = (key.segment.get(), key.segment_off.get(), key.len.get());
+        if len < 8 || u64::from(at) + u64::from(len) > u64::from(media.geometry.data_bytes()) {
+            continue;
+        }
+        let word = |place: usize| {
+            let mut bytes = [0; 8];
+            segments.load(segment, at + place as u32, &mut bytes).ok()?;
+            Some(u64::from_le_bytes(bytes))
+        };
+        // What cannot be read is damage, which shows itself when it is used.
+        let [Some(first), Some(middle), Some(last)] = look_places(len as usize).map(word) else {
+            continue;
+        };
+        if mix_look([first, middle, last]) != *look {
+            return Some(format!(
+                "the data of a write of {len} bytes at byte {} of the device, which the last \
+                 server's memory names, is not there (segment {segment}, byte {at})",
+                key.off.get()
+            ));
+        }
+    }
+    None
+}
+
+/// Whether the log ends where it did, or where it was about to, or between the two.
+fn ends_at(segments: &Segments, head: Position, end: LogEnd, next: LogEnd) -> bool {
+    let is_record = |end: &LogEnd| {
+        let mut crc = [0; 4];
+        end.crc == 0
+            || segments.load(end.position.segment, end.begin, &mut crc).is_ok()
+                && u32::from_le_bytes(crc) == end.crc
+    };
+    let is_between = end != next
+        && head.segment == next.position.segment
+        && (next.begin..=next.position.offset).contains(&head.offset);
+    head == end.position && is_record(&end) || is_between
 }
 
 /// What is lost with these keys, in words; `None` if nothing: data that the backing device has,
@@ -90,7 +175,7 @@ fn loss(left: &LeftBehind, replayed: &Replayed) -> Option<String> {
         replayed.index.lookup(off, end, |_| true).place == Some(place)
     };
     let is_lost = |key: &&Key| key.flags.get() & KEY_CLEAN == 0 && !is_logged(key);
-    let lost: Vec<&Key> = left.keys.iter().filter(is_lost).collect();
+    let lost: Vec<&Key> = left.keys.iter().map(|(key, _)| key).filter(is_lost).collect();
     let bytes = lost.iter().map(|key| u64::from(key.len.get())).sum();
     (!lost.is_empty()).then(|| {
         format!(

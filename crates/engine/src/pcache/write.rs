@@ -11,6 +11,7 @@ use zerocopy::FromZeros;
 use crate::bio::{Bio, Op};
 use crate::crc::pcache_crc;
 use crate::error::Status;
+use crate::look::{look_of, mix_look};
 use crate::mutants::{self, Mutant};
 use crate::sync::atomic::Ordering;
 use crate::sync::{lock, lock_soon};
@@ -74,6 +75,15 @@ impl KnownZeroes {
 /// Most pieces that are looked at for one extent.
 const EXTENT_PIECES_MAX: usize = 32;
 
+/// What is remembered of data with its key.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Sums {
+    /// Its CRC, with `data_crc`.
+    pub(super) crc: u32,
+    /// What it looks like, for whoever finds the key in memory.
+    pub(super) look: u32,
+}
+
 /// How an append to an open key set ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Close {
@@ -114,7 +124,7 @@ impl Pcache {
             self.open.touch(self.stripe_of(bio.offset + bio.progress));
             let data = &bio.buffer.as_slice()[from..from + space.len as usize];
             self.media.store(self.segments.data_at(space.segment, space.offset), data);
-            let data_crc = if self.crcs.is_some() { pcache_crc(data) } else { 0 };
+            let sums = self.sums_of(data);
             let drained = match mutants::is(Mutant::KeyBeforeData) {
                 true => Ok(()),
                 false => self.media.pmem.drain(),
@@ -123,7 +133,7 @@ impl Pcache {
                 self.segments.release(space.segment);
                 return port.finish(bio, Err(status));
             }
-            match self.commit(&bio, space, data_crc) {
+            match self.commit(&bio, space, sums) {
                 Ok(()) => bio.progress += u64::from(space.len),
                 Err(AppendError::NoRoom) => return self.wait_for_room(bio, port),
                 Err(AppendError::Medium(status)) => return port.finish(bio, Err(status)),
@@ -131,6 +141,11 @@ impl Pcache {
         }
         self.look_at_space();
         port.finish(bio, Ok(()));
+    }
+
+    pub(super) fn sums_of(&self, data: &[u8]) -> Sums {
+        let crc = if self.crcs.is_some() { pcache_crc(data) } else { 0 };
+        Sums { crc, look: look_of(data) }
     }
 
     /// The kind of segment for data of the block at `at`.
@@ -171,7 +186,7 @@ impl Pcache {
     }
 
     /// Makes the piece that starts at the bio's progress point to `space`.
-    fn commit(&self, bio: &Bio, space: Space, data_crc: u32) -> Result<(), AppendError> {
+    fn commit(&self, bio: &Bio, space: Space, sums: Sums) -> Result<(), AppendError> {
         let at = bio.offset + bio.progress;
         let piece_end = bio.progress + u64::from(space.len);
         let close = match bio.fua && !mutants::is(Mutant::FuaNotClosing) {
@@ -181,7 +196,7 @@ impl Pcache {
             true if (at + u64::from(space.len)).is_multiple_of(REGION_BYTES) => Close::Yes,
             true => Close::No,
         };
-        self.commit_key(at, space, data_crc, close)
+        self.commit_key(at, space, sums, close)
     }
 
     /// Under the stripe's lock: index, pending fills, open key set. When it fails before it
@@ -190,12 +205,12 @@ impl Pcache {
         &self,
         at: u64,
         space: Space,
-        data_crc: u32,
+        sums: Sums,
         close: Close,
     ) -> Result<(), AppendError> {
         let stripe = self.stripe_of(at);
         if mutants::is(Mutant::IndexBeforeLock) {
-            self.point(at, space, data_crc);
+            self.point(at, space, sums);
         }
         let mut state = lock_soon(&self.stripes[stripe].state);
         if let Err(error) = self.make_set_room(stripe) {
@@ -205,10 +220,10 @@ impl Pcache {
         let len = u64::from(space.len);
         state.cancel_fills(at, len);
         if !mutants::is(Mutant::IndexBeforeLock) {
-            self.point(at, space, data_crc);
+            self.point(at, space, sums);
         }
         let state = (!mutants::is(Mutant::KeyAfterUnlock)).then_some(state);
-        self.push_key(stripe, at, space, data_crc, 0);
+        self.push_key(stripe, at, space, sums, 0);
         let state = state.filter(|_| !mutants::is(Mutant::DirtyCountedLate));
         self.stripes[stripe].add_dirty(len);
         self.close_after_push(stripe, close)?;
@@ -227,16 +242,16 @@ impl Pcache {
     }
 
     /// Points the index to `space`. The stripe is locked.
-    fn point(&self, at: u64, space: Space, data_crc: u32) {
+    fn point(&self, at: u64, space: Space, sums: Sums) {
         if let Some(crcs) = &self.crcs {
-            crcs.insert(space.segment, space.offset, space.len, data_crc);
+            crcs.insert(space.segment, space.offset, space.len, sums.crc);
         }
         let place = Place::new(space.segment, space.offset, space.generation);
         self.index.set(at, u64::from(space.len), Some(place));
     }
 
     /// The set has room, its stripe is locked.
-    fn push_key(&self, stripe: usize, at: u64, space: Space, data_crc: u32, flags: u32) {
+    fn push_key(&self, stripe: usize, at: u64, space: Space, sums: Sums, flags: u32) {
         let mut key = Key::new_zeroed();
         key.off.set(at);
         key.len.set(space.len);
@@ -244,8 +259,8 @@ impl Pcache {
         key.segment.set(space.segment);
         key.segment_off.set(space.offset);
         key.generation.set(space.generation);
-        key.data_crc.set(data_crc);
-        self.open.push(stripe, &key);
+        key.data_crc.set(sums.crc);
+        self.open.push(stripe, &key, sums.look);
     }
 
     /// Logs the set if it is full or `close` says so. A full set that finds no room stays open:
@@ -265,6 +280,9 @@ impl Pcache {
 
     /// Logs one open set, durably. Its stripe is locked.
     fn close_set(&self, stripe: usize, mark: bool) -> Result<(), AppendError> {
+        if mutants::is(Mutant::ServedSaidLate) {
+            self.say_served();
+        }
         let mut keys = lock_soon(&self.close_scratch);
         keys.clear();
         self.open.collect(stripe, &mut keys);
@@ -326,11 +344,11 @@ impl Pcache {
                 Ok(None) => return self.wait_for_room(bio, port),
                 Err(status) => return port.finish(bio, Err(status)),
             };
-            let data_crc = match self.crcs {
+            let crc = match self.crcs {
                 Some(_) => self.zero_crc(space.len),
                 None => 0,
             };
-            match self.commit(&bio, space, data_crc) {
+            match self.commit(&bio, space, Sums { crc, look: mix_look([0; 3]) }) {
                 Ok(()) => bio.progress += u64::from(space.len),
                 Err(AppendError::NoRoom) => return self.wait_for_room(bio, port),
                 Err(AppendError::Medium(status)) => return port.finish(bio, Err(status)),
@@ -445,14 +463,14 @@ impl Pcache {
     }
 
     /// A CLEAN key for data that the backing device has too.
-    pub(super) fn push_clean(&self, stripe: usize, at: u64, space: Space, data_crc: u32) {
-        self.point(at, space, data_crc);
-        self.push_clean_key(stripe, at, space, data_crc);
+    pub(super) fn push_clean(&self, stripe: usize, at: u64, space: Space, sums: Sums) {
+        self.point(at, space, sums);
+        self.push_clean_key(stripe, at, space, sums);
     }
 
     /// As [`Pcache::push_clean`], for data that the index has there already.
-    pub(super) fn push_clean_key(&self, stripe: usize, at: u64, space: Space, data_crc: u32) {
-        self.push_key(stripe, at, space, data_crc, KEY_CLEAN);
+    pub(super) fn push_clean_key(&self, stripe: usize, at: u64, space: Space, sums: Sums) {
+        self.push_key(stripe, at, space, sums, KEY_CLEAN);
     }
 }
 

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! writecache p|s <origin> <cache> <block size> <#words> [<option> ...] [rebind true|false]
-//!     [atomic_blocks true|false]
+//!     [atomic_blocks true|false] [lost_memory refuse|accept]
 //! ```
 //!
 //! The kernel ignores what stands behind the counted words. We take our own option there, and
@@ -77,6 +77,9 @@ pub struct TableArgs {
     pub options: Options,
     /// Attach although the label names another origin.
     pub rebinds: bool,
+    /// Attach although writes that were acknowledged and not flushed are lost with the memory that
+    /// the last server left.
+    pub accepts_loss: bool,
     /// Whether a power cut never leaves a block half old and half new. That takes a device that
     /// writes blocks whole (what it says of itself, if nothing is given), or never to overwrite one
     /// where it is.
@@ -127,6 +130,7 @@ impl TableArgs {
             block_bytes,
             options: Options::default(),
             rebinds: false,
+            accepts_loss: false,
             atomic_blocks: None,
         };
         args.take_counted(words)?;
@@ -157,6 +161,8 @@ impl TableArgs {
             match ours {
                 ["rebind", "true"] => self.rebinds = true,
                 ["rebind", "false"] => self.rebinds = false,
+                ["lost_memory", "accept"] => self.accepts_loss = true,
+                ["lost_memory", "refuse"] => self.accepts_loss = false,
                 ["atomic_blocks", "true"] => self.atomic_blocks = Some(true),
                 ["atomic_blocks", "false"] if self.mode == Mode::Ssd => {
                     self.atomic_blocks = Some(false);

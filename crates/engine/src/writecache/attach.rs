@@ -4,7 +4,7 @@
 //! name this attach on the label. Entries that must be marked free wait for the first commit,
 //! whose counter they must not survive.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, HashMap};
 
 use zerocopy::IntoBytes;
 
@@ -14,21 +14,20 @@ use crate::disk::{Disk, DiskIo, DiskLimits};
 use crate::error::{Error, Kind, Result};
 use crate::mutants::{self, Mutant};
 use crate::pmem::Pmem;
-use crate::shm::SharedWords;
+use crate::shm::{Keeper, SharedWords};
 use crate::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize};
 use crate::sync::{Arc, Mutex};
-use crate::units::{MIB, SECTOR, human_pair};
+use crate::units::{SECTOR, human_pair};
 
 use super::args::{Mode, TableArgs};
 use super::commit::{Commit, Marks};
 use super::format::prepare;
 use super::index::{Index, State};
 use super::inspect::load_geometry;
-use super::layout::{
-    ENTRY_SEQ_AT, Entry, FREE, Geometry, LABEL_AT, Label, SEQ_COUNT_AT, Superblock,
-};
+use super::layout::{ENTRY_SEQ_AT, Entry, FREE, Geometry, Label, SEQ_COUNT_AT, Superblock};
 use super::media::Medium;
-use super::openlist::{Filled, Held, OpenLists, note_failure};
+use super::memory::{self, Memory, difference, rewrite, rewrite_blocks, rolled_back};
+use super::openlist::{Filled, Held, LeftBehind, OpenLists, announce_seq, note_failure};
 use super::overwrite;
 use super::pool::{Pool, SLOTS_MAX};
 use super::walk::{Census, Finder, walk};
@@ -136,11 +135,11 @@ impl Writecache {
         len_bytes: u64,
         origin: Arc<dyn Disk>,
         cache: Arc<dyn Pmem>,
-        shared: SharedWords,
+        memory: impl Into<Keeper>,
         options: &OpenOptions,
     ) -> Result<Writecache> {
         assert!(args.mode == Mode::Pmem);
-        open(args, len_bytes, origin, Medium::Pmem(cache), shared, options)
+        open(args, len_bytes, origin, Medium::Pmem(cache), &memory.into(), options)
     }
 
     /// As [`Writecache::open_pmem`], over a disk.
@@ -149,11 +148,11 @@ impl Writecache {
         len_bytes: u64,
         origin: Arc<dyn Disk>,
         cache: Arc<dyn Disk>,
-        shared: SharedWords,
+        memory: impl Into<Keeper>,
         options: &OpenOptions,
     ) -> Result<Writecache> {
         assert!(args.mode == Mode::Ssd);
-        open(args, len_bytes, origin, Medium::Disk(cache), shared, options)
+        open(args, len_bytes, origin, Medium::Disk(cache), &memory.into(), options)
     }
 }
 
@@ -162,43 +161,104 @@ fn open(
     len_bytes: u64,
     origin: Arc<dyn Disk>,
     medium: Medium,
-    shared: SharedWords,
+    keeper: &Keeper,
     options: &OpenOptions,
 ) -> Result<Writecache> {
     let limits = origin.limits().clone();
     check_devices(&args, len_bytes, &limits, &medium)?;
     let start = args.options.start_sector.unwrap_or(0) * SECTOR;
-    prepare(&medium, start, args.block_bytes, options.force_format, &origin)?;
-    let (superblock, geometry) = load_geometry(&medium, start, Some(args.block_bytes))?;
-    let mut seq = superblock.seq_count.get();
-    if seq > SEQ_MAX {
-        let at = start + SEQ_COUNT_AT;
-        let what = format_args!("commit counter {seq} at byte {at}: no cache has counted so far");
-        return Err(medium.error(Kind::Invalid, what));
-    }
-    let mut found = Attach {
-        index: Index::new(geometry.blocks as u32, geometry.block_bytes, options.stripes),
-        aside: HashMap::new(),
-        stale: Vec::new(),
-        uncommitted: Vec::new(),
-        notes: Vec::new(),
-        owes_flush: OpenLists::left_behind(&shared).is_some()
-            && !mutants::is(Mutant::OwedFlushForgotten)
-            && !is_flushed(&origin),
+    let unseen = match options.force_format {
+        true => memory::unseen(&medium, start, keeper, &args)?,
+        false => None,
     };
-    if mutants::is(Mutant::CounterBackwards) {
-        seq = seq.saturating_sub(1);
+    prepare(&medium, start, args.block_bytes, options.force_format, &origin)?;
+    unseen.iter().for_each(SharedWords::remove);
+    drop(unseen);
+    let opening = Opening { args, origin, medium, keeper, options };
+    match opening.attach(None)? {
+        Attached::Open(cache) => Ok(*cache),
+        Attached::OtherMemory(note) => match opening.attach(Some(note))? {
+            Attached::Open(cache) => Ok(*cache),
+            Attached::OtherMemory(_) => unreachable!("new memory is of nobody else"),
+        },
     }
-    let census = look(&medium, &geometry, seq, limits.size_bytes, &mut found, options)?;
-    check_binding(&args, &medium, &superblock, &census, &limits)?;
-    take_up(&medium, &geometry, &superblock, &mut seq, &mut found, &shared, &limits)?;
-    let label = Label::new(&limits.identity, limits.size_bytes, options.attach_id);
-    if !mutants::is(Mutant::WritecacheUnlabelled) {
-        medium.store(start + LABEL_AT, label.as_bytes())?;
+}
+
+/// A cache that is being opened.
+struct Opening<'a> {
+    args: TableArgs,
+    origin: Arc<dyn Disk>,
+    medium: Medium,
+    keeper: &'a Keeper,
+    options: &'a OpenOptions,
+}
+
+/// How an opening ends.
+enum Attached {
+    Open(Box<Writecache>),
+    /// The memory that was found is not this medium's, and the user accepts what is lost; a note
+    /// says what that is.
+    OtherMemory(String),
+}
+
+impl Opening<'_> {
+    /// Reads the cache, and attaches. `forgotten`: without the memory that is there, and why.
+    fn attach(&self, forgotten: Option<String>) -> Result<Attached> {
+        let Opening { args, medium, options, .. } = self;
+        let limits = self.origin.limits();
+        let start = args.options.start_sector.unwrap_or(0) * SECTOR;
+        let (superblock, geometry) = load_geometry(medium, start, Some(args.block_bytes))?;
+        let mut seq = superblock.seq_count.get();
+        if seq > SEQ_MAX {
+            let at = start + SEQ_COUNT_AT;
+            let what =
+                format_args!("commit counter {seq} at byte {at}: no cache has counted so far");
+            return Err(medium.error(Kind::Invalid, what));
+        }
+        let (label, keeper) = (&superblock.label, self.keeper.clone());
+        let is_to_go = forgotten.is_some();
+        let mut memory = Memory::of(medium, &geometry, label, keeper, args, options, is_to_go)?;
+        let left = memory.left()?;
+        let mut found = Attach {
+            index: Index::new(geometry.blocks as u32, geometry.block_bytes, options.stripes),
+            aside: HashMap::new(),
+            stale: Vec::new(),
+            uncommitted: Vec::new(),
+            notes: memory.notes.iter().cloned().chain(forgotten).collect(),
+            owes_flush: left.is_some()
+                && !mutants::is(Mutant::OwedFlushForgotten)
+                && !is_flushed(&self.origin),
+        };
+        if mutants::is(Mutant::CounterBackwards) {
+            seq = seq.saturating_sub(1);
+        }
+        let census = look(medium, &geometry, seq, limits.size_bytes, &mut found, options)?;
+        check_binding(args, medium, &superblock, &census, limits)?;
+        if let Some(what) = left.as_ref().and_then(|left| difference(medium, &geometry, seq, left))
+        {
+            return match args.accepts_loss {
+                true => Ok(Attached::OtherMemory(format!("{what}: they are LOST here"))),
+                false => Err(rolled_back(medium, &what)),
+            };
+        }
+        let label = Label::new(&limits.identity, limits.size_bytes, options.attach_id);
+        let shared = memory.words();
+        let named = memory.name(medium, &geometry, label, options.stripes, seq);
+        // What could not be made durable now may never be: the next server must not build on it.
+        let taken_up = named.and_then(|label| {
+            if let Some(left) = left {
+                take_up(medium, &geometry, &mut seq, &mut found, &shared, left, limits)?;
+            }
+            medium.settle().map(|()| label)
+        });
+        let label = taken_up.inspect_err(|_| note_failure(&shared))?;
+        let open = OpenLists::begin(shared, options.stripes, label.attach_id(), seq);
+        memory.words().keep_last_name();
+        let (args, medium) = (args.clone(), medium.clone());
+        let origin = Arc::clone(&self.origin);
+        let cache = assemble(args, origin, medium, geometry, label, seq, found, &census, open);
+        Ok(Attached::Open(Box::new(cache)))
     }
-    medium.settle()?;
-    let open = OpenLists::fresh(shared, options.stripes, options.attach_id, seq);
-    Ok(assemble(args, origin, medium, geometry, label, seq, found, &census, open))
 }
 
 /// Reads all entries, on several threads if there are many.
@@ -305,7 +365,7 @@ fn check_binding(
     if !is_ours || dirty == 0 || args.rebinds {
         return Ok(());
     }
-    let known = label.origin_sectors.get().saturating_mul(SECTOR);
+    let known = label.origin_sectors().saturating_mul(SECTOR);
     let (known, found) = human_pair(known, origin.size_bytes);
     let what = format_args!(
         "it caches another origin (of {known}), not {} ({}, {found}), and holds {dirty} dirty \
@@ -320,33 +380,26 @@ fn check_binding(
 fn take_up(
     medium: &Medium,
     geometry: &Geometry,
-    superblock: &Superblock,
     seq: &mut u64,
     found: &mut Attach,
     shared: &SharedWords,
+    left: LeftBehind,
     origin: &DiskLimits,
 ) -> Result<()> {
-    let Some(left) = OpenLists::left_behind(shared) else { return Ok(()) };
-    let label = &superblock.label;
-    let is_ours = label.is_valid()
-        && label.attach_id.get() == left.attach_id
-        && left.seqs.contains(seq)
-        && left.is_of_this_boot
-        || mutants::is(Mutant::HeldOfAnybody);
+    let is_ours = left.seqs.contains(seq) || mutants::is(Mutant::HeldOfAnybody);
     let mut wanted: BTreeMap<u64, u32> = BTreeMap::new();
     wanted.extend(left.held.iter().copied());
     if left.has_failed && is_ours {
         rewrite(medium, geometry)?;
     }
     if is_ours {
-        rewrite_blocks(medium, geometry, &left.overwritten, found)?;
+        rewrite_blocks(medium, geometry, &left.overwritten, &mut found.notes)?;
     }
     if !is_ours || left.has_failed {
         if !wanted.is_empty() {
             found.notes.push(format!(
                 "the last server had acknowledged, but not committed, writes to {} blocks, and \
-                 they are LOST: the medium is another one, has failed, or was used otherwise \
-                 since, or the machine was started again",
+                 they are LOST: the medium has failed, or was used otherwise since",
                 wanted.len()
             ));
         }
@@ -361,43 +414,7 @@ fn take_up(
     if missing.is_empty() {
         return Ok(());
     }
-    // Then a later flush does not make durable what this one could not.
-    commit_left(medium, geometry, seq, found, &missing).inspect_err(|_| note_failure(shared))
-}
-
-/// The last server saw the cache device fail. What can be read of the entries now may never become
-/// durable, whatever is flushed, unless it is written again.
-fn rewrite(medium: &Medium, geometry: &Geometry) -> Result<()> {
-    let (mut at, end) = (geometry.start, geometry.start + geometry.table_bytes());
-    while at < end {
-        let mut bytes = vec![0; MIB.min(end - at) as usize];
-        medium.load(at, &mut bytes)?;
-        medium.store(at, &bytes)?;
-        at += bytes.len() as u64;
-    }
-    medium.settle()
-}
-
-/// The same of blocks that were being overwritten, or were and not flushed: nobody may have heard
-/// that this failed. Which version can be read now, stays.
-fn rewrite_blocks(
-    medium: &Medium,
-    geometry: &Geometry,
-    slots: &[u32],
-    found: &mut Attach,
-) -> Result<()> {
-    let slots: BTreeSet<u64> = slots.iter().map(|slot| u64::from(*slot)).collect();
-    if mutants::is(Mutant::OverwrittenUnsettled) || slots.is_empty() {
-        return Ok(());
-    }
-    let places: Vec<u64> =
-        slots.range(..geometry.blocks).map(|slot| geometry.block_at(*slot)).collect();
-    let unreadable = medium.rewrite_each(&places, geometry.block_bytes as usize)?;
-    if unreadable > 0 {
-        let what = format!("{unreadable} blocks that were being overwritten cannot be read");
-        found.notes.push(what);
-    }
-    medium.settle()
+    commit_left(medium, geometry, seq, found, shared, &missing)
 }
 
 /// Whether the entry of a write that was left in memory is still missing on the medium.
@@ -440,6 +457,7 @@ fn commit_left(
     geometry: &Geometry,
     seq: &mut u64,
     found: &mut Attach,
+    shared: &SharedWords,
     missing: &[Held],
 ) -> Result<()> {
     let entry = |block: u64| Entry::new(block * geometry.block_sectors(), *seq);
@@ -463,6 +481,7 @@ fn commit_left(
     medium.store_each(&changes)?;
     medium.settle()?;
     *seq += 1;
+    announce_seq(shared, *seq);
     medium.store(geometry.start + SEQ_COUNT_AT, &seq.to_le_bytes())?;
     medium.settle()?;
     freed.into_iter().for_each(|slot| found.index.retire(slot));

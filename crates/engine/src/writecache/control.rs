@@ -186,6 +186,9 @@ impl Writecache {
             let _background = lock(&self.background);
             self.is_flushing.store(true, Ordering::SeqCst);
         }
+        if mutants::is(Mutant::WcDetachedSaidEarly) {
+            let _ = super::memory::say_at_rest(&self.medium, &self.geometry, &self.label);
+        }
         self.is_origin_flush_refused.store(false, Ordering::SeqCst);
         self.is_suspended.store(true, Ordering::SeqCst);
         if self.is_pmem() {

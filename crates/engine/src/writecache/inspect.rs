@@ -2,9 +2,11 @@
 
 use crate::attaching::AttachProgress;
 use crate::error::Result;
+use crate::shm::{Keeper, Served};
 
-use super::layout::{Geometry, MAGIC, SUPERBLOCK_BYTES, Superblock};
+use super::layout::{Geometry, Label, MAGIC, SECTORS_MAX, SUPERBLOCK_BYTES, Superblock};
 use super::media::Medium;
+use super::memory::served;
 use super::walk::{Census, Lookup, walk};
 
 /// What a cache device holds.
@@ -24,6 +26,15 @@ pub struct Report {
     pub contradictions: Vec<u64>,
     /// Our label, if there is one: sectors of the origin, number of the last attach.
     pub label: Option<LabelReport>,
+    raw_label: Label,
+}
+
+impl Report {
+    /// What the label says of the server that has the cache, or had it and died: what that has
+    /// acknowledged and not flushed is known in memory, which `keeper` knows to name.
+    pub fn served(&self, medium: &Medium, keeper: &Keeper) -> Option<Served> {
+        served(medium, &self.geometry, &self.raw_label, keeper)
+    }
 }
 
 /// What our label says.
@@ -60,8 +71,8 @@ pub fn inspect(medium: &Medium, start: u64, origin_bytes: Option<u64>) -> Result
     let (superblock, geometry) = load_geometry(medium, start, None)?;
     let label = superblock.label;
     let label = label.is_valid().then(|| LabelReport {
-        origin_bytes: label.origin_sectors.get() * crate::units::SECTOR,
-        attach_id: label.attach_id.get(),
+        origin_bytes: label.origin_sectors().min(SECTORS_MAX) * crate::units::SECTOR,
+        attach_id: label.attach_id(),
     });
     let origin_bytes = origin_bytes.or(label.map(|label| label.origin_bytes));
     let seq_count = superblock.seq_count.get();
@@ -80,5 +91,6 @@ pub fn inspect(medium: &Medium, start: u64, origin_bytes: Option<u64>) -> Result
         origin_bytes_min: last,
         contradictions: found.twins,
         label,
+        raw_label: superblock.label,
     })
 }

@@ -12,7 +12,9 @@
 //! below the commit counter is live; all ones is free; anything else was never committed.
 //!
 //! The reserved bytes, which the kernel writes as zeroes when it formats, preserves afterwards and
-//! never reads, hold our [`Label`], or while we format [`FORMAT_MARK`].
+//! never reads, hold our [`Label`], or while we format [`FORMAT_MARK`]. Where the tail, or what is
+//! left behind the data, has room for a whole unit of writing, a `Place` (label.rs) stands there
+//! while udm serves the cache.
 
 use std::fmt;
 
@@ -71,8 +73,15 @@ pub struct Superblock {
     pub label: Label,
 }
 
-/// Which origin this cache belongs to, and which attach has it. A belt for the braces of those
-/// who name their devices right; a cache without one is a kernel's, and is taken as it is.
+/// Which origin this cache belongs to, which attach has it, and whether a server does, or did and
+/// died. A belt for the braces of those who name their devices right; a cache without one is a
+/// kernel's, and is taken as it is.
+///
+/// A label that says "served" has a mark in the bits of `origin_sectors` that no origin needs. A
+/// udm that does not know it takes the origin for another one, and refuses a cache with dirty
+/// blocks.
+/// Its attach is a number of 40 bits, the run of the machine 12, the memory's directory 12 bits of
+/// a hash. So a change of the attach is one of one word, and "served" another one.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct Label {
@@ -82,10 +91,9 @@ pub struct Label {
     magic: U32,
     /// A hash of the origin's identity.
     pub origin: U64,
-    /// Sectors of the origin when it was attached.
-    pub origin_sectors: U64,
+    origin_sectors: U64,
     /// Chosen anew at each attach.
-    pub attach_id: U64,
+    attach: U64,
 }
 
 /// Says where an origin block is cached; stands at the place that belongs to a data block.
@@ -107,9 +115,13 @@ const _: () = assert!(std::mem::offset_of!(Superblock, seq_count) as u64 == SEQ_
 const _: () = assert!(std::mem::offset_of!(Superblock, label) as u64 == LABEL_AT);
 const _: () = assert!(std::mem::offset_of!(Entry, seq_count) as u64 == ENTRY_SEQ_AT);
 
-/// Place of the attach within the label.
-const ATTACH_ID_AT: usize = std::mem::offset_of!(Label, attach_id);
-const _: () = assert!((LABEL_AT as usize + ATTACH_ID_AT).is_multiple_of(8));
+const ATTACH_AT: usize = Label::ATTACH_AT;
+const _: () = assert!((LABEL_AT as usize + ATTACH_AT).is_multiple_of(8));
+const _: () = assert!(std::mem::offset_of!(Label, origin_sectors).is_multiple_of(8));
+/// In `origin_sectors`: a server has the cache, or had it and died.
+const SERVED: u64 = 1 << 60;
+const ATTACH_BITS: u32 = 40;
+const BOOT_BITS: u32 = 12;
 
 const LABEL_MAGIC: u32 = 0x4357_6475; // "udWC"
 const _: () = assert!((LABEL_AT as usize).is_multiple_of(FORMAT_MARK.len()));
@@ -143,26 +155,87 @@ impl Label {
             magic: U32::new(LABEL_MAGIC),
             origin: U64::new(identity_hash(origin_identity)),
             origin_sectors: U64::new(origin_bytes / SECTOR),
-            attach_id: U64::new(attach_id),
+            attach: U64::new(attach_id & Label::ATTACH_MAX),
         };
         label.check.set(label.sum());
         label
     }
 
-    fn sum(&self) -> u32 {
-        pcache_crc(&self.as_bytes()[4..ATTACH_ID_AT])
+    /// Place of the attach within the label.
+    pub const ATTACH_AT: usize = std::mem::offset_of!(Label, attach);
+    /// The largest number of an attach.
+    pub const ATTACH_MAX: u64 = (1 << ATTACH_BITS) - 1;
+
+    /// The same of a cache that is served, in this run of the machine, with memory there.
+    pub fn served(mut self, boot: u64, directory: &str) -> Label {
+        let place = u64::from(pcache_crc(directory.as_bytes()));
+        let of_server = few(boot, BOOT_BITS) << ATTACH_BITS
+            | few(place, BOOT_BITS) << (ATTACH_BITS + BOOT_BITS);
+        self.attach.set(self.attach.get() & Label::ATTACH_MAX | of_server);
+        self.origin_sectors.set(self.origin_sectors.get() | SERVED);
+        self.check.set(self.sum());
+        self
     }
 
-    /// Whether it is a label at all.
+    /// The same of a cache that nobody serves any more.
+    pub fn at_rest(mut self) -> Label {
+        self.origin_sectors.set(self.origin_sectors.get() & !SERVED);
+        self.check.set(self.sum());
+        self
+    }
+
+    fn sum(&self) -> u32 {
+        pcache_crc(&self.as_bytes()[4..ATTACH_AT])
+    }
+
+    /// Whether it is a label at all. Between the words of "served" and its check stands nothing
+    /// that a crash could tear but that one mark.
     pub fn is_valid(&self) -> bool {
-        self.magic.get() == LABEL_MAGIC && self.check.get() == self.sum()
+        let mut other = *self;
+        other.origin_sectors.set(self.origin_sectors.get() ^ SERVED);
+        self.magic.get() == LABEL_MAGIC && [self.sum(), other.sum()].contains(&self.check.get())
+    }
+
+    /// Whether it says that a server has the cache, or had it and died.
+    pub fn is_served(&self) -> bool {
+        self.is_valid() && self.origin_sectors.get() & SERVED != 0
+    }
+
+    /// Whether that was in this run of the machine.
+    pub fn is_of_boot(&self, boot: u64) -> bool {
+        few(self.attach.get() >> ATTACH_BITS, BOOT_BITS) == few(boot, BOOT_BITS)
+    }
+
+    /// Whether the memory is in this directory, as far as a hash of few bits tells.
+    pub fn is_of_place(&self, directory: &str) -> bool {
+        let place = u64::from(pcache_crc(directory.as_bytes()));
+        self.attach.get() >> (ATTACH_BITS + BOOT_BITS) == few(place, BOOT_BITS)
+    }
+
+    /// The attach. A label that does not say "served" may be that of an older udm: all of its bits
+    /// count.
+    pub fn attach_id(&self) -> u64 {
+        match self.is_served() {
+            true => self.attach.get() & Label::ATTACH_MAX,
+            false => self.attach.get(),
+        }
+    }
+
+    /// Sectors of the origin when it was attached.
+    pub fn origin_sectors(&self) -> u64 {
+        self.origin_sectors.get() & !SERVED
     }
 
     /// Whether it names this origin, which may have grown.
     pub fn is_bound_to(&self, origin_identity: &str, origin_bytes: u64) -> bool {
         self.origin.get() == identity_hash(origin_identity)
-            && self.origin_sectors.get() <= origin_bytes / SECTOR
+            && self.origin_sectors() <= origin_bytes / SECTOR
     }
+}
+
+/// The lowest bits.
+fn few(word: u64, bits: u32) -> u64 {
+    word & ((1 << bits) - 1)
 }
 
 /// Two CRCs from different starts: it tells devices apart, it does not resist anybody.
@@ -304,6 +377,17 @@ impl Geometry {
     /// First byte of data block `index`, on the device.
     pub fn block_at(&self, index: u64) -> u64 {
         self.start + self.data_at + u64::from(self.block_bytes) * index
+    }
+
+    /// Where a `Place` may stand, on a device of `raw` bytes from the start on, that writes `unit`
+    /// bytes at once: behind the entries or behind the data, in units that hold nothing else.
+    pub fn place_at(&self, raw: u64, unit: u64) -> Option<u64> {
+        let end = self.data_at + self.blocks * u64::from(self.block_bytes);
+        let room = |from: u64, to: u64| {
+            let at = (self.start + from).next_multiple_of(unit) - self.start;
+            at.checked_add(unit).filter(|behind| *behind <= to).map(|_| self.start + at)
+        };
+        room(self.table_bytes(), self.data_at).or_else(|| room(end, raw))
     }
 
     /// Bytes of superblock and entries.
@@ -464,8 +548,17 @@ mod tests {
         assert!(label.is_bound_to("file 7", 1 << 20) && label.is_bound_to("file 7", 2 << 20));
         assert!(!label.is_bound_to("file 8", 1 << 20) && !label.is_bound_to("file 7", 1 << 19));
         let mut next = label;
-        next.attach_id.set(6);
+        next.attach.set(6);
         assert!(next.is_valid(), "an attach changes nothing that is checked");
+        let served = label.served(0x123_4567, "/run/udm");
+        assert!(served.is_valid() && served.is_served() && !served.at_rest().is_served());
+        assert!(served.is_of_boot(0x123_4567) && !served.is_of_boot(0x123_4568));
+        assert!(served.is_of_place("/run/udm") && !served.is_of_place("/run/udm2"));
+        assert_eq!((served.attach_id(), served.origin_sectors()), (5, 2048));
+        assert!(served.is_bound_to("file 7", 1 << 20));
+        let mut between = served.at_rest();
+        between.check = served.check;
+        assert!(between.is_valid(), "torn between the two words");
         let mut torn = label;
         torn.origin_sectors.set(6);
         assert!(!torn.is_valid());

@@ -11,10 +11,10 @@
 //! | file | what happens there |
 //! |---|---|
 //! | `args`, `facts` | the table line's words; what is told beyond the status |
-//! | `layout`, `media`, `walk` | every on-media byte; access to them while nobody is served |
+//! | `layout`, `label`, `media`, `walk` | every on-media byte; access while nobody is served |
 //! | `format`, `inspect`, `attach` | making a cache, looking at one, opening one |
 //! | `index`, `word`, `pool` | which slot has which block; free slots |
-//! | `openlist` | what is not committed yet, also after the death of the server |
+//! | `openlist`, `memory` | what is not committed yet, also after the death of the server |
 //! | `write`, `overwrite`, `read`, `zero` | the life of a request |
 //! | `commit`, `round` | batches become durable, entries are marked free |
 //! | `writeback` | the life of data afterwards |
@@ -33,8 +33,10 @@ mod facts;
 pub mod format;
 pub mod index;
 pub mod inspect;
+mod label;
 pub mod layout;
 pub mod media;
+mod memory;
 mod openlist;
 mod overwrite;
 mod pool;
@@ -294,6 +296,18 @@ impl Writecache {
         self.events.room();
     }
 
+    /// Nobody serves the cache any more, and all that was acknowledged is committed; else nothing
+    /// is said, and the next server takes it up.
+    fn end(&self) {
+        let is_all_committed = !self.has_open() && !self.has_failed() && !self.owes_flush();
+        if is_all_committed
+            && self.label.is_served()
+            && memory::say_at_rest(&self.medium, &self.geometry, &self.label).is_ok()
+        {
+            self.open.end();
+        }
+    }
+
     /// Whether the origin alone is what a power cut could have left of a device without cache.
     pub fn is_origin_consistent(&self) -> bool {
         !self.is_torn.load(Ordering::SeqCst)
@@ -471,6 +485,10 @@ impl Target for Writecache {
 
     fn is_idle(&self) -> bool {
         self.is_at_rest()
+    }
+
+    fn detach(&self) {
+        self.end();
     }
 
     fn resume(&self) -> Result<()> {

@@ -7,25 +7,28 @@
 //! ```text
 //! 0  magic, stored last    1  version, stripes    2  attach id, as on the label
 //! 3  the run of the machine    4, 5  commit counter as it is, and as it is about to be
-//! 6  whether the cache device has failed
+//! 6  whether the cache device has failed    7  the attach that is taking the memory over
 //! 16 + stripe * 32:  slots that are being overwritten, each plus one; 0: none (since version 2)
 //! 16 + stripes * 32 + (stripe * 2 + list) * n, an equal share of what is there:
 //!      0  number of the batch that the list was begun in    1  entries
-//!      2 ..  entries of 2 words: block; slot, and in bit 32 whether it was overwritten
+//!      2 ..  entries of 2 words: block; slot, in bit 32 whether it was overwritten, above that
+//!            what its data looks like (since version 3)
 //! ```
 //!
 //! Each stripe has two lists: one is filled while the other one's batch is being committed. A list
 //! is emptied once its batch is durable, before any of its slots can be freed. An entry whose slot
 //! has since gone to another block is followed by a later one for its own block.
 
+use crate::error::{Error, Kind, Result};
+use crate::look::look_of;
 use crate::mutants::{self, Mutant};
 use crate::shm::SharedWords;
 use crate::sync::SharedWord;
 use crate::sync::atomic::{AtomicU64, Ordering};
 
 const MAGIC: u64 = 0x7564_6D77_636F_7031; // "udmwcop1"
-/// Version 1 did not know of slots that were overwritten.
-const VERSION: u64 = 2;
+/// Version 1 did not know of slots that were overwritten; version 2 not what data looks like.
+const VERSION: u64 = 3;
 /// In an entry's second word: the slot was committed before, and has been overwritten.
 const OVERWRITTEN: u64 = 1 << 32;
 const HEADER_WORDS: usize = 16;
@@ -45,6 +48,11 @@ const WORD_BOOT: usize = 3;
 const WORD_SEQ: usize = 4;
 const WORD_SEQ_NEXT: usize = 5;
 const WORD_FAILED: usize = 6;
+const WORD_ATTACH_NEXT: usize = 7;
+const LOOK_SHIFT: u32 = 33;
+/// Of so many entries of a list, the newest ones, the next server looks at the data: a medium that
+/// lacks any write lacks the newest.
+const LOOKED_AT_MAX: usize = 64;
 
 /// An entry: this slot holds this block.
 pub type Held = (u64, u32);
@@ -93,8 +101,8 @@ impl Filled {
 /// What a dead server left.
 #[derive(Debug)]
 pub struct LeftBehind {
-    /// The attach, as on the label.
-    pub attach_id: u64,
+    /// The attach, as on the label; and the one that was taking the memory over.
+    pub attach_ids: [u64; 2],
     /// The commit counter as that server knew it last, and as it was about to be.
     pub seqs: [u64; 2],
     /// Whether the machine has not been started again since.
@@ -105,6 +113,10 @@ pub struct LeftBehind {
     pub held: Vec<Held>,
     /// Slots that were committed, and have been overwritten since.
     pub overwritten: Vec<u32>,
+    /// Those that were just being overwritten.
+    pub overwriting: Vec<u32>,
+    /// What the data of the newest entries looks like, in their order.
+    pub looks: Vec<(Held, u32)>,
 }
 
 /// Words that the lists of `stripes` stripes need, for `list_max` entries each.
@@ -129,36 +141,67 @@ pub fn note_failure(shared: &SharedWords) {
     }
 }
 
+/// Whether the memory is that of an attach. An error: nobody here can tell.
+pub fn is_of(shared: &SharedWords, attach_id: u64) -> Result<bool> {
+    let left = OpenLists::left_behind(shared)?;
+    Ok(left.is_some_and(|left| left.is_of_this_boot && left.attach_ids.contains(&attach_id)))
+}
+
+/// Another attach is about to take the memory over: both are its owners.
+pub fn announce_attach(shared: &SharedWords, attach_id: u64) {
+    shared.words()[WORD_ATTACH_NEXT].store(attach_id, Ordering::SeqCst);
+}
+
+/// The commit counter is about to become `seq`: until that is confirmed, both it and the old one
+/// mean "still this medium".
+pub fn announce_seq(shared: &SharedWords, seq: u64) {
+    if !mutants::is(Mutant::SeqUnannounced) {
+        shared.words()[WORD_SEQ_NEXT].store(seq, Ordering::Release);
+    }
+}
+
 impl OpenLists {
-    /// Empty lists in `shared`, whatever it held, bound to this attach.
-    pub fn fresh(shared: SharedWords, stripes: usize, attach_id: u64, seq: u64) -> OpenLists {
+    /// Empty lists in `shared`, which is new or whose entries are committed, bound to this attach.
+    /// At every moment the memory says of which attach it is, and has nothing that is not its own:
+    /// the server may die anywhere in here.
+    pub fn begin(shared: SharedWords, stripes: usize, attach_id: u64, seq: u64) -> OpenLists {
         let words = shared.words();
         assert!(stripes <= STRIPES_MAX && words.len() >= words_needed(stripes, 1));
+        let shape = words[WORD_SHAPE].load(Ordering::Relaxed);
+        let old = ((shape & 0xFFFF_FFFF) as usize).min(STRIPES_MAX);
+        // The old shape's counts first, then those of the new one, whose places may be others.
+        for (version, stripes) in [((shape >> 32).min(VERSION), old), (VERSION, stripes)] {
+            let lists_at = lists_at(version, stripes);
+            let list_words = list_words(words.len(), lists_at, stripes);
+            let counts = (0..stripes * 2).map(|list| lists_at + list * list_words + 1);
+            for word in (HEADER_WORDS..lists_at).chain(counts) {
+                words.get(word).into_iter().for_each(|word| word.store(0, Ordering::SeqCst));
+            }
+        }
         let lists_at = lists_at(VERSION, stripes);
         let list_words = list_words(words.len(), lists_at, stripes);
-        words[WORD_MAGIC].store(0, Ordering::SeqCst);
-        words[HEADER_WORDS..lists_at].iter().for_each(|word| word.store(0, Ordering::Relaxed));
-        for list in 0..stripes * 2 {
-            words[lists_at + list * list_words + 1].store(0, Ordering::Relaxed);
-        }
-        words[WORD_SHAPE].store(VERSION << 32 | stripes as u64, Ordering::Relaxed);
-        words[WORD_ATTACH_ID].store(attach_id, Ordering::Relaxed);
-        words[WORD_BOOT].store(shared.boot(), Ordering::Relaxed);
-        words[WORD_SEQ].store(seq, Ordering::Relaxed);
-        words[WORD_SEQ_NEXT].store(seq, Ordering::Relaxed);
+        words[WORD_SHAPE].store(VERSION << 32 | stripes as u64, Ordering::SeqCst);
+        words[WORD_SEQ_NEXT].store(seq, Ordering::SeqCst);
+        words[WORD_SEQ].store(seq, Ordering::SeqCst);
         words[WORD_FAILED].store(0, Ordering::Relaxed);
+        words[WORD_BOOT].store(shared.boot(), Ordering::SeqCst);
+        words[WORD_ATTACH_NEXT].store(attach_id, Ordering::SeqCst);
+        words[WORD_ATTACH_ID].store(attach_id, Ordering::SeqCst);
         words[WORD_MAGIC].store(MAGIC, Ordering::SeqCst);
         OpenLists { shared, lists_at, list_words }
     }
 
-    /// What a dead server left in `shared`; `None` when nothing that can be understood is there.
-    pub fn left_behind(shared: &SharedWords) -> Option<LeftBehind> {
+    /// The server ends in order, and the medium says so.
+    pub fn end(&self) {
+        self.shared.remove();
+    }
+
+    /// What a dead server left in `shared`; `None` when no server has been here; an error when
+    /// that was one of another version.
+    pub fn left_behind(shared: &SharedWords) -> Result<Option<LeftBehind>> {
         let words = shared.words();
-        if mutants::is(Mutant::HeldIgnored) {
-            return None;
-        }
         if words.len() < HEADER_WORDS || words[WORD_MAGIC].load(Ordering::SeqCst) != MAGIC {
-            return None;
+            return Ok(None);
         }
         let shape = words[WORD_SHAPE].load(Ordering::Relaxed);
         let stripes = (shape & 0xFFFF_FFFF) as usize;
@@ -167,12 +210,21 @@ impl OpenLists {
         let lists_at = lists_at(version, stripes);
         let list_words = list_words(words.len(), lists_at, stripes);
         if !is_known || list_words < LIST_HEADER_WORDS {
-            return None;
+            return Err(Error::new(
+                Kind::Unsupported,
+                format!(
+                    "the memory that the last server left has version {version} and {stripes} \
+                     stripes in {} words, and this udm knows versions up to {VERSION}: use the udm \
+                     of that server, or add `lost_memory accept` to the table to go on without",
+                    words.len()
+                ),
+            ));
         }
-        let mut held = Vec::new();
+        let (mut held, mut looks) = (Vec::new(), Vec::new());
         let begun = words[HEADER_WORDS..lists_at].iter().map(|word| word.load(Ordering::Acquire));
-        let mut overwritten: Vec<u32> =
+        let overwriting: Vec<u32> =
             begun.filter(|word| *word != 0).map(|word| (word - 1) as u32).collect();
+        let mut overwritten = overwriting.clone();
         for stripe in 0..stripes {
             let place = |list| lists_at + (stripe * 2 + list) * list_words;
             let mut lists = [0, 1].map(|list| &words[place(list)..][..list_words]);
@@ -180,22 +232,28 @@ impl OpenLists {
             for list in lists {
                 let most = (list_words - LIST_HEADER_WORDS) / 2;
                 let count = (list[1].load(Ordering::Acquire) as usize).min(most);
-                for (block, slot, is_overwritten) in entries(list, count) {
-                    match is_overwritten {
-                        true => overwritten.push(slot),
-                        false => held.push((block, slot)),
+                for (nth, entry) in entries(list, count).enumerate() {
+                    match entry.is_overwritten {
+                        true => overwritten.push(entry.slot),
+                        false => held.push((entry.block, entry.slot)),
+                    }
+                    if version > 2 && nth + LOOKED_AT_MAX >= count {
+                        looks.push(((entry.block, entry.slot), entry.look));
                     }
                 }
             }
         }
-        Some(LeftBehind {
-            attach_id: words[WORD_ATTACH_ID].load(Ordering::Relaxed),
+        let owners = [WORD_ATTACH_ID, WORD_ATTACH_NEXT];
+        Ok(Some(LeftBehind {
+            attach_ids: owners.map(|word| words[word].load(Ordering::SeqCst)),
             seqs: [WORD_SEQ, WORD_SEQ_NEXT].map(|word| words[word].load(Ordering::SeqCst)),
             is_of_this_boot: words[WORD_BOOT].load(Ordering::Relaxed) == shared.boot(),
             has_failed: words[WORD_FAILED].load(Ordering::Relaxed) != 0,
             held,
             overwritten,
-        })
+            overwriting,
+            looks,
+        }))
     }
 
     /// Entries that a list has room for.
@@ -241,27 +299,53 @@ impl OpenLists {
         self.list(stripe, list)[1].load(Ordering::Acquire) as usize
     }
 
-    /// Appends entries: `slots` hold the blocks from `first` on. The list must have room. `batch`:
-    /// the batch that is open now. Whoever finds the list later finds all of them or none.
-    pub fn push(&self, stripe: usize, list: usize, first: u64, slots: &[u32], batch: u64) {
-        self.append(stripe, list, first, slots, batch, 0);
+    /// Appends entries: `slots` hold the blocks from `first` on, whose `data` it is. The list must
+    /// have room. `batch`: the batch that is open now. Whoever finds the list later finds all of
+    /// them or none.
+    pub fn push(
+        &self,
+        stripe: usize,
+        list: usize,
+        first: u64,
+        slots: &[u32],
+        (batch, data): (u64, &[u8]),
+    ) {
+        let block_bytes = data.len() / slots.len().max(1);
+        let look =
+            |nth: usize| data.get(nth * block_bytes..(nth + 1) * block_bytes).map_or(0, look_word);
+        self.append(stripe, list, first, slots, batch, look);
     }
 
-    /// The same of slots that were committed, and have been overwritten.
-    pub fn push_overwritten(&self, stripe: usize, list: usize, (block, slot): Held, batch: u64) {
-        self.append(stripe, list, block, &[slot], batch, OVERWRITTEN);
+    /// The same of slots that were committed, and have been overwritten; nobody knows with what
+    /// where `data` is empty.
+    pub fn push_overwritten(
+        &self,
+        stripe: usize,
+        list: usize,
+        (block, slot): Held,
+        (batch, data): (u64, &[u8]),
+    ) {
+        self.append(stripe, list, block, &[slot], batch, |_| OVERWRITTEN | look_word(data));
     }
 
-    fn append(&self, stripe: usize, list: usize, first: u64, slots: &[u32], batch: u64, flag: u64) {
+    fn append(
+        &self,
+        stripe: usize,
+        list: usize,
+        first: u64,
+        slots: &[u32],
+        batch: u64,
+        more: impl Fn(usize) -> u64,
+    ) {
         let words = self.list(stripe, list);
         let count = words[1].load(Ordering::Relaxed) as usize;
         if count == 0 {
             words[0].store(batch, Ordering::Relaxed);
         }
         let places = words[LIST_HEADER_WORDS + count * 2..][..slots.len() * 2].as_chunks::<2>().0;
-        for ((place, block), slot) in places.iter().zip(first..).zip(slots) {
+        for (nth, ((place, block), slot)) in places.iter().zip(first..).zip(slots).enumerate() {
             place[0].store(block, Ordering::Relaxed);
-            place[1].store(u64::from(*slot) | flag, Ordering::Relaxed);
+            place[1].store(u64::from(*slot) | more(nth), Ordering::Relaxed);
         }
         words[1].store((count + slots.len()) as u64, Ordering::Release);
     }
@@ -270,7 +354,7 @@ impl OpenLists {
     pub fn all(&self, stripe: usize, list: usize) -> impl ExactSizeIterator<Item = Held> + '_ {
         let words = self.list(stripe, list);
         let count = words[1].load(Ordering::Acquire) as usize;
-        entries(words, count).map(|(block, slot, _)| (block, slot))
+        entries(words, count).map(|entry| (entry.block, entry.slot))
     }
 
     /// Empties a list, once its batch is durable.
@@ -278,10 +362,9 @@ impl OpenLists {
         self.list(stripe, list)[1].store(0, Ordering::Release);
     }
 
-    /// The commit counter is about to become `seq`: until that is confirmed, both it and the old
-    /// one mean "still this medium".
+    /// As [`announce_seq`].
     pub fn announce_seq(&self, seq: u64) {
-        self.shared.words()[WORD_SEQ_NEXT].store(seq, Ordering::Release);
+        announce_seq(&self.shared, seq);
     }
 
     /// As [`note_failure`].
@@ -295,16 +378,38 @@ impl OpenLists {
     }
 }
 
-/// The first `count` entries of a list: block, slot, whether it was overwritten.
-fn entries(
-    list: &[SharedWord],
-    count: usize,
-) -> impl ExactSizeIterator<Item = (u64, u32, bool)> + '_ {
+/// An entry of a list.
+struct Listed {
+    block: u64,
+    slot: u32,
+    is_overwritten: bool,
+    /// 0: nobody knows.
+    look: u32,
+}
+
+/// What a block of data looks like, as it stands in an entry; 0 of nothing.
+fn look_word(data: &[u8]) -> u64 {
+    if data.is_empty() { 0 } else { u64::from(look_of(data)) << LOOK_SHIFT }
+}
+
+/// What of that an entry has room for.
+pub fn look_in_entry(look: u32) -> u32 {
+    look & u32::MAX >> (LOOK_SHIFT - 32)
+}
+
+/// The first `count` entries of a list.
+fn entries(list: &[SharedWord], count: usize) -> impl ExactSizeIterator<Item = Listed> + '_ {
     let places = list[LIST_HEADER_WORDS..][..count * 2].as_chunks::<2>().0;
     let word = |word: &SharedWord| word.load(Ordering::Relaxed);
-    places
-        .iter()
-        .map(move |[block, slot]| (word(block), word(slot) as u32, word(slot) & OVERWRITTEN != 0))
+    places.iter().map(move |[block, slot]| {
+        let (block, slot) = (word(block), word(slot));
+        Listed {
+            block,
+            slot: slot as u32,
+            is_overwritten: slot & OVERWRITTEN != 0,
+            look: (slot >> LOOK_SHIFT) as u32,
+        }
+    })
 }
 
 #[cfg(test)]
@@ -314,19 +419,19 @@ mod tests {
     #[test]
     fn the_next_server_finds_the_lists_in_order() {
         let shared = SharedWords::private(words_needed(3, 4));
-        assert!(OpenLists::left_behind(&shared).is_none());
-        let lists = OpenLists::fresh(shared.clone(), 3, 77, 5);
-        lists.push(1, 1, 10, &[1], 5);
-        lists.push(1, 0, 10, &[2], 6);
-        lists.push(0, 0, 3, &[3], 5);
-        lists.push(0, 0, 4, &[7, 5], 5);
+        assert!(OpenLists::left_behind(&shared).unwrap().is_none());
+        let lists = OpenLists::begin(shared.clone(), 3, 77, 5);
+        lists.push(1, 1, 10, &[1], (5, &[]));
+        lists.push(1, 0, 10, &[2], (6, &[]));
+        lists.push(0, 0, 3, &[3], (5, &[]));
+        lists.push(0, 0, 4, &[7, 5], (5, &[]));
         lists.announce_seq(6);
-        let found = OpenLists::left_behind(&shared).unwrap();
+        let found = OpenLists::left_behind(&shared).unwrap().unwrap();
         assert_eq!(found.held, [(3, 3), (4, 7), (5, 5), (10, 1), (10, 2)]);
-        assert_eq!((found.attach_id, found.seqs), (77, [5, 6]));
+        assert_eq!((found.attach_ids, found.seqs), ([77; 2], [5, 6]));
         lists.clear(1, 1);
         lists.confirm_seq(6);
-        let found = OpenLists::left_behind(&shared).unwrap();
+        let found = OpenLists::left_behind(&shared).unwrap().unwrap();
         assert_eq!((found.held.len(), found.seqs), (4, [6, 6]));
         assert!(lists.all(1, 0).eq([(10, 2)]));
         assert_eq!(lists.len(1, 0), 1);
@@ -335,15 +440,17 @@ mod tests {
     #[test]
     fn the_next_server_finds_what_was_being_overwritten() {
         let shared = SharedWords::private(words_needed(2, 4));
-        let lists = OpenLists::fresh(shared.clone(), 2, 77, 5);
+        let lists = OpenLists::begin(shared.clone(), 2, 77, 5);
         assert!(lists.begin_overwrite(1, &[7, 8]));
         assert!(lists.begin_overwrite(0, &[0]));
         assert!(!lists.begin_overwrite(1, &[9; OVERWRITING_MAX - 1]));
-        lists.push_overwritten(1, 0, (4, 7), 5);
+        lists.push_overwritten(1, 0, (4, 7), (5, &[9; 512]));
         lists.end_overwrite(1, &[7]);
-        let mut found = OpenLists::left_behind(&shared).unwrap();
+        let mut found = OpenLists::left_behind(&shared).unwrap().unwrap();
         found.overwritten.sort_unstable();
         assert_eq!((found.held, found.overwritten), (vec![], vec![0, 7, 8]));
+        let look = look_in_entry(look_of(&[9; 512]));
+        assert_eq!((found.looks, found.overwriting.len()), (vec![((4, 7), look)], 2));
     }
 
     #[test]
@@ -357,7 +464,7 @@ mod tests {
         let at = HEADER_WORDS + 2 * (LIST_HEADER_WORDS + 2 * 3);
         [9, 1, 5, 6].into_iter().enumerate().for_each(|(nth, word)| store(at + nth, word));
         store(WORD_MAGIC, MAGIC);
-        let found = OpenLists::left_behind(&shared).unwrap();
+        let found = OpenLists::left_behind(&shared).unwrap().unwrap();
         assert_eq!((found.held, found.overwritten), (vec![(5, 6)], vec![]));
     }
 }

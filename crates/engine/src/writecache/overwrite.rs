@@ -88,12 +88,21 @@ impl Writecache {
     }
 
     /// The write of `slots`, which were claimed, is back.
-    pub(super) fn overwritten(&self, first: u64, slots: &Slots, status: Result<(), Status>) {
+    pub(super) fn overwritten(
+        &self,
+        first: u64,
+        slots: &Slots,
+        data: &[u8],
+        status: Result<(), Status>,
+    ) {
+        let block_bytes = self.geometry.block_bytes as usize;
+        let mut data = data.chunks(block_bytes);
         let mut locked = self.index.lock_of(first);
         let stripe = locked.stripe();
         let filling = self.filling[stripe].load(Ordering::Relaxed) as usize;
         let batch = self.batch.load(Ordering::Relaxed);
         for (block, &slot) in (first..).zip(slots.iter()) {
+            let data = data.next().unwrap_or_default();
             if self.index.word(slot).state() == State::Outdated {
                 self.drop_outdated(&mut locked, slot);
                 continue;
@@ -104,7 +113,7 @@ impl Writecache {
             }
             let is_first = self.open.len(stripe, filling) == 0;
             self.filled.add(stripe, is_first, 1);
-            self.open.push_overwritten(stripe, filling, (block, slot), batch);
+            self.open.push_overwritten(stripe, filling, (block, slot), (batch, data));
             locked.set_state(slot, State::overwritten_in(filling));
         }
         // Behind their entries: at no moment would the next server find neither.

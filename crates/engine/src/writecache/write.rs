@@ -119,7 +119,7 @@ impl Writecache {
                         self.fail();
                         return port.finish(bio, Err(status));
                     }
-                    while !self.publish(first, &slots) {
+                    while !self.publish(first, &slots, self.data_of(&bio, &slots)) {
                         self.commit_until(self.begun.load(Ordering::SeqCst) + 1);
                         if self.has_failed() {
                             self.pool.put_all(&slots);
@@ -243,7 +243,7 @@ impl Writecache {
         let outstanding = pieces.len() as u32;
         if mutants::is(Mutant::EntryBeforeData)
             && let Destination::Free(slots) = &destination
-            && self.publish(self.block_at(bio.offset + bio.progress), slots)
+            && self.publish(self.block_at(bio.offset + bio.progress), slots, &[])
         {
             destination = Destination::Free(Slots::default());
         }
@@ -302,15 +302,18 @@ impl Writecache {
             (Destination::Origin, Ok(())) => _ = self.bypassed.fetch_add(1, Ordering::SeqCst),
             (Destination::Origin, Err(_)) => {}
             (Destination::Free(slots), Ok(())) => {
-                let has_room = self.publish(first, slots);
+                let has_room = self.publish(first, slots, self.data_of(&bio, slots));
                 assert!(has_room, "room was promised");
             }
             (Destination::Free(slots), Err(_)) => {
-                if !mutants::is(Mutant::FailedWriteMapped) || !self.publish(first, slots) {
+                if !mutants::is(Mutant::FailedWriteMapped) || !self.publish(first, slots, &[]) {
                     self.give_back(first, slots);
                 }
             }
-            (Destination::Same(slots), status) => self.overwritten(first, slots, status),
+            (Destination::Same(slots), status) => {
+                let data = if status.is_ok() { self.data_of(&bio, slots) } else { &[] };
+                self.overwritten(first, slots, data, status);
+            }
         }
         if let Err(status) = status {
             self.counters.failed_requests.fetch_add(1, Ordering::Relaxed);
@@ -329,9 +332,19 @@ impl Writecache {
         self.signal_room();
     }
 
+    /// The data of the bio's next blocks, which go to `slots`.
+    fn data_of<'a>(&self, bio: &'a Bio, slots: &[u32]) -> &'a [u8] {
+        let len = slots.len() * self.geometry.block_bytes as usize;
+        bio.buffer
+            .as_slice()
+            .get(bio.progress as usize..)
+            .and_then(|rest| rest.get(..len))
+            .unwrap_or_default()
+    }
+
     /// Makes `slots`, whose data is there, the newest versions of the blocks from `first` on;
     /// unless the list of uncommitted blocks is full.
-    fn publish(&self, first: u64, slots: &[u32]) -> bool {
+    fn publish(&self, first: u64, slots: &[u32], data: &[u8]) -> bool {
         let filling_of = |stripe: usize| self.filling[stripe].load(Ordering::Relaxed) as usize;
         let before =
             mutants::is(Mutant::FillingReadEarly).then(|| filling_of(self.index.stripe_of(first)));
@@ -348,7 +361,7 @@ impl Writecache {
         let (mut uncommitted, mut committed) = (0, 0);
         let is_first = self.open.len(stripe, filling) == 0;
         // Before the slot of an older version can go to somebody else.
-        self.open.push(stripe, filling, first, slots, batch);
+        self.open.push(stripe, filling, first, slots, (batch, data));
         locked.link_run(first, slots, (state, epoch), |locked, older| match older.word.state() {
             found if found == state => {
                 // Nothing on media knows of it.

@@ -105,10 +105,13 @@ struct Walk {
     stale_shared: Vec<u64>,
     image_hash: u64,
     attaches: u64,
+    boot: u64,
     has_changed: bool,
     touches_reuse: bool,
     /// Whether the origin alone is consistent.
     is_origin_fine: bool,
+    /// What the medium was at some moment of this attach: people put old copies back.
+    older: Option<Vec<u8>>,
 }
 
 impl Explorer {
@@ -142,7 +145,7 @@ impl Explorer {
             twin: twin.clone(),
             ssd: Ssd::new(&twin, scene.image.len()),
             origin: Origin::named("origin", &twin),
-            shared: shared_of(&*self.kind, &[]),
+            shared: shared_of(&*self.kind, &[]).in_boot(scene.boot),
         };
         let mut walk = Walk {
             twin,
@@ -153,9 +156,11 @@ impl Explorer {
             stale_shared: scene.shared.clone(),
             image_hash: hash_of(&scene.image, ground.line()),
             attaches: attaches + 1,
+            boot: scene.boot,
             has_changed: true,
             touches_reuse: true,
             is_origin_fine: scene.model.origin_alone().is_ok(),
+            older: None,
         };
         let last = trace.len();
         for (nth, event) in trace.into_iter().enumerate() {
@@ -173,6 +178,7 @@ impl Explorer {
             walk.model.claim_holds().map_err(at)?;
             walk.is_origin_fine = walk.model.origin_alone().is_ok();
             self.death(&mut walk, depth).map_err(at)?;
+            self.people(&mut walk).map_err(at)?;
         }
         self.power_cuts(&mut walk, depth).map_err(|what| format!("at the end: {what}"))
     }
@@ -202,7 +208,10 @@ impl Explorer {
             Event::Ack(id) => walk.model.ack(id),
             Event::Failed(id) => walk.model.failed(id),
             Event::CacheFailed => walk.model.cache_failed(),
-            Event::Attached => walk.model.attached(),
+            Event::Attached => {
+                walk.older = None;
+                walk.model.attached();
+            }
             Event::Claim(is_consistent) => walk.model.claims_consistent = is_consistent,
             Event::Unbound => walk.model.unbound(),
             Event::OriginWrite(id, slots) => walk.model.origin_write(id, &slots),
@@ -323,6 +332,42 @@ impl Explorer {
         Ok(())
     }
 
+    /// The process dies here, and then its memory is not found, or an older copy of the medium is
+    /// put back: the attach is refused, or everything acknowledged is there all the same.
+    fn people(&mut self, walk: &mut Walk) -> Found {
+        if !self.prng.one_in(4) {
+            return Ok(());
+        }
+        let lines = walk.in_flight.left_by_death(&walk.twin);
+        let visible = walk.in_flight.visible();
+        let older = walk.older.as_ref().filter(|_| self.kind.is_told_from_copies());
+        let is_rolled_back = older.is_some() && self.prng.one_in(2);
+        set_words(&walk.judge, if is_rolled_back { &walk.shared } else { &[] });
+        let is_origin_fine = walk.is_origin_fine;
+        let scope = Scope { is_power_cut: false, is_origin_fine, inspects: false };
+        walk.twin.begin(&lines, &[], Beyond::Oldest);
+        walk.twin.apply(visible.iter().copied());
+        let now = walk.twin.image();
+        if let Some(older) = older.filter(|_| is_rolled_back) {
+            walk.twin.apply([(0, &older[..])].into_iter());
+        }
+        let verdict = quietly(|| walk.judge.state(&walk.twin, &walk.model, scope, walk.attaches));
+        walk.twin.end();
+        self.counts.judged += 1;
+        let is_fresh_copy = self.prng.one_in(4);
+        if walk.older.is_none() || is_fresh_copy {
+            walk.older = Some(now);
+        }
+        match verdict {
+            Err(what) if !what.starts_with("attach is refused") => {
+                let how =
+                    if is_rolled_back { "an older copy is put back" } else { "memory is lost" };
+                Err(format!("{what} (death of the process, then {how})"))
+            }
+            _ => Ok(()),
+        }
+    }
+
     fn one_death(
         &mut self,
         walk: &mut Walk,
@@ -389,7 +434,8 @@ impl Explorer {
         }
         model.adopt(&found, is_power_cut);
         let shared = if is_power_cut { Vec::new() } else { walk.shared.clone() };
-        let scene = Scene { image, unflushed, model, shared, attaches: walk.attaches + 1 };
+        let boot = walk.boot + u64::from(is_power_cut);
+        let scene = Scene { image, unflushed, model, shared, attaches: walk.attaches + 1, boot };
         let program = aftermath(&mut self.prng);
         self.counts.onward += 1;
         self.history(&scene, &program, depth + 1)

@@ -68,7 +68,8 @@ impl Judge {
         let mut devices = self.devices.clone();
         devices.origin = origin.clone();
         // After a power cut, what is found there is of an earlier run of the machine.
-        devices.shared = devices.shared.in_boot(u64::from(is_power_cut));
+        let boot = devices.shared.boot() + u64::from(is_power_cut);
+        devices.shared = devices.shared.in_boot(boot);
         self.kind.open(devices, attaches, Who::Judge)
     }
 

@@ -76,6 +76,8 @@ pub struct Scene {
     /// What shared memory holds; empty when it was lost.
     pub shared: Vec<u64>,
     pub attaches: u64,
+    /// How often the machine was started.
+    pub boot: u64,
 }
 
 impl Scene {
@@ -86,6 +88,7 @@ impl Scene {
             model: Model::new(salt),
             shared: Vec::new(),
             attaches: 0,
+            boot: 0,
         }
     }
 
@@ -162,7 +165,7 @@ impl Machine {
             twin.poke(sector as usize * SECTOR, content);
         }
         let trace = Arc::new(Mutex::new(Trace::default()));
-        let shared = shared_of(&**kind, &scene.shared);
+        let shared = shared_of(&**kind, &scene.shared).in_boot(scene.boot);
         twin.record(trace.clone(), shared.clone());
         let visible =
             (0..SLOTS).map(|slot| scene.model.origin[slot].visible().next().unwrap()).collect();
@@ -373,6 +376,7 @@ impl Machine {
         if !self.target().is_idle() {
             self.excused("no rest after suspend".into())?;
         }
+        self.target().detach();
         self.forget();
         Ok(())
     }

@@ -63,6 +63,7 @@ fn d02_old_key_sets_behind_the_log_never_come_alive() {
             world.write(8192, &[2; 512], true);
             let Some(cut) = world.pmem.take_cut() else { continue };
             world.kill();
+            world.reboot();
             world.pmem = Arc::new(cut.crash(&mut Prng::new(seed)));
             world.open();
             let found = world.read(1 << 19, 4096);
@@ -201,10 +202,12 @@ fn d13_removal_of_a_full_cache_loses_no_acknowledged_write() {
     let (filled, _parked) = fill_until_parked(&mut world, 0);
     // Whether its keys find room or not: nobody is told a lie, and nothing is lost.
     let suspended = world.target().suspend();
-    world.kill();
     if suspended.is_ok() {
-        world.shared = udm::shm::SharedWords::private(world.shared.words().len());
+        world.target().detach();
+        world.kill();
+        world.reboot();
     }
+    world.kill();
     world.open();
     for block in filled.saturating_sub(1500)..filled {
         let at = block % 1500 * 4096;

@@ -10,7 +10,7 @@ use udm::target::{FactValue, Target};
 use crate::builder::cache_info;
 use crate::world::{Setup, World};
 
-const TRUNCATE: &str = "C B 0 log_damage truncate";
+const ACCEPT: &str = "C B 0 lost_memory accept";
 
 /// A server that stored cache_info and its label more than once, and was killed with one flushed
 /// and two unflushed writes. Slot 0 of cache_info is the current one.
@@ -43,12 +43,12 @@ fn refused_until_told(mut world: World, damaged: &str) {
         let error = world.try_open(false).unwrap_err();
         assert_eq!(error.kind(), Kind::Io, "{error}");
         let text = error.to_string();
-        for words in ["2 writes (4.5 KiB)", damaged, "log_damage truncate"] {
+        for words in ["2 writes (4.5 KiB)", damaged, "lost_memory accept"] {
             assert!(text.contains(words), "'{words}' is not in: {text}");
         }
         assert!(world.pmem.image() == before, "a refused medium is not touched");
     }
-    world.setup.table = TRUNCATE;
+    world.setup.table = ACCEPT;
     world.open();
     assert!(matches!(&notes(&world)[..], [note] if note.contains("2 writes (4.5 KiB)")));
     assert_eq!(world.read(0, 4096), [1; 4096], "what was flushed");
@@ -77,11 +77,82 @@ fn rot_of_the_current_cache_info_is_not_silent() {
 
 #[test]
 fn rot_of_the_current_label_is_not_silent() {
-    let world = killed();
+    let mut world = killed();
     let sequence = |slot: u64| world.pmem.peek(slot * 2048 + 4, 1)[0];
     let current = u64::from(sequence(1) > sequence(0));
     world.pmem.corrupt(current * 2048 + 100, |byte| byte ^ 1);
-    refused_until_told(world, "the label");
+    // The other one says the same.
+    world.open();
+    assert_eq!(world.read(8192, 4096), [2; 4096]);
+    assert!(notes(&world).is_empty());
+    world.write(8192, &[4; 4096], false);
+    world.kill();
+    [100, 2148].into_iter().for_each(|at| world.pmem.corrupt(at, |byte| byte ^ 1));
+    let text = world.try_open(false).unwrap_err().to_string();
+    assert!(text.contains("both copies of the label are damaged"), "{text}");
+    world.setup.table = ACCEPT;
+    world.open();
+    assert_eq!(world.read(8192, 4096), [2; 4096], "what was logged");
+}
+
+#[test]
+fn a_medium_put_back_to_an_older_copy_of_itself_is_recognised() {
+    for is_logged in [false, true] {
+        let mut world = killed();
+        world.open();
+        let old = world.pmem.crash_with(|_, words| words);
+        world.write(0, &[7; 512], is_logged);
+        world.write(16384, &[8; 4096], false);
+        world.kill();
+        let newest = std::mem::replace(&mut world.pmem, Arc::new(old));
+        let before = world.pmem.image();
+        let error = world.try_open(false).unwrap_err();
+        assert_eq!(error.kind(), Kind::Refused, "{error}");
+        let what = if is_logged { "its log ends at" } else { "the data of a write of" };
+        let text = error.to_string();
+        assert!(text.contains(what) && text.contains("lost_memory accept"), "{text}");
+        assert!(world.pmem.image() == before, "a refused medium is not touched");
+        let old = std::mem::replace(&mut world.pmem, newest);
+        world.open();
+        assert_eq!(world.read(16384, 4096), [8; 4096], "the newest one has it all");
+        world.remove();
+        world.pmem = old;
+        world.setup.table = ACCEPT;
+        world.open();
+        assert!(matches!(&notes(&world)[..], [note] if note.contains("LOST")));
+        assert_eq!(world.read(8192, 4096), [2; 4096], "what the copy has");
+        assert_eq!(world.read(16384, 4096), [0xEE; 4096]);
+    }
+}
+
+#[test]
+fn memory_that_should_be_there_is_not_done_without() {
+    let mut world = killed();
+    let left = world.shared.clone();
+    world.shared = udm::shm::SharedWords::private(left.words().len()).in_boot(left.boot());
+    for is_forced in [false, true] {
+        let error = world.try_open(is_forced).unwrap_err();
+        assert!(error.to_string().contains("lost_memory accept"), "{error}");
+    }
+    world.shared = left;
+    let error = world.try_open(true).unwrap_err().to_string();
+    assert!(error.contains("4.5 KiB that it had acknowledged are in memory"), "{error}");
+    world.open();
+    assert_eq!(world.read(8192, 4096), [2; 4096]);
+    assert!(notes(&world).is_empty());
+}
+
+#[test]
+fn the_last_boot_is_told_of_and_nothing_of_it_believed() {
+    let mut world = killed();
+    world.reboot();
+    world.open();
+    assert!(matches!(&notes(&world)[..], [note] if note.contains("started again")));
+    assert_eq!(world.read(0, 4096), [1; 4096], "what was flushed");
+    world.remove();
+    world.reboot();
+    world.open();
+    assert!(notes(&world).is_empty(), "it was detached in order");
 }
 
 #[test]
@@ -108,27 +179,10 @@ fn a_kernel_that_attached_since_costs_unflushed_writes_and_is_told() {
 }
 
 #[test]
-fn another_medium_in_the_same_place_gets_nothing_and_says_so() {
+fn another_medium_in_the_same_place_gets_nothing() {
     let mut world = killed();
     world.pmem = Arc::new(SimPmem::new(world.setup.cache_bytes, world.setup.persistence));
     world.open();
-    assert!(matches!(&notes(&world)[..], [note] if note.contains("LOST")), "{:?}", notes(&world));
-    assert_eq!(world.read(8192, 4096), [0xEE; 4096]);
-}
-
-#[test]
-fn a_server_that_died_before_it_served_leaves_nothing_to_complain_of() {
-    // It had logged the keys and stored its label, but not cleared the shared memory yet.
-    let mut world = killed();
-    let words =
-        || world.shared.words().iter().map(|word| word.load(std::sync::atomic::Ordering::SeqCst));
-    let left: Vec<u64> = words().collect();
-    world.open();
-    world.kill();
-    for (word, value) in world.shared.words().iter().zip(left) {
-        word.store(value, std::sync::atomic::Ordering::SeqCst);
-    }
-    world.open();
     assert!(notes(&world).is_empty(), "{:?}", notes(&world));
-    assert_eq!(world.read(8192, 4096), [2; 4096]);
+    assert_eq!(world.read(8192, 4096), [0xEE; 4096]);
 }

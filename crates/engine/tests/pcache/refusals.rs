@@ -233,8 +233,8 @@ fn what_a_newer_udm_labelled_is_refused_and_left_alone() {
     let labelled = world.pmem.image();
     for slot in [0, 1] {
         let mut image = labelled.clone();
-        relabel(&mut image, slot, 2, true);
-        refused(&image, "C B 0", Kind::Unsupported, &["newer udm", "version 2", "64 KiB"]);
+        relabel(&mut image, slot, 3, true);
+        refused(&image, "C B 0", Kind::Unsupported, &["newer udm", "version 3", "64 KiB"]);
         let world = World::of_image(&image, "C B 0");
         let report = udm::pcache::inspect::inspect(world.pmem.clone(), world.setup.geometry);
         assert_eq!(report.unwrap_err().kind(), Kind::Unsupported);
@@ -250,7 +250,7 @@ fn what_a_newer_udm_labelled_is_refused_and_left_alone() {
     }
     // A rotten label is not a newer one; the other slot counts.
     let mut image = labelled;
-    relabel(&mut image, 0, 2, false);
+    relabel(&mut image, 0, 3, false);
     World::of_image(&image, "C B 0").open();
 }
 

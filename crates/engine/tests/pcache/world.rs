@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use udm::attaching::AttachProgress;
 use udm::bio::{Bio, Op};
@@ -58,6 +59,12 @@ impl Setup {
     }
 }
 
+/// No two runs of a machine are the same.
+fn next_boot() -> u64 {
+    static BOOTS: AtomicU64 = AtomicU64::new(1);
+    BOOTS.fetch_add(1, Ordering::Relaxed)
+}
+
 pub struct World {
     pub setup: Setup,
     pub pmem: Arc<SimPmem>,
@@ -90,7 +97,7 @@ impl World {
     }
 
     pub fn over(setup: Setup, pmem: Arc<SimPmem>, disk: Arc<RamDisk>) -> World {
-        let shared = SharedWords::private(shared_words(setup.stripes));
+        let shared = SharedWords::private(shared_words(setup.stripes)).in_boot(next_boot());
         World {
             setup,
             pmem,
@@ -304,6 +311,7 @@ impl World {
         self.target().suspend().unwrap();
         self.settle();
         assert!(self.target().is_idle());
+        self.target().detach();
         self.kill();
     }
 
@@ -311,6 +319,12 @@ impl World {
     pub fn power_cut(&mut self, prng: &mut udm::prng::Prng) {
         self.kill();
         self.pmem = Arc::new(self.pmem.crash(prng));
-        self.shared = SharedWords::private(shared_words(self.setup.stripes));
+        self.reboot();
+    }
+
+    /// The machine is started again: shared memory is gone.
+    pub fn reboot(&mut self) {
+        let words = shared_words(self.setup.stripes);
+        self.shared = SharedWords::private(words).in_boot(next_boot());
     }
 }

@@ -12,7 +12,7 @@ use udm::pcache::layout::Geometry;
 use udm::pmem::Pmem;
 use udm::pmem::sim::SimPmem;
 use udm::prng::Prng;
-use udm::shm::SharedWords;
+use udm::shm::{Keeper, SharedWords};
 use udm::table::{DeviceWord, Table};
 use udm::target::{Port, Wake};
 use udm::units::Nanos;
@@ -27,7 +27,7 @@ pub struct Machine {
     pub ssd: Arc<SimDisk>,
     pub disk: Arc<SimDisk>,
     is_on_disk: bool,
-    shared: Mutex<Option<SharedWords>>,
+    shared: Mutex<SharedWords>,
     attaches: u64,
 }
 
@@ -78,9 +78,8 @@ impl Opener for Machine {
         Ok(self.pmem.clone())
     }
 
-    fn shared_words(&self, _: &str, words: usize) -> Result<SharedWords> {
-        let mut shared = self.shared.lock().unwrap();
-        Ok(shared.get_or_insert_with(|| SharedWords::private(words)).clone())
+    fn keeper(&self, _: &'static str, _: &str) -> Keeper {
+        self.shared.lock().unwrap().clone().into()
     }
 }
 
@@ -97,7 +96,10 @@ impl Machine {
             disk: held(setup.backing_bytes, "sim"),
             pmem: Arc::new(SimPmem::new(setup.cache_bytes(), setup.persistence)),
             is_on_disk: setup.is_on_disk(),
-            shared: Mutex::new(None),
+            shared: Mutex::new(SharedWords::private(match setup.engine {
+                Engine::Pcache { .. } => udm::pcache::shared_words(8),
+                Engine::Writecache { .. } => udm::writecache::shared_words(8),
+            })),
             attaches: 0,
         }
     }
@@ -177,22 +179,23 @@ impl Machine {
     }
 
     pub fn forget_shared(&mut self) {
-        *self.shared.lock().unwrap() = None;
+        let mut shared = self.shared.lock().unwrap();
+        let boot = shared.boot() + 1;
+        *shared = SharedWords::private(shared.words().len()).in_boot(boot);
     }
 
     /// A copy of shared memory, to go back to.
-    pub fn copy_shared(&self) -> Option<SharedWords> {
+    pub fn copy_shared(&self) -> SharedWords {
         let shared = self.shared.lock().unwrap();
-        let shared = shared.as_ref()?;
-        let copy = SharedWords::private(shared.words().len());
+        let copy = SharedWords::private(shared.words().len()).in_boot(shared.boot());
         for (to, from) in copy.words().iter().zip(shared.words()) {
             to.store(from.load(Ordering::SeqCst), Ordering::SeqCst);
         }
-        Some(copy)
+        copy
     }
 
     /// The server died when the cache was `pmem` and shared memory `shared`.
-    pub fn go_back(&mut self, pmem: &SimPmem, shared: Option<SharedWords>) {
+    pub fn go_back(&mut self, pmem: &SimPmem, shared: SharedWords) {
         self.pmem = Arc::new(pmem.crash_with(|_, words| words));
         *self.shared.lock().unwrap() = shared;
     }

@@ -180,9 +180,10 @@ fn g_mode_p_needs_no_dax() {
     File::create(&path).unwrap().set_len(MIB).unwrap();
     let mut world = World::new("p O C 4096 0", MIB, 4 * MIB);
     let options = DaxOptions { persistence: Some(Persistence::Msync) };
+    let shared = SharedWords::private(shared_words(STRIPES));
     for version in 1..3 {
         let pmem = Arc::new(DaxPmem::open(&path, options).unwrap());
-        let shared = SharedWords::private(shared_words(STRIPES));
+        let shared = shared.clone();
         let (args, origin) = (world.args(), world.origin.clone());
         let how = OpenOptions::new(version);
         let opened = Writecache::open_pmem(args, 4 * MIB, origin, pmem, shared, &how);

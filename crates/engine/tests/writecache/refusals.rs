@@ -79,8 +79,10 @@ fn the_label_stays_through_commits() {
         assert_ne!(label, [0; 32]);
         world.write(0, &[1; 4096], true);
         world.write(0, &[1; 4096], true);
-        world.remove();
+        world.suspend();
         assert_eq!(world.cache.peek(32, 32), label);
+        world.remove();
+        assert_ne!(world.cache.peek(32, 32), label, "it is at rest");
     });
 }
 
@@ -119,15 +121,50 @@ fn shared_memory_of_another_attach_is_not_believed() {
         world.write(0, &[1; 4096], false);
         world.kill();
         let left = world.shared.clone();
-        // Somebody else attaches without that memory, and writes something else.
-        world.shared = udm::shm::SharedWords::private(left.words().len());
+        // Whoever comes without that memory is refused, or accepts that it is lost.
+        world.shared = udm::shm::SharedWords::private(left.words().len()).in_boot(left.boot());
+        let error = world.try_open(false).unwrap_err().to_string();
+        assert!(error.contains("lost_memory accept"), "{error}");
+        world.table += " lost_memory accept";
         world.open();
+        assert!(facts_say(&world, "LOST"));
         world.write(4096, &[2; 4096], true);
         world.remove();
         world.shared = left;
         world.open();
         assert_eq!(world.read(0, 8192), [[0; 4096], [2; 4096]].concat());
-        let notes = udm::target::Target::facts(world.target());
-        assert!(notes.iter().any(|fact| fact.name == "attach_note"));
+        assert!(!facts_say(&world, "LOST"), "that was told");
     });
+}
+
+fn facts_say(world: &World, what: &str) -> bool {
+    udm::target::Target::facts(world.target())
+        .into_iter()
+        .any(|fact| matches!(fact.value, udm::target::FactValue::Text(text) if text.contains(what)))
+}
+
+#[test]
+fn a_medium_put_back_to_an_older_copy_of_itself_is_recognised() {
+    for is_committed in [false, true] {
+        in_both_modes("4096 0", move |mut world| {
+            world.open();
+            world.write(0, &[1; 4096], true);
+            let old = world.cache.image();
+            world.write(4096, &[2; 4096], is_committed);
+            world.write(8192, &[3; 4096], false);
+            world.kill();
+            let newest = world.cache.image();
+            world.cache.poke(0, &old);
+            let error = world.try_open(false).unwrap_err().to_string();
+            assert!(error.contains("older copy") && error.contains("lost_memory"), "{error}");
+            world.cache.poke(0, &newest);
+            world.open();
+            assert_eq!(world.read(8192, 4096), [3; 4096], "the newest one has it all");
+            world.remove();
+            world.cache.poke(0, &old);
+            world.table += " lost_memory accept";
+            world.open();
+            assert_eq!(world.read(0, 8192), [[1; 4096], [0; 4096]].concat());
+        });
+    }
 }

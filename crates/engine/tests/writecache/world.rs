@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use udm::attaching::AttachProgress;
 use udm::bio::{Bio, Op};
@@ -77,6 +78,12 @@ impl Cache {
     }
 }
 
+/// No two runs of a machine are the same.
+fn next_boot() -> u64 {
+    static BOOTS: AtomicU64 = AtomicU64::new(1);
+    BOOTS.fetch_add(1, Ordering::Relaxed)
+}
+
 pub struct World {
     /// The words behind `writecache`, `O` and `C` standing for the devices.
     pub table: String,
@@ -113,7 +120,7 @@ impl World {
             table: table.into(),
             cache,
             origin,
-            shared: SharedWords::private(shared_words(STRIPES)),
+            shared: SharedWords::private(shared_words(STRIPES)).in_boot(next_boot()),
             target: None,
             port: Port::new(0),
             ring: Ring::without_kernel(),
@@ -319,6 +326,7 @@ impl World {
     /// An orderly removal.
     pub fn remove(&mut self) {
         self.suspend();
+        self.target().detach();
         self.kill();
     }
 
@@ -327,7 +335,12 @@ impl World {
         self.kill();
         self.cache = self.cache.crash(prng);
         self.origin = Arc::new(self.origin.crash(prng));
-        self.shared = SharedWords::private(shared_words(STRIPES));
+        self.reboot();
+    }
+
+    /// The machine is started again: shared memory is gone.
+    pub fn reboot(&mut self) {
+        self.shared = SharedWords::private(shared_words(STRIPES)).in_boot(next_boot());
     }
 
     /// The number or flag that the target calls `name`.

@@ -6,7 +6,7 @@ use udm::pcache::layout::Geometry;
 use udm::units::human_bytes;
 
 /// For people.
-pub fn rows(report: &Report) -> Vec<(&'static str, String)> {
+pub fn rows(report: &Report, has_more: bool) -> Vec<(&'static str, String)> {
     let segments = u64::from(report.segments);
     let used = u64::from(report.used_segments);
     let mut rows = vec![
@@ -18,7 +18,7 @@ pub fn rows(report: &Report) -> Vec<(&'static str, String)> {
         ("Dirty tail", report.dirty_tail.to_string()),
         ("Key tail", report.key_tail.to_string()),
         ("Keys", format!("{} ({} of reused segments)", report.keys, report.stale_keys)),
-        ("Dirty data", format!("at most {}", human_bytes(report.dirty_bytes))),
+        ("Dirty data", dirty(report, has_more)),
     ];
     match &report.label {
         Some(label) => {
@@ -28,6 +28,16 @@ pub fn rows(report: &Report) -> Vec<(&'static str, String)> {
         None => rows.push(("Backing device", "not recorded (last written by a kernel)".into())),
     }
     rows
+}
+
+/// The log tells how much there is at most; what is in memory comes on top.
+fn dirty(report: &Report, has_more: bool) -> String {
+    let bytes = human_bytes(report.dirty_bytes);
+    if has_more {
+        format!("{bytes} in the log, and what is in memory")
+    } else {
+        format!("at most {bytes}")
+    }
 }
 
 /// What is damaged, a sentence each.

@@ -5,8 +5,9 @@ use udm::units::{SECTOR, human_bytes};
 use udm::writecache::inspect::Report;
 
 /// For people.
-pub fn rows(report: &Report) -> Vec<(&'static str, String)> {
+pub fn rows(report: &Report, has_more: bool) -> Vec<(&'static str, String)> {
     let (geometry, census) = (&report.geometry, &report.census);
+    let more = if has_more { " committed, and what is in memory" } else { "" };
     let mut rows = vec![
         ("First sector", (geometry.start / SECTOR).to_string()),
         ("Block size", human_bytes(geometry.block_bytes.into())),
@@ -16,7 +17,7 @@ pub fn rows(report: &Report) -> Vec<(&'static str, String)> {
         ("Live blocks", format!("{} ({} have older versions)", census.live, census.superseded)),
         ("Uncommitted blocks", census.uncommitted.to_string()),
         ("Free blocks", census.free.to_string()),
-        ("Dirty data", human_bytes(report.dirty_bytes)),
+        ("Dirty data", format!("{}{more}", human_bytes(report.dirty_bytes))),
     ];
     match report.label {
         Some(label) => {

@@ -1,0 +1,179 @@
+//! The memory of an attach, which outlives its server: found again, or made.
+//!
+//! The label says "served" from before the first write that a client hears of until everything is
+//! in the log, and names the memory. In which order an attach changes label and memory, and why a
+//! death or a power cut between any two steps loses nothing:
+//!
+//! 1. *New memory* (nobody served the cache): the memory is made, empty, of this attach; then the
+//!    label says "served", durably, in both slots; then the cache is changed, and serves. A death
+//!    before the label leaves a file that nobody names, until the machine is started again.
+//! 2. *Memory that a dead server left*: this attach is announced in it, and it gets a second name;
+//!    then the label names this attach; then the keys are logged; then they go from memory. Until
+//!    the label is stored the old name leads to it, afterwards the new one, and either attach is
+//!    its owner. Keys that are logged twice are two keys with the same place.
+//! 3. *An orderly end*: `suspend` logs everything; then the label says "at rest", in both slots;
+//!    then the memory goes. Between the two it is a file that nobody names. When anything fails on
+//!    the way, the label stays as it is.
+//! 4. A power cut ends the run of the machine. What the label says of an earlier run is told, and
+//!    no memory of it is looked for.
+//!
+//! Before 2. the memory is compared with the medium (takeup.rs): a copy of a medium has the same
+//! label.
+
+use crate::error::{Error, Kind, Result};
+use crate::mutants::{self, Mutant};
+use crate::shm::{Keeper, Served, SharedWords, recall};
+use crate::units::human_bytes;
+
+use super::OpenOptions;
+use super::args::TableArgs;
+use super::label::{Label, Serving};
+use super::layout::{CacheInfo, KEY_CLEAN, Position};
+use super::media::Media;
+use super::openset::{self, LeftBehind, OpenSets, announce_attach, words_needed};
+
+/// The memory of an attach that is under way.
+#[derive(Debug)]
+pub struct Memory {
+    keeper: Keeper,
+    words: SharedWords,
+    attach_id: u64,
+    /// Made by this attach: unless it comes to the label, it goes again.
+    is_new: bool,
+    is_named: bool,
+    /// What the user should know.
+    pub notes: Vec<String>,
+}
+
+/// What a label says of the server that has the cache, or had it and died.
+pub fn served(label: &Label, keeper: &Keeper) -> Option<Served> {
+    label.served.as_ref().map(|served| Served {
+        id: label.attach_id,
+        is_of_this_boot: served.boot == keeper.boot(),
+        place: keeper.path_in(&served.place, label.attach_id),
+    })
+}
+
+fn its_memory(
+    media: &Media,
+    keeper: &Keeper,
+    accepts_loss: bool,
+    notes: &mut Vec<String>,
+) -> Result<Option<SharedWords>> {
+    let label = Label::load(media).map(|(label, _)| label).filter(|label| !label.is_of_format());
+    if label.is_none() && Label::is_lost(media) && !accepts_loss {
+        return Err(Error::new(
+            Kind::Io,
+            format!(
+                "{}: both copies of the label are damaged (bytes 0 and {}), so nobody knows to \
+                 which backing device it belongs, and whether acknowledged writes are in memory; \
+                 `lost_memory accept` in the table goes on without",
+                media.name(),
+                Label::STRIDE
+            ),
+        ));
+    }
+    let Some(label) = label else { return Ok(None) };
+    let id = label.attach_id;
+    if label.served.is_none() {
+        // A server before this version named it by the medium's path, and the label says nothing.
+        let old = keeper.find_old()?;
+        return match old.as_ref().map(|words| openset::is_of(words, id)).transpose()? {
+            Some(true) => Ok(old),
+            _ => Ok(None),
+        };
+    }
+    let is_its = |words: &SharedWords| {
+        Ok(openset::is_of(words, id)? || mutants::is(Mutant::SharedOfAnybody))
+    };
+    recall(keeper, served(&label, keeper).as_ref(), accepts_loss, media.name(), is_its, notes)
+}
+
+/// What the medium that is to be formatted by force has in memory: refused if that are writes.
+pub fn unseen(media: &Media, keeper: &Keeper, args: &TableArgs) -> Result<Option<SharedWords>> {
+    let found = its_memory(media, keeper, args.accepts_loss, &mut Vec::new())?;
+    let left = found.as_ref().map(OpenSets::left_behind).transpose()?.flatten();
+    let keys = left.iter().flat_map(|left| &left.keys).map(|(key, _)| key);
+    let dirty = keys.filter(|key| key.flags.get() & KEY_CLEAN == 0);
+    let bytes: u64 = dirty.map(|key| u64::from(key.len.get())).sum();
+    if bytes > 0 && !args.accepts_loss {
+        return Err(Error::new(
+            Kind::Refused,
+            format!(
+                "pcache: {}: its last server died, and {} that it had acknowledged are in memory \
+                 in {} alone: attach it as it is, or add `lost_memory accept` to the table",
+                media.name(),
+                human_bytes(bytes),
+                keeper.place()
+            ),
+        ));
+    }
+    Ok(found)
+}
+
+impl Memory {
+    /// The memory of the last server, if it died, or new one. `is_to_go`: what it left was found
+    /// not to be this medium's.
+    pub fn of(
+        media: &Media,
+        keeper: Keeper,
+        args: &TableArgs,
+        options: &OpenOptions,
+        is_to_go: bool,
+    ) -> Result<Memory> {
+        let mut notes = Vec::new();
+        let found = match is_to_go {
+            true => None,
+            false => its_memory(media, &keeper, args.accepts_loss, &mut notes)?,
+        };
+        let is_new = found.is_none();
+        let needed = words_needed(options.stripes);
+        let attach_id = options.attach_id;
+        let words = match found {
+            Some(words) => words,
+            None => keeper.create(attach_id, needed)?,
+        };
+        if words.words().len() < needed {
+            let what = "the memory that the last server left is of another version";
+            return Err(Error::new(Kind::Unsupported, format!("{}: {what}", media.name())));
+        }
+        Ok(Memory { keeper, words, attach_id, is_new, is_named: false, notes })
+    }
+
+    /// The memory itself.
+    pub fn words(&self) -> SharedWords {
+        self.words.clone()
+    }
+
+    /// What a dead server left in it.
+    pub fn left(&self) -> Result<Option<LeftBehind>> {
+        if self.is_new { Ok(None) } else { OpenSets::left_behind(&self.words) }
+    }
+
+    /// The label is about to name it. From here on it stays, whatever happens.
+    pub fn name(&mut self, stripes: usize, info: &CacheInfo, head: Position) -> Result<()> {
+        if self.is_new {
+            let _ = OpenSets::begin(self.words(), stripes, self.attach_id, info, head);
+        } else {
+            announce_attach(&self.words, self.attach_id);
+            self.keeper.rename(&self.words, self.attach_id)?;
+        }
+        self.is_named = true;
+        Ok(())
+    }
+
+    /// What the label is to say.
+    pub fn serving(&self) -> Option<Serving> {
+        let is_late = mutants::is(Mutant::ServedSaidLate);
+        let serving = || Serving { boot: self.keeper.boot(), place: self.keeper.place() };
+        (self.keeper.survives() && !is_late).then(serving)
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        if self.is_new && !self.is_named {
+            self.words.remove();
+        }
+    }
+}

@@ -1,0 +1,289 @@
+//! Where memory that outlives a server lies, and how the next server comes to it.
+//!
+//! Memory is named by the attach that made it or took it over, a random number that the medium's
+//! label says, too; not by where the medium lies. So a medium that was moved finds its memory, and
+//! another one in its old place finds nothing. Who detaches in order leaves no memory.
+//!
+//! 1. While the label says that the medium is served, the memory of that name exists: it is made
+//!    before the label is stored, and removed after the label says otherwise.
+//! 2. No memory is opened but by the label that names it, and none is removed but by who holds its
+//!    lock; or when the machine has been started again since: nobody believes it any more.
+
+use std::path::{Path, PathBuf};
+
+use crate::error::{Error, Kind, Result};
+use crate::sync::atomic::Ordering;
+use crate::sync::{Arc, Mutex, lock};
+
+use super::{SharedWords, boot, boot_text};
+
+/// Keeps the memory of one target's servers.
+#[derive(Clone, Debug)]
+pub struct Keeper(Arc<Place>);
+
+#[derive(Debug)]
+enum Place {
+    /// Files of a directory.
+    Folder(Folder),
+    /// One piece of memory, for tests; words that are all zero stand for nothing.
+    One(Mutex<Option<SharedWords>>, u64),
+    /// Nothing outlives the process.
+    Nowhere,
+}
+
+#[derive(Debug)]
+struct Folder {
+    path: PathBuf,
+    target: &'static str,
+    /// Where servers before this version kept it.
+    old: Option<PathBuf>,
+}
+
+/// What a label says of the server that has the medium, or had it and died.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Served {
+    /// The attach.
+    pub id: u64,
+    /// Whether the machine has not been started again since.
+    pub is_of_this_boot: bool,
+    /// Where its memory should be, for people.
+    pub place: String,
+}
+
+impl From<SharedWords> for Keeper {
+    fn from(words: SharedWords) -> Keeper {
+        let boot = words.boot();
+        Keeper(Arc::new(Place::One(Mutex::new(Some(words)), boot)))
+    }
+}
+
+impl Keeper {
+    /// Memory of `target` in files of a directory. `old`: where servers before this version kept
+    /// it, by the medium's path.
+    pub fn folder(path: &Path, target: &'static str, old: Option<PathBuf>) -> Keeper {
+        Keeper(Arc::new(Place::Folder(Folder { path: path.to_owned(), target, old })))
+    }
+
+    /// One piece of memory, once it is wanted: for tests.
+    pub fn one(boot: u64) -> Keeper {
+        Keeper(Arc::new(Place::One(Mutex::new(None), boot)))
+    }
+
+    /// Memory of this process alone: what it acknowledges and does not flush dies with it.
+    pub fn nowhere() -> Keeper {
+        Keeper(Arc::new(Place::Nowhere))
+    }
+
+    /// Whether memory outlives the process.
+    pub fn survives(&self) -> bool {
+        !matches!(*self.0, Place::Nowhere)
+    }
+
+    /// Tells this run of the machine from others.
+    pub fn boot(&self) -> u64 {
+        match &*self.0 {
+            Place::Folder(_) | Place::Nowhere => boot(),
+            Place::One(_, boot) => *boot,
+        }
+    }
+
+    /// The directory, for labels and people.
+    pub fn place(&self) -> String {
+        match &*self.0 {
+            Place::Folder(folder) => folder.path.to_string_lossy().into_owned(),
+            Place::One(..) => "memory".into(),
+            Place::Nowhere => String::new(),
+        }
+    }
+
+    /// Where memory of this name would be that a server with the directory `place` keeps.
+    pub fn path_in(&self, place: &str, id: u64) -> String {
+        match &*self.0 {
+            Place::Folder(folder) => {
+                let path = Path::new(place).join(folder.name_of(id));
+                path.to_string_lossy().into_owned()
+            }
+            _ => place.to_owned(),
+        }
+    }
+
+    /// The memory of this name, if it is there; for this process alone.
+    pub fn find(&self, id: u64) -> Result<Option<SharedWords>> {
+        match &*self.0 {
+            Place::Folder(folder) => {
+                SharedWords::open_existing(&folder.path.join(folder.name_of(id)))
+            }
+            Place::One(one, _) => {
+                let one = lock(one).clone();
+                Ok(one.filter(|words| words.words()[0].load(Ordering::SeqCst) != 0))
+            }
+            Place::Nowhere => Ok(None),
+        }
+    }
+
+    /// The memory that a server before this version left, which named it by the medium's path.
+    pub fn find_old(&self) -> Result<Option<SharedWords>> {
+        match &*self.0 {
+            Place::Folder(Folder { old: Some(path), .. }) => SharedWords::open_existing(path),
+            _ => Ok(None),
+        }
+    }
+
+    /// New memory of this name, all zero. What machines before this run have left goes.
+    pub fn create(&self, id: u64, words: usize) -> Result<SharedWords> {
+        match &*self.0 {
+            Place::Folder(folder) => {
+                folder.sweep();
+                SharedWords::create(&folder.path.join(folder.name_of(id)), words)
+            }
+            Place::One(one, boot) => {
+                let mut one = lock(one);
+                let new = || SharedWords::private(words).in_boot(*boot);
+                let known = one.get_or_insert_with(new);
+                known.words().iter().for_each(|word| word.store(0, Ordering::SeqCst));
+                Ok(known.clone())
+            }
+            Place::Nowhere => Ok(SharedWords::private(words)),
+        }
+    }
+
+    /// Gives memory the name of the attach that takes it over, beside the one that it has.
+    pub fn rename(&self, words: &SharedWords, id: u64) -> Result<()> {
+        match &*self.0 {
+            Place::Folder(folder) => words.add_name(folder.path.join(folder.name_of(id))),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl Folder {
+    fn name_of(&self, id: u64) -> String {
+        format!("{}-{id:016x}-{}.shm", self.target, boot_text())
+    }
+
+    /// Removes what was left before the machine was started.
+    fn sweep(&self) {
+        let ours = format!("-{}.shm", boot_text());
+        for entry in std::fs::read_dir(&self.path).into_iter().flatten().flatten() {
+            let name = entry.file_name();
+            let Some(stem) = name.to_str().and_then(|name| name.strip_suffix(".shm")) else {
+                continue;
+            };
+            let is_memory = ["pcache-", "writecache-"].iter().any(|target| {
+                let rest = stem.strip_prefix(target).and_then(|rest| rest.rsplit_once('-'));
+                rest.is_some_and(|(_, boot)| {
+                    boot.len() == 12 && boot.bytes().all(|byte| byte.is_ascii_hexdigit())
+                })
+            });
+            if is_memory && !name.to_string_lossy().ends_with(&ours) {
+                let _ = std::fs::remove_file(entry.path());
+            }
+        }
+    }
+}
+
+/// The memory that belongs to a medium whose label says `served`. Refuses when it should be there
+/// and is not, unless the user accepts the loss; whatever is lost is told in `notes`. `is_its`:
+/// whether memory of that name is what it should be.
+pub fn recall(
+    keeper: &Keeper,
+    served: Option<&Served>,
+    accepts_loss: bool,
+    medium: &str,
+    is_its: impl Fn(&SharedWords) -> Result<bool>,
+    notes: &mut Vec<String>,
+) -> Result<Option<SharedWords>> {
+    let Some(served) = served else { return Ok(None) };
+    if !served.is_of_this_boot {
+        notes.push(
+            "the last server did not end in order, and the machine was started again since: what \
+             was acknowledged and not flushed then is lost"
+                .into(),
+        );
+        return Ok(None);
+    }
+    let (kind, why) = match keeper.find(served.id) {
+        Ok(Some(words)) if is_its(&words)? => return Ok(Some(words)),
+        Ok(Some(_)) => (Kind::Refused, "what is there is not that memory".to_owned()),
+        Ok(None) if keeper.place().is_empty() => {
+            (Kind::Refused, "this process has no runtime directory".to_owned())
+        }
+        Ok(None) => (Kind::Refused, format!("it is not in {}", keeper.place())),
+        Err(error) if error.kind() == Kind::Busy => (
+            Kind::Busy,
+            "a living server uses that, and has this medium or one it is a copy of".into(),
+        ),
+        Err(error) => return Err(error),
+    };
+    let what = format!(
+        "its last server did not end in order, and what it had acknowledged and not flushed is in \
+         memory at {}",
+        served.place
+    );
+    if accepts_loss {
+        notes.push(format!("{what}; {why}: that is LOST here"));
+        return Ok(None);
+    }
+    Err(Error::new(
+        kind,
+        format!(
+            "{medium}: {what}; {why}. Use the runtime directory of that server (UDM_RUNTIME_DIR), \
+             or add `lost_memory accept` to the table to go on without them"
+        ),
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn names(folder: &Path) -> Vec<String> {
+        let entries = std::fs::read_dir(folder).unwrap().flatten();
+        let mut names: Vec<String> =
+            entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
+        names.sort();
+        names
+    }
+
+    #[test]
+    fn memory_is_found_by_its_name_and_gone_when_removed() {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("pcache-c-01234567-0123456789ab.shm"), "old").unwrap();
+        std::fs::write(folder.path().join("somebody-0123456789ab.shm"), "else's").unwrap();
+        let keeper = Keeper::folder(folder.path(), "pcache", None);
+        assert!(keeper.find(7).unwrap().is_none());
+        let words = keeper.create(7, 16).unwrap();
+        assert_eq!(names(folder.path()).len(), 2, "what is of another boot is gone");
+        assert_eq!(keeper.find(7).unwrap_err().kind(), Kind::Busy);
+        assert!(keeper.create(7, 16).is_err());
+        keeper.rename(&words, 8).unwrap();
+        drop(words);
+        let words = keeper.find(7).unwrap().unwrap();
+        assert_eq!(keeper.find(8).unwrap_err().kind(), Kind::Busy, "one memory, one server");
+        drop(words);
+        let words = keeper.find(8).unwrap().unwrap();
+        words.remove();
+        drop(words);
+        std::fs::remove_file(keeper.path_in(&keeper.place(), 7)).unwrap();
+        assert_eq!(names(folder.path()), ["somebody-0123456789ab.shm"]);
+    }
+
+    #[test]
+    fn what_should_be_there_and_is_not_is_refused() {
+        let keeper = Keeper::one(3);
+        let served = Served { id: 7, is_of_this_boot: true, place: "/run/x/m".into() };
+        let recall = |served: Option<&Served>, accepts| {
+            let mut notes = Vec::new();
+            let found = recall(&keeper, served, accepts, "C", |_| Ok(true), &mut notes)?;
+            Ok::<_, Error>((found.is_some(), notes.len()))
+        };
+        assert_eq!(recall(None, false).unwrap(), (false, 0));
+        let error = recall(Some(&served), false).unwrap_err().to_string();
+        assert!(error.contains("/run/x/m") && error.contains("lost_memory accept"), "{error}");
+        assert_eq!(recall(Some(&served), true).unwrap(), (false, 1));
+        let other = Served { is_of_this_boot: false, ..served.clone() };
+        assert_eq!(recall(Some(&other), false).unwrap(), (false, 1));
+        keeper.create(7, 4).unwrap().words()[0].store(1, Ordering::SeqCst);
+        assert_eq!(recall(Some(&served), false).unwrap(), (true, 0));
+    }
+}
