@@ -53,7 +53,7 @@ mod tests {
         let pair = |one, other| human_pair(one, other);
         assert_eq!(pair(512 * MIB, GIB), ("512.0 MiB".into(), "1.0 GiB".into()));
         assert_eq!(pair(MIB, MIB), ("1.0 MiB".into(), "1.0 MiB".into()));
-        assert_eq!(pair(MIB - 512, MIB), ("1048064 bytes".into(), "1048576 bytes".into()));
+        assert_eq!(pair(8 * MIB - 512, 8 * MIB), ("8388096 bytes".into(), "8388608 bytes".into()));
         assert_eq!(pair(512 * MIB - 1, 512 * MIB).0, "536870911 bytes");
     }
 }

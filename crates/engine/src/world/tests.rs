@@ -129,13 +129,16 @@ fn a_device_named_twice_is_opened_once() {
     std::fs::File::create(&path).unwrap().set_len(MIB).unwrap();
     let path = path.to_str().unwrap();
     let text = format!("0 8 linear {path} 0\n8 8 linear {path} 512\n16 8 zero");
-    let opener = SystemOpener::default();
-    let build = |text: &str| build(&Table::parse(text)?, &opener, &BuildOptions::default());
-    let table = build(&text).unwrap();
-    let busy = build(&text).unwrap_err();
-    assert_eq!((busy.kind(), busy.place().unwrap().column), (Kind::Busy, 12));
+    // An opener is of one mapped device, whose tables share.
+    let (own, other) = (SystemOpener::default(), SystemOpener::default());
+    let build =
+        |opener: &SystemOpener| build(&Table::parse(&text)?, opener, &BuildOptions::default());
+    let (table, second) = (build(&own).unwrap(), build(&own).unwrap());
     drop(table);
-    build(&text).unwrap();
+    let busy = build(&other).unwrap_err();
+    assert_eq!((busy.kind(), busy.place().unwrap().column), (Kind::Busy, 12));
+    drop(second);
+    build(&other).unwrap();
 }
 
 #[test]
