@@ -18,6 +18,8 @@ pub enum StudyName {
     Job,
     /// Write, FUA write, flush, read hit, read miss: percentiles, in process and over NBD
     Latency,
+    /// Bursts into a full cache beside an empty one, and writes without pause: rates over time
+    Steady,
     /// More threads, a fuller cache, more dirty data, larger requests
     Scaling,
     /// A 4 KiB write in process beside the bare durable copy of the same bytes
@@ -48,8 +50,8 @@ impl StudyName {
 
     /// Whether it measures whichever target `--target` says.
     pub fn takes_target(self) -> bool {
-        use StudyName::{Footprint, Job, Latency, Randwrite, Recovery, Writeback};
-        matches!(self, Randwrite | Job | Latency | Writeback | Recovery | Footprint)
+        use StudyName::{Footprint, Job, Latency, Randwrite, Recovery, Steady, Writeback};
+        matches!(self, Randwrite | Job | Latency | Steady | Writeback | Recovery | Footprint)
     }
 
     /// The studies that were asked for, each once.
@@ -104,27 +106,31 @@ Examples:
   udm bench copy --cache /dev/dax0.0            measures, remembers, leaves the content alone
   udm bench hitratio --trace OLTP.lis.zst
   udm bench job --rw randrw --bs 8k --iodepth 4 --numjobs 2 --runtime 10
-  udm bench all --small --report report.html --json=results.json")]
+  udm bench all --small --report report.html --json=results.json
+  udm bench --from results.json --markdown numbers.md")]
 pub struct BenchArgs {
     /// What to measure
-    #[arg(required = true, value_enum, hide_possible_values = false)]
+    #[arg(required_unless_present = "from", value_enum, hide_possible_values = false)]
     pub studies: Vec<StudyName>,
     /// The backing device to put a cache before: a file to be made, or a folder to make it in
     #[arg(long, value_name = "PATH")]
     pub path: Option<PathBuf>,
-    /// randwrite, job, latency, writeback, recovery, footprint: the target to measure
+    /// randwrite, job, latency, steady, writeback, recovery, footprint: the target to measure
     #[arg(long, value_enum, default_value = "pcache")]
     pub target: TargetName,
-    /// The cache device; without it, a file of 512 MiB in /dev/shm, or beside --path's for mode s
+    /// The cache device; without it, a file in /dev/shm, or beside --path's for mode s
     #[arg(long, value_name = "PATH")]
     pub cache: Option<PathBuf>,
+    /// Bytes of the caches that are made; without it, 512 MiB
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    pub cache_size: Option<u64>,
     /// Overwrite what --path and --cache name, if it exists
     #[arg(long)]
     pub overwrite: bool,
     /// hitratio: a trace to replay: .csv (op, size, lbn), .lis, or 32-bit block numbers; also .zst
-    /// and .xz. Without one, requests are made up
+    /// and .xz; may be said more than once. Without one, requests are made up
     #[arg(long, value_name = "FILE")]
-    pub trace: Option<PathBuf>,
+    pub trace: Vec<PathBuf>,
     /// hitratio: sizes of the cache, in blocks of 4 KiB
     #[arg(long, value_name = "N,...", value_delimiter = ',')]
     #[arg(value_parser = clap::value_parser!(u64).range(32..=1 << 24))]
@@ -145,6 +151,12 @@ pub struct BenchArgs {
     /// Write the main numbers to FILE, as Markdown
     #[arg(long, value_name = "FILE")]
     pub markdown: Option<PathBuf>,
+    /// Write the main numbers to FILE, as JSON, which --from takes
+    #[arg(long, value_name = "FILE")]
+    pub numbers: Option<PathBuf>,
+    /// Measure nothing, but show what --json or --numbers wrote to FILE
+    #[arg(long, value_name = "FILE", conflicts_with = "studies")]
+    pub from: Option<PathBuf>,
     /// Exit with 1 if a promise is broken
     #[arg(long)]
     pub check: bool,

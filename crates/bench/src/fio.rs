@@ -8,6 +8,9 @@ use serde_json::Value;
 
 use crate::job::Job;
 
+/// Requests are counted over time in slices of this length.
+const LOG_MILLISECONDS: u64 = 100;
+
 /// What a job reached.
 #[derive(Clone, Debug)]
 pub struct JobResult {
@@ -19,20 +22,57 @@ pub struct JobResult {
     pub mean_nanos: f64,
     /// Their times, in nanoseconds, at the percentiles asked for.
     pub percentiles: Vec<f64>,
+    /// The longest of them.
+    pub worst_nanos: f64,
     /// Times of flushes at the same percentiles, if there were any.
     pub sync_percentiles: Vec<f64>,
 }
 
 /// Runs `job` on the NBD server at a Unix socket.
 pub fn nbd(socket: &Path, job: &Job, percents: &[f64]) -> Result<JobResult> {
+    let arguments = nbd_arguments(socket, job);
+    let reads = job.rw.read_percent(job.rwmixread);
+    // Of a mixed load, the writes' times.
+    run(if reads == 100 { "read" } else { "write" }, reads, &arguments, percents)
+}
+
+fn nbd_arguments(socket: &Path, job: &Job) -> Vec<String> {
     let mut arguments = vec![
         "--ioengine=nbd".to_owned(),
         format!("--uri=nbd+unix:///?socket={}", socket.display()),
     ];
     arguments.extend(job.fio_arguments());
+    arguments
+}
+
+/// The same, and requests per second over time: seconds, and the rate around then.
+pub fn nbd_over_time(
+    socket: &Path,
+    job: &Job,
+    percents: &[f64],
+    scratch: &Path,
+) -> Result<(JobResult, Vec<(f64, f64)>)> {
+    let prefix = scratch.display().to_string();
+    let mut arguments = nbd_arguments(socket, job);
+    arguments.push(format!("--write_iops_log={prefix}"));
+    arguments.push(format!("--log_avg_msec={LOG_MILLISECONDS}"));
+    arguments.push("--per_job_logs=0".into());
     let reads = job.rw.read_percent(job.rwmixread);
-    // Of a mixed load, the writes' times.
-    run(if reads == 100 { "read" } else { "write" }, reads, &arguments, percents)
+    let result = run(if reads == 100 { "read" } else { "write" }, reads, &arguments, percents)?;
+    let log = format!("{prefix}_iops.log");
+    let text = std::fs::read_to_string(&log).with_context(|| format!("fio wrote no {log}"))?;
+    let _ = std::fs::remove_file(&log);
+    Ok((result, rates(&text)))
+}
+
+/// Lines of fio's log: milliseconds, requests per second, and more.
+fn rates(text: &str) -> Vec<(f64, f64)> {
+    let number = |word: Option<&str>| word.and_then(|word| word.trim().parse::<f64>().ok());
+    let line = |line: &str| {
+        let mut words = line.split(',');
+        Some((number(words.next())? / 1000.0, number(words.next())?))
+    };
+    text.lines().filter_map(line).collect()
 }
 
 /// Runs one job of writes with `arguments`.
@@ -86,6 +126,7 @@ fn parse(job: &Value, direction: &str, read_percent: u32, percents: &[f64]) -> R
         seconds: find(direction, "/runtime")? / 1000.0,
         mean_nanos: find(direction, "/clat_ns/mean")?,
         percentiles: percentiles("clat_ns")?,
+        worst_nanos: find(direction, "/clat_ns/max")?,
         sync_percentiles: percents.iter().filter_map(sync).collect(),
     })
 }
@@ -95,9 +136,15 @@ mod tests {
     use super::*;
 
     #[test]
+    fn fios_log_is_understood() {
+        let text = "100, 2500, 1, 0, 0\n200, 0, 1, 0, 0\nnonsense\n";
+        assert_eq!(rates(text), [(0.1, 2500.0), (0.2, 0.0)]);
+    }
+
+    #[test]
     fn fios_json_is_understood() {
-        let clat =
-            serde_json::json!({ "mean": 5.0, "percentile": { "50.000000": 4, "99.900000": 9 } });
+        let clat = serde_json::json!({ "mean": 5.0, "max": 11,
+                "percentile": { "50.000000": 4, "99.900000": 9 } });
         let job = serde_json::json!({
             "read": { "iops": 10.0 },
             "write": { "iops": 30.5, "runtime": 2000, "clat_ns": clat },
@@ -105,7 +152,7 @@ mod tests {
         });
         let result = parse(&job, "write", 25, &[50.0, 99.9]).unwrap();
         assert_eq!((result.iops, result.seconds, result.mean_nanos), (40.5, 2.0, 5.0));
-        assert_eq!(result.percentiles, [4.0, 9.0]);
+        assert_eq!((&result.percentiles[..], result.worst_nanos), (&[4.0, 9.0][..], 11.0));
         assert_eq!(result.sync_percentiles, [7.0, 8.0]);
         assert!(parse(&job, "read", 100, &[50.0]).is_err());
     }

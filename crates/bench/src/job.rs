@@ -84,6 +84,8 @@ pub struct Job {
     pub fua: bool,
     /// A flush behind every so many writes; 0 for none.
     pub fsync: u32,
+    /// Requests are counted over time in slices of this length.
+    pub slice: Duration,
 }
 
 impl Default for Job {
@@ -102,6 +104,7 @@ impl Default for Job {
             randseed: 1,
             fua: false,
             fsync: 0,
+            slice: Duration::from_millis(50),
         }
     }
 }

@@ -10,7 +10,8 @@
 //! | `studies` | one file for each study |
 //! | `trace`, `policies` | requests that somebody recorded; caches on paper |
 //! | `load`, `fio` | the load generator, fio as a user runs it |
-//! | `rig`, `target` | caches to run them on |
+//! | `timeline`, `cpu` | requests over time; processor time, of clients and of the background |
+//! | `rig`, `target`, `keeper` | caches to run them on, and who does their background work |
 //! | `counting`, `heap` | what is written to a cache device, what memory the process has |
 //! | `results`, `unit`, `stats` | what was found |
 //! | `terminal`, `html`, `svg`, `markdown` | how it is shown |
@@ -20,10 +21,12 @@
 pub mod args;
 pub mod calibrate;
 mod counting;
+mod cpu;
 mod fio;
 mod heap;
 mod html;
 mod job;
+mod keeper;
 mod libpmem;
 mod load;
 mod machine;
@@ -37,6 +40,7 @@ mod studies;
 mod svg;
 mod target;
 mod terminal;
+mod timeline;
 mod trace;
 mod unit;
 
@@ -54,9 +58,45 @@ use rig::Setup;
 
 pub use studies::STUDIES_OF_ALL;
 
+/// The part of the README that numbers are in, as the JSON of `--numbers` has them.
+pub fn readme_numbers(json: &str) -> Result<String> {
+    let pages: Vec<Page> = serde_json::from_str(json).context("the numbers")?;
+    Ok(markdown::write(&pages))
+}
+
 /// Carries out `udm bench`. Whether all promises hold, or nobody asked.
 pub fn run(args: &BenchArgs) -> Result<bool> {
-    let prints_json = args.json.as_deref() == Some(Path::new("-"));
+    let pages = match &args.from {
+        Some(path) => read(args, path)?,
+        None => measure_all(args)?,
+    };
+    let holds = pages.iter().flat_map(|page| &page.study.claims).all(|claim| claim.holds);
+    leave(args, pages)?;
+    Ok(holds || !args.check)
+}
+
+/// What an earlier run wrote to `path`.
+fn read(args: &BenchArgs, path: &Path) -> Result<Vec<Page>> {
+    let text = std::fs::read_to_string(path).with_context(|| path.display().to_string())?;
+    let pages: Vec<Page> = serde_json::from_str(&text)
+        .with_context(|| format!("{} is no JSON of udm bench", path.display()))?;
+    if !prints_json(args) {
+        for (nth, page) in pages.iter().enumerate() {
+            if nth == 0 {
+                print(&terminal::machine(&page.machine))?;
+            }
+            print(&terminal::study(&page.study))?;
+        }
+    }
+    Ok(pages)
+}
+
+fn prints_json(args: &BenchArgs) -> bool {
+    args.json.as_deref() == Some(Path::new("-"))
+}
+
+fn measure_all(args: &BenchArgs) -> Result<Vec<Page>> {
+    let prints_json = prints_json(args);
     let machine = Machine::here();
     if !prints_json {
         print(&terminal::machine(&machine))?;
@@ -70,10 +110,7 @@ pub fn run(args: &BenchArgs) -> Result<bool> {
         }
         pages.push(Page { machine: machine.clone(), study });
     }
-    drop(setup);
-    let holds = pages.iter().flat_map(|page| &page.study.claims).all(|claim| claim.holds);
-    leave(args, pages, prints_json)?;
-    Ok(holds || !args.check)
+    Ok(pages)
 }
 
 /// Runs one study, and says how noisy it was meanwhile.
@@ -93,8 +130,9 @@ fn measure(name: StudyName, setup: &Setup) -> Result<Study> {
     Ok(study)
 }
 
-/// Writes what stays: JSON, the report, Markdown.
-fn leave(args: &BenchArgs, pages: Vec<Page>, prints_json: bool) -> Result<()> {
+/// Writes what stays: JSON, the report, Markdown, the main numbers.
+fn leave(args: &BenchArgs, pages: Vec<Page>) -> Result<()> {
+    let prints_json = prints_json(args);
     let write = |path: &Path, text: &str| {
         std::fs::write(path, text).with_context(|| path.display().to_string())
     };
@@ -104,6 +142,10 @@ fn leave(args: &BenchArgs, pages: Vec<Page>, prints_json: bool) -> Result<()> {
     }
     if let Some(path) = &args.markdown {
         write(path, &markdown::write(&pages))?;
+    }
+    if let Some(path) = &args.numbers {
+        let json = serde_json::to_string_pretty(&markdown::main_numbers(&pages))? + "\n";
+        write(path, &json)?;
     }
     let Some(path) = &args.report else { return Ok(()) };
     html::add(path, pages)?;

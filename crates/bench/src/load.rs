@@ -3,7 +3,7 @@
 //! One look at the clock for each request: its time is what passed since the one before at depth
 //! 1, and since it was submitted otherwise. Looking takes tens of nanoseconds, which are in it.
 
-use std::sync::{Arc, Barrier};
+use std::sync::{Arc, Barrier, OnceLock};
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail, ensure};
@@ -13,12 +13,14 @@ use udm::device::Device;
 use udm::local::Local;
 use udm::prng::Prng;
 
+use crate::cpu;
 use crate::job::{Job, Rw};
 use crate::rig::settle;
 use crate::stats::Histogram;
+use crate::timeline::Timeline;
 
 /// What a load reached.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct Reached {
     /// Times of reads.
     pub reads: Histogram,
@@ -26,9 +28,47 @@ pub struct Reached {
     pub writes: Histogram,
     /// Seconds from the first request that counts to the last.
     pub seconds: f64,
+    /// Requests over time, from the very first, whether they count or not.
+    pub timeline: Timeline,
+    /// Requests that count, of each job.
+    pub by_job: Vec<u64>,
+    /// Processor time of the jobs' threads, in nanoseconds.
+    pub cpu_nanos: f64,
 }
 
 impl Reached {
+    fn new(slice: Duration) -> Reached {
+        Reached {
+            reads: Histogram::default(),
+            writes: Histogram::default(),
+            seconds: 0.0,
+            timeline: Timeline::new(slice),
+            by_job: Vec::new(),
+            cpu_nanos: 0.0,
+        }
+    }
+
+    fn merge(&mut self, other: &Reached) {
+        self.reads.merge(&other.reads);
+        self.writes.merge(&other.writes);
+        self.timeline.merge(&other.timeline);
+        self.by_job.extend(&other.by_job);
+        self.cpu_nanos += other.cpu_nanos;
+    }
+
+    /// How many requests count.
+    pub fn count(&self) -> u64 {
+        self.reads.count() + self.writes.count()
+    }
+
+    /// How far the jobs are apart: the requests of the one that got furthest, over those of the
+    /// last.
+    pub fn unfairness(&self) -> f64 {
+        let most = self.by_job.iter().copied().max().unwrap_or(0);
+        let least = self.by_job.iter().copied().min().unwrap_or(0);
+        most as f64 / least.max(1) as f64
+    }
+
     /// Times of all requests.
     pub fn all(&self) -> Histogram {
         let mut all = self.reads.clone();
@@ -38,7 +78,7 @@ impl Reached {
 
     /// Requests per second.
     pub fn iops(&self) -> f64 {
-        (self.reads.count() + self.writes.count()) as f64 / self.seconds.max(1e-9)
+        self.count() as f64 / self.seconds.max(1e-9)
     }
 }
 
@@ -62,24 +102,24 @@ pub fn run(device: &Arc<Device>, job: &Job) -> Result<Reached> {
     let size = job.size.min(device.size_bytes().saturating_sub(job.offset));
     ensure!(size / job.bs > 0, "size={size} holds no request of bs={}", job.bs);
     let gate = Barrier::new(job.numjobs as usize);
+    let begun = OnceLock::new();
     let parts: Vec<Result<(Reached, Instant, Instant)>> = std::thread::scope(|scope| {
         let spawn = |nth: u32| {
-            let gate = &gate;
+            let (gate, begun) = (&gate, &begun);
             scope.spawn(move || {
                 let worker = Worker::new(device, job, nth, size / job.bs);
                 gate.wait();
-                worker?.work()
+                worker?.work(*begun.get_or_init(Instant::now))
             })
         };
         let threads: Vec<_> = (0..job.numjobs).map(spawn).collect();
         threads.into_iter().map(|thread| thread.join().expect("no worker panics")).collect()
     });
-    let mut reached = Reached::default();
+    let mut reached = Reached::new(job.slice);
     let (mut first, mut last) = (None, None);
     for part in parts {
         let (one, start, end) = part?;
-        reached.reads.merge(&one.reads);
-        reached.writes.merge(&one.writes);
+        reached.merge(&one);
         first = Some(first.map_or(start, |first: Instant| first.min(start)));
         last = Some(last.map_or(end, |last: Instant| last.max(end)));
     }
@@ -107,17 +147,19 @@ impl Worker<'_> {
             spare,
             submitted: vec![Instant::now(); job.iodepth as usize],
             unflushed: 0,
-            reached: Reached::default(),
+            reached: Reached::new(job.slice),
         })
     }
 
-    /// Works until the time or the bytes are used up; from when to when.
-    fn work(mut self) -> Result<(Reached, Instant, Instant)> {
-        let begun = Instant::now();
+    /// Works until the time or the bytes are used up; from when to when it counted. All workers
+    /// have begun at the same moment.
+    fn work(mut self, begun: Instant) -> Result<(Reached, Instant, Instant)> {
         let counts_from = begun + self.job.ramp_time;
         let until = counts_from + self.job.runtime;
+        let cpu_before = cpu::of_thread();
+        self.reached.timeline.begin(begun, until - begun);
         let mut left = (self.job.io_size / u64::from(self.job.numjobs) / self.job.bs).max(1);
-        let (mut first, mut now) = (begun, begun);
+        let (mut first, mut now) = (begun, Instant::now());
         for token in 0..u64::from(self.job.iodepth) {
             self.submit(token, now);
         }
@@ -132,11 +174,13 @@ impl Worker<'_> {
             let started = self.submitted[token as usize];
             let is_read = bio.op == Op::Read;
             self.spare.push(bio.buffer);
+            let nanos = (now - started).as_nanos() as u64;
+            self.reached.timeline.add(now, nanos);
             if now < counts_from {
                 first = now;
             } else if left > 0 {
                 let side = if is_read { &mut self.reached.reads } else { &mut self.reached.writes };
-                side.add((now - started).as_nanos() as u64);
+                side.add(nanos);
                 left -= 1;
             }
             if left == 0 || now >= until {
@@ -146,6 +190,8 @@ impl Worker<'_> {
                 self.submit(token, now);
             }
         }
+        self.reached.by_job.push(self.reached.count());
+        self.reached.cpu_nanos = cpu::of_thread() - cpu_before;
         Ok((self.reached, first, now))
     }
 
@@ -200,6 +246,18 @@ pub fn fill(device: &Arc<Device>, len_bytes: u64) -> Result<()> {
     let size = len_bytes / bs * bs;
     let job = Job { rw: Rw::Write, bs, size, io_size: size, runtime, ..Job::default() };
     run(device, &job).map(drop)
+}
+
+/// Fills a cache in front of `device` with so many bytes of its data, lap after lap, and lets all
+/// be written back: what follows finds the cache as it is after a long time.
+pub fn fill_often(device: &Arc<Device>, bytes: u64) -> Result<()> {
+    let mut left = bytes;
+    while left > 0 {
+        let lap = left.min(device.size_bytes());
+        refill(device, lap)?;
+        left -= lap;
+    }
+    Ok(())
 }
 
 /// Runs `operation` again and again, each time timed on its own, for so long or so often.

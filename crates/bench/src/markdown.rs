@@ -3,12 +3,40 @@
 use std::fmt::Write;
 
 use crate::html::Page;
-use crate::results::Table;
+use crate::results::{Claim, Table};
+use crate::studies::DIFFERENCES;
 
-/// Studies whose tables are quoted whole.
-const QUOTED: [&str; 1] = ["randwrite"];
+/// Studies with tables that are quoted, and how the titles of those begin.
+const QUOTED: [(&str, &str); 2] = [("randwrite", ""), ("hitratio", DIFFERENCES)];
 /// Studies whose ratios are quoted even if nothing was promised of them.
 const TOLD: [&str; 3] = ["copy", "recovery", "scaling"];
+/// Facts that are quoted.
+const LOAD: &str = "load";
+
+/// What is quoted of `pages`, and nothing else: small enough to be kept beside the documents.
+pub fn main_numbers(pages: &[Page]) -> Vec<Page> {
+    let slim = |page: &Page| {
+        let mut page = page.clone();
+        let study = &mut page.study;
+        let name = study.name.clone();
+        study.facts.retain(|(name, _)| name == LOAD);
+        study.tables.retain(|table| is_quoted(&name, table));
+        study.claims.retain(|claim| is_told(&name, claim));
+        study.plots.clear();
+        study.notes.clear();
+        study.repeats.clear();
+        page
+    };
+    pages.iter().map(slim).collect()
+}
+
+fn is_quoted(study: &str, table: &Table) -> bool {
+    QUOTED.iter().any(|(name, title)| *name == study && table.title.starts_with(title))
+}
+
+fn is_told(study: &str, claim: &Claim) -> bool {
+    TOLD.contains(&study) || claim.promise.is_some()
+}
 
 /// What `pages` say, in short.
 pub fn write(pages: &[Page]) -> String {
@@ -22,20 +50,22 @@ pub fn write(pages: &[Page]) -> String {
         first.machine.date,
         first.machine.udm
     );
-    for page in pages.iter().filter(|page| QUOTED.contains(&page.study.name.as_str())) {
-        let study = &page.study;
+    for Page { study, .. } in pages {
+        let tables: Vec<&Table> =
+            study.tables.iter().filter(|table| is_quoted(&study.name, table)).collect();
+        if tables.is_empty() {
+            continue;
+        }
         let _ = writeln!(out, "\n`udm bench {}`: {}", study.name, study.title);
-        for (name, value) in study.facts.iter().filter(|(name, _)| name == "load") {
+        for (name, value) in study.facts.iter().filter(|(name, _)| name == LOAD) {
             let _ = writeln!(out, "({name}: `{value}`).");
         }
-        for one in &study.tables {
-            table(&mut out, one);
-        }
+        tables.into_iter().for_each(|one| table(&mut out, one));
     }
     out.push_str("\n| study | what | measured | promised |\n|---|---|---|---|\n");
     for page in pages {
-        let is_told = TOLD.contains(&page.study.name.as_str());
-        for claim in page.study.claims.iter().filter(|one| is_told || one.promise.is_some()) {
+        let told = page.study.claims.iter().filter(|claim| is_told(&page.study.name, claim));
+        for claim in told {
             let promised = match claim.verdict() {
                 "" => String::new(),
                 verdict => format!("{}: {verdict}", claim.promised()),

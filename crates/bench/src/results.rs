@@ -50,7 +50,7 @@ impl Study {
     }
 
     /// Adds a condition.
-    pub fn fact(&mut self, name: &str, value: impl Into<String>) {
+    pub fn fact(&mut self, name: impl Into<String>, value: impl Into<String>) {
         self.facts.push((name.into(), value.into()));
     }
 
@@ -164,18 +164,29 @@ pub enum Promise {
     AtLeast(f64),
 }
 
+impl Promise {
+    fn is_kept_by(self, measure: f64) -> bool {
+        match self {
+            Promise::AtMost(bound) => measure <= bound,
+            Promise::AtLeast(bound) => measure >= bound,
+        }
+    }
+}
+
 impl Claim {
-    /// A claim about `rounds`, one measure for each round.
+    /// A claim about `rounds`, one measure for each round; their median must keep the promise.
     pub fn new(what: impl Into<String>, rounds: &[f64], promise: Option<Promise>) -> Claim {
         let sorted = sorted(rounds);
         let median = median(rounds);
-        let holds = match promise {
-            None => true,
-            Some(Promise::AtMost(bound)) => median <= bound,
-            Some(Promise::AtLeast(bound)) => median >= bound,
-        };
+        let holds = promise.is_none_or(|promise| promise.is_kept_by(median));
         let (low, high) = (percentile(&sorted, 0.0), percentile(&sorted, 100.0));
         Claim { what: what.into(), median, low, high, promise, holds }
+    }
+
+    /// The same, but every round must keep it.
+    pub fn of_every(what: impl Into<String>, rounds: &[f64], promise: Promise) -> Claim {
+        let holds = rounds.iter().all(|round| promise.is_kept_by(*round));
+        Claim { holds, ..Claim::new(what, rounds, Some(promise)) }
     }
 
     /// The median with the range of all rounds, as text.
@@ -306,6 +317,8 @@ mod tests {
         assert!(claim.holds && (claim.low, claim.high) == (1.0, 3.0));
         let broken = Claim::new("x", &[1.0], Some(Promise::AtLeast(1.1)));
         assert_eq!((broken.holds, broken.verdict()), (false, "BROKEN"));
+        let every = |bound| Claim::of_every("x", &[1.0, 3.0, 2.0], Promise::AtMost(bound));
+        assert!(!every(2.5).holds && every(3.0).holds, "one round breaks it");
     }
 
     #[test]

@@ -1,17 +1,14 @@
-//! What the studies measure: caches, the disks behind them, and who keeps them going.
+//! What the studies measure: caches, and the disks behind them.
 
-use std::cell::OnceCell;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::{JoinHandle, Thread};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use udm::device::{Device, LoadedTable, PortSeat};
-use udm::disk::{Disk, FileDisk, FileOptions, RamDisk, Ring};
+use udm::device::{Device, LoadedTable};
+use udm::disk::{Disk, FileDisk, FileOptions, RamDisk};
 use udm::pcache::{OpenOptions, Pcache, TableArgs, shared_words};
 use udm::pmem::Pmem;
 use udm::pmem::dax::{DaxOptions, DaxPmem};
@@ -20,7 +17,6 @@ use udm::queue::Queue;
 use udm::shm::SharedWords;
 use udm::simple::{Linear, LinearArgs, Zero};
 use udm::table::Table as DmTable;
-use udm::target::{Port, Wake};
 use udm::units::{GIB, MIB};
 use udm_export::nbd::{Server, Uri};
 
@@ -29,8 +25,10 @@ use crate::calibrate;
 use crate::job::Job;
 use crate::target::open_disk;
 
-/// Bytes of every cache that is made: the smallest that the kernel's format allows.
+/// Bytes of a cache that is made, if nobody says: the smallest that the kernel's format allows.
 pub const CACHE_BYTES: u64 = 512 << 20;
+/// How often a cache is filled before its state counts as steady.
+pub const FILLS: u64 = 3;
 
 /// What one run measures with.
 #[derive(Debug)]
@@ -46,9 +44,10 @@ pub struct Setup {
     repeats: Option<usize>,
     path: Option<PathBuf>,
     cache: Option<PathBuf>,
-    trace: Option<PathBuf>,
+    cache_bytes: u64,
+    traces: Vec<PathBuf>,
     cache_blocks: Vec<u64>,
-    backing: OnceCell<Backing>,
+    backing: OnceLock<Backing>,
     /// Files made where the user said; removed in the end.
     made: Vec<MadeFile>,
 }
@@ -76,7 +75,8 @@ impl Setup {
         let folder = args.path.clone().filter(|path| path.is_dir());
         let path = args.path.clone().filter(|path| !path.is_dir());
         let mut made = Vec::new();
-        for (path, bytes) in [(&path, 0), (&args.cache, CACHE_BYTES)] {
+        let cache_bytes = args.cache_size.unwrap_or(CACHE_BYTES);
+        for (path, bytes) in [(&path, 0), (&args.cache, cache_bytes)] {
             let Some(path) = path else { continue };
             if !path.exists() {
                 let file = File::create(path)
@@ -95,9 +95,10 @@ impl Setup {
             repeats: args.repeats,
             path,
             cache: args.cache.clone(),
-            trace: args.trace.clone(),
+            cache_bytes,
+            traces: args.trace.clone(),
             cache_blocks: args.cache_blocks.clone(),
-            backing: OnceCell::new(),
+            backing: OnceLock::new(),
             made,
         })
     }
@@ -108,12 +109,12 @@ impl Setup {
         self.repeats.unwrap_or(own).max(1)
     }
 
-    /// The trace to replay.
-    pub fn trace(&self) -> Option<&Path> {
-        self.trace.as_deref()
+    /// The traces to replay.
+    pub fn traces(&self) -> &[PathBuf] {
+        &self.traces
     }
 
-    /// Sizes of caches to replay it with.
+    /// Sizes of caches to replay them with.
     pub fn cache_blocks(&self) -> &[u64] {
         &self.cache_blocks
     }
@@ -207,14 +208,26 @@ impl Setup {
         self.cache.as_deref()
     }
 
+    /// Bytes of the caches that are made.
+    pub fn cache_bytes(&self) -> u64 {
+        self.cache_bytes
+    }
+
     /// A fresh cache in front of `backing`; `words` are those of the table behind the devices.
     pub fn cache(&self, name: &str, backing: Arc<dyn Disk>, words: &str) -> Result<Cache> {
-        let path = self.cache_path(&self.places.memory, name, CACHE_BYTES)?;
+        let path = self.cache_path(&self.places.memory, name, self.cache_bytes)?;
         self.cache_on(&path, name, backing, words)
     }
 
-    /// As [`Setup::cache`], but in memory and with so many bytes, whatever the user named.
-    pub fn small_cache(
+    /// As [`Setup::cache`], but not smaller than usual: for studies in which nobody makes room.
+    pub fn roomy_cache(&self, name: &str, backing: Arc<dyn Disk>, words: &str) -> Result<Cache> {
+        let bytes = self.cache_bytes.max(CACHE_BYTES);
+        let path = self.cache_path(&self.places.memory, name, bytes)?;
+        self.cache_on(&path, name, backing, words)
+    }
+
+    /// As [`Setup::cache`], but in memory and with that many bytes, whatever the user said.
+    pub fn cache_of(
         &self,
         name: &str,
         bytes: u64,
@@ -424,7 +437,7 @@ impl Cache {
 
 /// Memory like a cache's, without a cache.
 pub fn bare_memory(setup: &Setup, name: &str) -> Result<DaxPmem> {
-    open_pmem(&setup.places.memory.file(name, CACHE_BYTES)?)
+    open_pmem(&setup.places.memory.file(name, setup.cache_bytes())?)
 }
 
 /// A device served over NBD from this process, with its background work done.
@@ -438,7 +451,13 @@ pub struct Export {
 impl Export {
     /// Serves `device` at a Unix socket.
     pub fn new(device: &Arc<Device>, socket: &Path) -> Result<Export> {
-        let background = Queue::background("udm-background", device)?;
+        Export::with_background(device, socket, "udm-background")
+    }
+
+    /// The same, with a name for the thread of the background, by which its processor time is
+    /// told.
+    pub fn with_background(device: &Arc<Device>, socket: &Path, name: &str) -> Result<Export> {
+        let background = Queue::background(name, device)?;
         let server = Server::start(device, &Uri::Unix(socket.to_path_buf()))?;
         Ok(Export { _server: server, _background: background })
     }
@@ -450,134 +469,4 @@ pub fn has_fio_nbd() -> bool {
     output.is_ok_and(|output| {
         String::from_utf8_lossy(&output.stdout).split_whitespace().any(|word| word == "nbd")
     })
-}
-
-/// Does a device's background work on the thread that calls it.
-#[derive(Debug)]
-pub struct Keeper {
-    port: Port,
-    ring: Ring,
-    started: Instant,
-    /// Ahead of real time, so that nobody waits for pauses.
-    skipped: Duration,
-    alarm: Arc<Alarm>,
-    // Dropped last: a port is given up when nothing of it is left.
-    seat: PortSeat,
-}
-
-impl Keeper {
-    /// A keeper of `device`, with an io_uring if its disks need one.
-    pub fn new(device: &Arc<Device>, ring: Ring) -> Result<Keeper> {
-        let alarm = Arc::new(Alarm::new());
-        let seat = device.attach_port(alarm.clone())?;
-        device.events().set_background(Some(alarm.clone()));
-        let port = seat.port();
-        let (started, skipped) = (Instant::now(), Duration::ZERO);
-        Ok(Keeper { port, ring, started, skipped, alarm, seat })
-    }
-
-    /// Ticks once and moves I/O; says how long nothing will be due.
-    pub fn turn(&mut self) -> Duration {
-        let now = (self.started.elapsed() + self.skipped).as_nanos() as u64;
-        let device = self.seat.device();
-        let next = device.tick(now, &mut self.port);
-        loop {
-            while let Some(io) = self.port.ios.pop_front() {
-                io.disk.clone().start(io, &mut self.ring);
-            }
-            self.ring.submit();
-            let Some(io) = self.ring.pop_completed() else { break };
-            device.complete(io, &mut self.port);
-        }
-        if self.ring.in_flight() > 0 {
-            self.ring.submit_and_wait(Some(Duration::from_millis(10)));
-            return Duration::ZERO;
-        }
-        next.map_or(Duration::from_millis(100), |next| {
-            Duration::from_nanos(next.saturating_sub(now)).min(Duration::from_millis(100))
-        })
-    }
-
-    /// Writes everything back, and lets collection make room.
-    pub fn drain(&mut self) {
-        let device = self.seat.device().clone();
-        device.set_draining(true);
-        while device.dirty().bytes > 0 || self.ring.in_flight() > 0 {
-            if self.turn() > Duration::ZERO {
-                self.skipped += Duration::from_millis(200);
-            }
-        }
-        self.turn();
-        device.set_draining(false);
-    }
-
-    /// Goes on until `is_over`.
-    fn run(&mut self, is_over: &AtomicBool) {
-        while !is_over.load(Ordering::Relaxed) {
-            let pause = self.turn();
-            if !self.alarm.has_rung.swap(false, Ordering::SeqCst) {
-                std::thread::park_timeout(pause);
-            }
-        }
-    }
-}
-
-impl Drop for Keeper {
-    fn drop(&mut self) {
-        self.seat.device().events().set_background(None);
-        while self.ring.in_flight() > 0 {
-            self.turn();
-        }
-    }
-}
-
-/// Wakes the thread that made it.
-#[derive(Debug)]
-struct Alarm {
-    thread: Thread,
-    has_rung: AtomicBool,
-}
-
-impl Alarm {
-    fn new() -> Alarm {
-        Alarm { thread: std::thread::current(), has_rung: AtomicBool::new(false) }
-    }
-}
-
-impl Wake for Alarm {
-    fn wake(&self) {
-        if !self.has_rung.swap(true, Ordering::SeqCst) {
-            self.thread.unpark();
-        }
-    }
-}
-
-/// A thread that does a device's background work until this is dropped.
-#[derive(Debug)]
-pub struct BackgroundThread {
-    is_over: Arc<AtomicBool>,
-    thread: Option<JoinHandle<()>>,
-}
-
-impl BackgroundThread {
-    /// Starts it.
-    pub fn new(device: &Arc<Device>) -> BackgroundThread {
-        let is_over = Arc::new(AtomicBool::new(false));
-        let (device, over) = (device.clone(), is_over.clone());
-        let thread = std::thread::spawn(move || {
-            let keeper = Keeper::new(&device, Ring::without_kernel());
-            keeper.expect("the device has room for a port").run(&over);
-        });
-        BackgroundThread { is_over, thread: Some(thread) }
-    }
-}
-
-impl Drop for BackgroundThread {
-    fn drop(&mut self) {
-        self.is_over.store(true, Ordering::Relaxed);
-        if let Some(thread) = self.thread.take() {
-            thread.thread().unpark();
-            let _ = thread.join();
-        }
-    }
 }

@@ -84,6 +84,11 @@ impl Histogram {
         self.count
     }
 
+    /// The longest of them, in nanoseconds.
+    pub fn worst(&self) -> f64 {
+        self.max as f64
+    }
+
     /// Their mean, in nanoseconds.
     pub fn mean(&self) -> f64 {
         self.sum as f64 / self.count.max(1) as f64

@@ -19,7 +19,7 @@ use udm::writecache::{OpenOptions, TableArgs, Writecache, shared_words};
 use crate::args::TargetName;
 use crate::machine::file_system;
 use crate::results::Study;
-use crate::rig::{CACHE_BYTES, Setup, open_pmem, write_out};
+use crate::rig::{Setup, open_pmem, write_out};
 
 /// A ring that was let go of has ended after so long.
 const RING_ENDS_WITHIN: Duration = Duration::from_secs(5);
@@ -101,18 +101,29 @@ impl Setup {
         pcache_words: &str,
     ) -> Result<Arc<Device>> {
         let name = study.name.clone();
+        let (device, cache) = self.fresh_target(&name, backing, pcache_words)?;
         study.fact("target", self.target.name());
+        self.describe_as(study, cache)?;
+        Ok(device)
+    }
+
+    /// The same, with what the cache stands on in words.
+    pub fn fresh_target(
+        &self,
+        name: &str,
+        backing: Arc<dyn Disk>,
+        pcache_words: &str,
+    ) -> Result<(Arc<Device>, String)> {
         match self.target {
             TargetName::Pcache => {
-                let cache = self.cache(&name, backing, pcache_words)?;
-                self.describe(study, cache.pmem.as_ref())?;
-                Ok(cache.device)
+                let cache = self.cache(name, backing, pcache_words)?;
+                Ok((cache.device, memory_in_words(cache.pmem.as_ref())))
             }
             TargetName::WritecacheP | TargetName::WritecacheS => {
-                let path = self.writecache_path(&name, self.choose(192 * MIB, CACHE_BYTES))?;
-                let (device, cache) = self.fresh_writecache(&path, backing)?;
-                self.describe_as(study, cache)?;
-                Ok(device)
+                let bytes = self.cache_bytes();
+                let bytes = self.choose(bytes.min(192 * MIB), bytes);
+                let path = self.writecache_path(name, bytes)?;
+                self.fresh_writecache(&path, backing)
             }
         }
     }
@@ -121,7 +132,7 @@ impl Setup {
     /// bytes, all written.
     pub fn writecache_path(&self, name: &str, bytes: u64) -> Result<PathBuf> {
         if self.target == TargetName::WritecacheP {
-            return self.cache_path(&self.places.memory, name, CACHE_BYTES);
+            return self.cache_path(&self.places.memory, name, self.cache_bytes());
         }
         let path = self.cache_path(&self.places.disk, name, bytes)?;
         if self.named_cache().is_none() {

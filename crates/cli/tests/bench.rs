@@ -12,10 +12,11 @@ use roxmltree::{Document, Node, ParsingOptions};
 use serde_json::Value;
 
 /// The studies that `all` stands for.
-const STUDIES: [&str; 12] = [
+const STUDIES: [&str; 13] = [
     "copy",
     "randwrite",
     "latency",
+    "steady",
     "scaling",
     "write",
     "nbd",
@@ -28,8 +29,19 @@ const STUDIES: [&str; 12] = [
 ];
 
 /// As little of each measure as there can be.
-const TINY: [&str; 9] =
-    ["--small", "--repeats", "1", "--size", "64m", "--io-size", "1m", "--runtime", "0.03"];
+const TINY: [&str; 11] = [
+    "--small",
+    "--repeats",
+    "1",
+    "--size",
+    "64m",
+    "--io-size",
+    "1m",
+    "--runtime",
+    "0.03",
+    "--cache-size",
+    "96m",
+];
 
 fn check_table(study: &str, table: &Value) {
     let columns = table["columns"].as_array().unwrap();
@@ -86,6 +98,61 @@ fn check_recovery(pages: &[Value]) {
     }
 }
 
+fn study<'a>(pages: &'a [Value], name: &str) -> &'a Value {
+    let page = pages.iter().find(|page| page["study"]["name"] == name).unwrap();
+    &page["study"]
+}
+
+fn claim_of(study: &Value, what: &str) -> f64 {
+    let claims = study["claims"].as_array().unwrap();
+    let found = claims.iter().find(|claim| claim["what"].as_str().unwrap().trim() == what);
+    found.unwrap_or_else(|| panic!("{what}: {claims:?}"))["median"].as_f64().unwrap()
+}
+
+/// The steady state is told over time, with every burst of every repeat.
+fn check_steady(pages: &[Value]) {
+    let study = study(pages, "steady");
+    let table = &study["tables"][0];
+    let columns: Vec<&str> = table["columns"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|one| one["name"].as_str().unwrap())
+        .collect();
+    for name in ["IOPS", "p99.9", "p99.99", "worst", "CPU, clients", "background"] {
+        assert!(columns.contains(&name), "{columns:?}");
+    }
+    let rows = table["rows"].as_array().unwrap();
+    let named = |part: &str| {
+        rows.iter().filter(|row| row["name"].as_str().unwrap().ends_with(part)).count()
+    };
+    assert_eq!((named("empty"), named("full")), (1, 3), "{rows:?}");
+    assert!(named("fills") >= 7, "the cache is filled three times: {rows:?}");
+    let plots = study["plots"].as_array().unwrap();
+    let has =
+        |start: &str| plots.iter().any(|plot| plot["title"].as_str().unwrap().starts_with(start));
+    assert!(has("Requests per second in bursts") && has("Requests per second without pause"));
+    let claims = study["claims"].as_array().unwrap();
+    let promised = |part: &str| {
+        claims.iter().any(|claim| {
+            claim["what"].as_str().unwrap().contains(part) && !claim["promise"].is_null()
+        })
+    };
+    for part in ["full of clean data / empty", "p99.9 / p50", "longest request", "first job"] {
+        assert!(promised(part), "{part}: {claims:?}");
+    }
+}
+
+/// Processor time is told, of a client and in all.
+fn check_costs(pages: &[Value]) {
+    let write = study(pages, "write");
+    for name in ["rewrite", "FUA rewrite"] {
+        let what = format!("processor time of a {name}, in all / bare copy");
+        assert!(claim_of(write, &what) > 0.0);
+    }
+    assert!(claim_of(study(pages, "nbd"), "CPU of the server for a request, microseconds") > 0.0);
+}
+
 fn with_class<'a>(node: Node<'a, 'a>, class: &'a str) -> impl Iterator<Item = Node<'a, 'a>> {
     node.descendants().filter(move |node| node.attribute("class") == Some(class))
 }
@@ -133,7 +200,7 @@ fn every_study_runs_and_leaves_its_results() {
     let scratch = udm.path("scratch");
     fs::create_dir(&scratch).unwrap();
     let words = ["bench", "all", "--path", "scratch", "--report", "out/report.html"];
-    let files = ["--json=results.json", "--markdown", "summary.md"];
+    let files = ["--json=results.json", "--markdown", "summary.md", "--numbers", "numbers.json"];
     let text = udm.ok(&[&words[..], &files, &TINY].concat());
     let json = fs::read_to_string(udm.path("results.json")).unwrap();
     let pages: Vec<Value> = serde_json::from_str(&json).unwrap();
@@ -146,6 +213,15 @@ fn every_study_runs_and_leaves_its_results() {
         assert!(text.contains(&format!("== {name}: ")), "{name} was not printed");
     }
     check_recovery(&pages);
+    check_steady(&pages);
+    check_costs(&pages);
+    // What was left can be shown again, and the main numbers are the same ones.
+    let again = udm.ok(&["bench", "--from", "results.json", "--markdown", "again.md"]);
+    assert!(again.contains("== steady: "), "{again}");
+    udm.ok(&["bench", "--from", "numbers.json", "--markdown", "numbers.md"]);
+    let read = |name: &str| fs::read_to_string(udm.path(name)).unwrap();
+    assert_eq!(read("summary.md"), read("again.md"));
+    assert_eq!(read("summary.md"), read("numbers.md"));
     assert!(text.contains("published for the kernel's dm-pcache"));
     assert_eq!(text.matches("The machine was ").count(), STUDIES.len());
     check_report(&fs::read_to_string(udm.path("out/report.html")).unwrap(), &pages);
@@ -191,16 +267,42 @@ fn a_load_in_fios_terms_is_taken() {
 }
 
 #[test]
+fn hit_ratios_of_several_traces_are_compared_in_one_table() {
+    let udm = Udm::new();
+    for (name, step) in [("one", 3), ("two", 7)] {
+        let lines: Vec<String> =
+            (0..6000_u64).map(|nth| format!("{} 1", nth * nth * step % 4001)).collect();
+        fs::write(udm.path(&format!("{name}.lis")), lines.join("\n")).unwrap();
+    }
+    let words = ["bench", "hitratio", "--small", "--trace", "one.lis", "--trace", "two.lis"];
+    udm.ok(&[&words[..], &["--markdown", "summary.md"]].concat());
+    let summary = fs::read_to_string(udm.path("summary.md")).unwrap();
+    assert!(summary.contains("Hit ratio of the engine minus the best"), "{summary}");
+    for trace in ["one", "two"] {
+        assert!(summary.contains(&format!("\n| {trace} | ")), "{summary}");
+        assert!(summary.contains(&format!("| hitratio | {trace}: udm's hit ratio")), "{summary}");
+    }
+    // Nothing of it depends on the machine, or on who calculates what.
+    udm.ok(&[&words[..], &["--markdown", "again.md"]].concat());
+    let table = |text: &str| text.split_once("\n| Hit").map(|(_, rest)| rest.to_owned()).unwrap();
+    let again = fs::read_to_string(udm.path("again.md")).unwrap();
+    let first = |text: &str| table(text).split("\n\n").next().unwrap().to_owned();
+    assert_eq!(first(&summary), first(&again));
+}
+
+#[test]
 fn a_study_measures_the_target_it_is_told() {
     let udm = Udm::new();
     // Each study once, and in both modes what differs in them.
-    let memory = ("writecache-p", "/dev/shm/", &["recovery", "footprint", "randwrite"][..]);
+    let memory =
+        ("writecache-p", "/dev/shm/", &["recovery", "footprint", "randwrite", "steady"][..]);
     let disk = ("writecache-s", "scratch/", &["recovery", "footprint", "latency", "writeback"][..]);
     for (target, cache, studies) in [memory, disk] {
         fs::create_dir_all(udm.path("scratch")).unwrap();
         let words = ["--path", "scratch", "--json"];
         // Time enough for fio to flush a disk that others use too.
         let load = ["--small", "--repeats", "1", "--size", "64m", "--io-size", "1m"];
+        let load = [&load[..], &["--cache-size", "96m"]].concat();
         let target_words = ["--target", target, "--runtime", "1"];
         let out = udm.ok(&[&["bench"][..], studies, &words, &target_words, &load].concat());
         let pages: Vec<Value> = serde_json::from_str(&out).unwrap();

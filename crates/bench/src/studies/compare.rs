@@ -13,7 +13,7 @@ use crate::fio;
 use crate::job::{Job, Rw};
 use crate::load;
 use crate::results::{Axis, Claim, Plot, Study, Table};
-use crate::rig::{Export, Setup, has_fio_nbd, linear_device, settle};
+use crate::rig::{Export, FILLS, Setup, has_fio_nbd, linear_device, settle};
 use crate::stats::{median, ratios};
 use crate::unit::Unit;
 
@@ -22,20 +22,25 @@ use crate::unit::Unit;
 const PUBLISHED: [(u32, [f64; 2], Option<[f64; 2]>); 2] =
     [(1, [59e3, 224e3], Some([15_600.0, 4000.0])), (8, [446e3, 1_380e3], None)];
 
-const COLUMNS: [(&str, Unit); 5] = [
+const COLUMNS: [(&str, Unit); 7] = [
     ("IOPS", Unit::PerSecond),
     ("mean", Unit::Nanos),
     ("p50", Unit::Nanos),
     ("p99", Unit::Nanos),
     ("p99.9", Unit::Nanos),
+    ("p99.99", Unit::Nanos),
+    ("worst", Unit::Nanos),
 ];
 const PERCENTS: [f64; 7] = [10.0, 50.0, 75.0, 90.0, 99.0, 99.9, 99.99];
 
-/// One contender's repeats of one load: IOPS, mean, p50, p99, p99.9; and percentiles.
+/// One contender's repeats of one load: what the columns tell, percentiles, rates over time.
 #[derive(Debug, Default)]
 struct Measured {
     values: [Vec<f64>; COLUMNS.len()],
     percentiles: Vec<Vec<f64>>,
+    /// All repeats, one behind the other.
+    rates: Vec<(f64, f64)>,
+    seconds: f64,
 }
 
 impl Measured {
@@ -69,7 +74,9 @@ pub fn randwrite(setup: &Setup) -> Result<Study> {
         "random writes, alone and with a cache",
         "The dm-pcache study: 4 KiB random writes, one request at a time for each job, on the \
          backing device alone and through udm, which keeps them in the cache and writes them back \
-         later. Each measure ends before the cache is full; all is written back in between.",
+         later. The cache has its default settings and was filled three times before anything \
+         counts: what a measure writes takes the place of clean data. All is written back in \
+         between; what happens without pauses is in the study steady.",
     );
     let job = Job { rw: Rw::Randwrite, ..Job::default() };
     run(setup, job, &[1, 8], &mut study)?;
@@ -87,8 +94,8 @@ pub fn job(setup: &Setup) -> Result<Study> {
     let mut study = Study::new(
         "job",
         "a load of your own, alone and with a cache",
-        "The load on the backing device alone and through udm. Each measure ends before the cache \
-         is full; all is written back in between.",
+        "The load on the backing device alone and through udm. The cache has its default settings \
+         and was filled three times before anything counts; all is written back between measures.",
     );
     run(setup, Job::default(), &[1], &mut study)?;
     Ok(study)
@@ -97,6 +104,7 @@ pub fn job(setup: &Setup) -> Result<Study> {
 fn run(setup: &Setup, job: Job, numjobs: &[u32], study: &mut Study) -> Result<()> {
     let small = Job { io_size: 96 * MIB, runtime: std::time::Duration::from_millis(700), ..job };
     let job = setup.job(if setup.is_small { small } else { job });
+    let job = Job { slice: std::time::Duration::from_millis(10), ..job };
     let numjobs: Vec<u32> = setup.asked().numjobs.map_or(numjobs.to_vec(), |asked| vec![asked]);
     let repeats = setup.repeats(3, 5);
     let job = Job { size: job.size.min(setup.backing_bytes()?), ..job };
@@ -117,6 +125,7 @@ fn run(setup: &Setup, job: Job, numjobs: &[u32], study: &mut Study) -> Result<()
         load::run(device, &Job { io_size: job.io_size / 4, ..job.clone() })?;
         settle(device)?;
     }
+    load::fill_often(&devices[1], FILLS * setup.cache_bytes())?;
     for repeat in 0..repeats {
         for (nth, count) in numjobs.iter().enumerate() {
             let randseed = job.randseed + repeat as u64;
@@ -144,7 +153,10 @@ fn in_process(device: &Arc<Device>, job: &Job, measured: &mut Measured) -> Resul
     settle(device)?;
     let all = reached.all();
     let at = |percent| all.percentile(percent);
-    let values = [reached.iops(), all.mean(), at(50.0), at(99.0), at(99.9)];
+    let values = [reached.iops(), all.mean(), at(50.0), at(99.0), at(99.9), at(99.99), all.worst()];
+    let begun = measured.seconds;
+    measured.rates.extend(reached.timeline.rates().iter().map(|(x, y)| (begun + x, *y)));
+    measured.seconds += reached.seconds;
     measured.add(values, PERCENTS.map(at).to_vec());
     Ok(())
 }
@@ -156,7 +168,15 @@ fn over_nbd(device: &Arc<Device>, socket: &Path, job: &Job, measured: &mut Measu
         let place = PERCENTS.iter().position(|one| *one == percent);
         place.map_or(f64::NAN, |place| result.percentiles[place])
     };
-    let values = [result.iops, result.mean_nanos, at(50.0), at(99.0), at(99.9)];
+    let values = [
+        result.iops,
+        result.mean_nanos,
+        at(50.0),
+        at(99.0),
+        at(99.9),
+        at(99.99),
+        result.worst_nanos,
+    ];
     measured.add(values, result.percentiles.clone());
     Ok(())
 }
@@ -199,6 +219,33 @@ fn show(study: &mut Study, way: &str, numjobs: &[u32], pairs: &[Pair]) {
     }
     study.tables.push(table);
     study.plots.extend([bars, curves]);
+    every_repeat(study, way, &groups, pairs);
+}
+
+/// What medians hide: each repeat's rate, and rates over time.
+fn every_repeat(study: &mut Study, way: &str, groups: &[String], pairs: &[Pair]) {
+    let count = pairs.first().map_or(0, |pair| pair[0].values[0].len());
+    let names: Vec<String> = (1..=count).map(|nth| format!("repeat {nth}")).collect();
+    let columns: Vec<(&str, Unit)> =
+        names.iter().map(|name| (name.as_str(), Unit::PerSecond)).collect();
+    let mut table = Table::new(format!("IOPS of every repeat, {way}"), &columns);
+    let mut plot = Plot::lines(
+        &format!("Requests per second over time, {way}, all repeats one behind the other"),
+        Axis::linear("seconds of load", Unit::Number),
+        Axis::log("requests per second", Unit::PerSecond),
+    );
+    for (jobs, pair) in groups.iter().zip(pairs) {
+        for (measured, name) in pair.iter().zip(NAMES) {
+            table.row(format!("{jobs}, {name}"), &measured.values[0]);
+            if !measured.rates.is_empty() {
+                plot.add(format!("{jobs}, {name}"), measured.rates.clone());
+            }
+        }
+    }
+    study.tables.push(table);
+    if !plot.series.is_empty() {
+        study.plots.push(plot);
+    }
 }
 
 fn published() -> Table {

@@ -20,8 +20,9 @@ use udm::writecache::layout::Geometry;
 use crate::args::TargetName;
 use crate::counting::{CountingDisk, CountingPmem, Written};
 use crate::heap::bytes_in_use;
+use crate::keeper::Keeper;
 use crate::results::{Axis, Claim, Plot, Promise, Study, Table};
-use crate::rig::{CACHE_BYTES, Cache, Keeper, Setup, open_pmem, ram_disk};
+use crate::rig::{CACHE_BYTES, Cache, Setup, open_pmem, ram_disk};
 use crate::target::{Ground, open_disk, open_writecache, writecache, writecache_memory};
 use crate::unit::Unit;
 
@@ -106,7 +107,7 @@ fn memory(setup: &Setup, study: &mut Study) -> Result<()> {
         Axis::linear("bytes per block", Unit::Number),
     );
     let disk = ram_disk(GIB);
-    let cache = setup.cache("footprint", disk, "0")?;
+    let cache = setup.roomy_cache("footprint", disk, "0")?;
     let mut writer = Writer::new(&cache.device, 4096)?;
     // The first write makes what does not depend on the number of blocks.
     writer.write(0, false)?;
@@ -146,7 +147,7 @@ fn memory_of_scattered(setup: &Setup, study: &mut Study) -> Result<()> {
     for (nth, (name, per_region)) in names.iter().zip([1024, 768, 512, 102, 10]).enumerate() {
         // Its memory is not taken before something is written back.
         let disk = ram_disk(blocks.div_ceil(per_region) * REGION);
-        let cache = setup.cache("footprint-scattered", disk, "0")?;
+        let cache = setup.roomy_cache("footprint-scattered", disk, "0")?;
         let mut writer = Writer::new(&cache.device, 4096)?;
         writer.write(0, false)?;
         let before = bytes_in_use();

@@ -3,6 +3,7 @@
 
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use anyhow::{Context, Result, ensure};
 use udm::disk::{Disk, DiskIo, DiskLimits, Ring};
@@ -21,6 +22,14 @@ use crate::unit::Unit;
 
 /// Cache sizes, in percent of the different blocks of the trace.
 const SIZES: [f64; 8] = [0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 40.0, 60.0];
+/// The same, if there is little time.
+const SIZES_SMALL: [f64; 5] = [1.0, 5.0, 10.0, 20.0, 40.0];
+/// The engine, with the words of its table.
+const ENGINES: [(&str, &str); 2] =
+    [("udm, fifo", "0 retention fifo"), ("udm, hot", "0 retention hot")];
+const HOT: usize = 1;
+/// Of the policies on paper, those that do not know the future.
+const ABLE: usize = 4;
 /// Segments of the cache that is scaled down: as many as one of 16 GiB has.
 const SEGMENTS: u64 = 1023;
 /// But none is smaller than this: then there are fewer, so the reserves weigh more than in a real
@@ -49,12 +58,31 @@ impl Disk for VoidDisk {
     }
 }
 
+/// How the table begins that compares several traces.
+pub const DIFFERENCES: &str = "Hit ratio of the engine minus the best";
+
+/// One trace: what each policy keeps of it, by cache size.
+struct Found {
+    trace: String,
+    /// In percent of the trace's different blocks, and in blocks.
+    sizes: Vec<(f64, u64)>,
+    engine: Vec<(&'static str, Vec<f64>)>,
+    on_paper: Vec<(&'static str, Vec<f64>)>,
+}
+
+impl Found {
+    /// The engine with `retention hot`, minus the best that cannot know the future.
+    fn differences(&self) -> Vec<f64> {
+        let best = |nth: usize| {
+            let able = self.on_paper.iter().take(ABLE);
+            able.map(|(_, ratios)| ratios[nth]).fold(0.0, f64::max)
+        };
+        self.engine[HOT].1.iter().enumerate().map(|(nth, ratio)| ratio - best(nth)).collect()
+    }
+}
+
 /// The whole study.
 pub fn run(setup: &Setup) -> Result<Study> {
-    let trace = match setup.trace() {
-        Some(path) => Trace::read(path)?,
-        None => Trace::synthetic(1, setup.choose(60_000, 600_000)),
-    };
     let mut study = Study::new(
         "hitratio",
         "what stays in the cache: the share of references that find their block there",
@@ -63,72 +91,139 @@ pub fn run(setup: &Setup) -> Result<Study> {
          the fixed 12 KiB of each segment do not. The other policies are computed on paper: they \
          keep any blocks at no cost. MIN knows the future.",
     );
-    let (references, unique) = trace.references();
-    study.fact("trace", trace.name.as_str());
-    study.fact("references", references.len().to_string());
-    study.fact("different blocks", unique.to_string());
-    let sizes = sizes(setup, unique);
-    let columns: Vec<(String, Unit)> =
-        sizes.iter().map(|blocks| (format!("{blocks} blocks"), Unit::Percent)).collect();
-    let columns: Vec<(&str, Unit)> =
-        columns.iter().map(|(name, unit)| (name.as_str(), *unit)).collect();
-    let mut table = Table::new("hit ratio, by cache size", &columns);
-    let mut plot = Plot::lines(
-        "Hit ratio, by cache size",
-        Axis::log("blocks of 4 KiB", Unit::Number),
-        Axis::linear("hit ratio", Unit::Percent),
-    );
-    let mut on_paper = Vec::new();
-    let percent = |hits: u64| 100.0 * hits as f64 / references.len() as f64;
-    for policy in Policy::ALL {
-        let ratio = |&blocks: &u64| percent(policy.hits(&references, unique, blocks as usize));
-        on_paper.push((policy.name(), sizes.iter().map(ratio).collect::<Vec<f64>>()));
+    let mut found = Vec::new();
+    for path in setup.traces() {
+        found.push(replay_all(setup, &Trace::read(path)?, &mut study)?);
     }
-    let mut engine = Vec::new();
-    for (name, words) in [("udm, fifo", "0 retention fifo"), ("udm, hot", "0 retention hot")] {
-        let mut ratios = Vec::new();
-        for &blocks in &sizes {
-            let counts = measure(setup, &trace, blocks, words)?;
-            ensure!(counts.references == references.len() as u64, "requests got lost");
-            ratios.push(percent(counts.hits));
-        }
-        engine.push((name, ratios));
+    if found.is_empty() {
+        let trace = Trace::synthetic(1, setup.choose(60_000, 600_000));
+        found.push(replay_all(setup, &trace, &mut study)?);
     }
-    for (name, ratios) in engine.iter().chain(&on_paper) {
-        table.row(*name, ratios);
-        plot.add(
-            *name,
-            sizes.iter().map(|&size| size as f64).zip(ratios.iter().copied()).collect(),
+    for one in &found {
+        show(&mut study, one);
+    }
+    if !setup.traces().is_empty() {
+        differences(&mut study, &found);
+    }
+    for one in &found {
+        // What is made up says little of the world.
+        let promise = (!setup.traces().is_empty()).then_some(Promise::AtLeast(1.0));
+        let best = one.engine[HOT].1.iter().zip(one.differences());
+        let least = best
+            .map(|(ratio, difference)| (ratio + TOLERANCE) / (ratio - difference).max(TOLERANCE))
+            .fold(f64::MAX, f64::min);
+        let what = format!(
+            "{}: udm's hit ratio + 0.5 %, over the best of FIFO, LRU, ARC, S3-FIFO, at the worst \
+             size",
+            one.trace
         );
+        study.claims.push(Claim::new(what, &[least], promise));
     }
-    study.tables.push(table);
-    study.plots.push(plot);
-    // Whoever cannot know the future.
-    let best = |nth: usize| on_paper[..4].iter().map(|(_, ratios)| ratios[nth]).fold(0.0, f64::max);
-    let least = (0..sizes.len())
-        .map(|nth| (engine[1].1[nth] + TOLERANCE) / best(nth).max(TOLERANCE))
-        .fold(f64::MAX, f64::min);
-    // What is made up says little of the world.
-    let promise = setup.trace().map(|_| Promise::AtLeast(1.0));
-    let what =
-        "udm's hit ratio + 0.5 %, over the best of FIFO, LRU, ARC, S3-FIFO, at the worst size";
-    study.claims.push(Claim::new(what, &[least], promise));
     Ok(study)
 }
 
-/// Cache sizes, in blocks.
-fn sizes(setup: &Setup, unique: usize) -> Vec<u64> {
+/// What each policy keeps of a trace, each on a thread that is free.
+fn replay_all(setup: &Setup, trace: &Trace, study: &mut Study) -> Result<Found> {
+    let (references, unique) = trace.references();
+    let numbers = format!("{} references, {unique} different blocks", references.len());
+    study.fact(format!("trace {}", trace.name), numbers);
+    let sizes = sizes(setup, unique);
+    let percent = |hits: u64| 100.0 * hits as f64 / references.len() as f64;
+    let mut jobs = Vec::new();
+    for who in 0..ENGINES.len() + Policy::ALL.len() {
+        jobs.extend((0..sizes.len()).map(|size| (who, size)));
+    }
+    let next = AtomicUsize::new(0);
+    let work = || -> Result<Vec<(usize, usize, f64)>> {
+        let mut done = Vec::new();
+        while let Some(&(who, size)) = jobs.get(next.fetch_add(1, Ordering::Relaxed)) {
+            let blocks = sizes[size].1;
+            let hits = match who.checked_sub(ENGINES.len()) {
+                Some(policy) => Policy::ALL[policy].hits(&references, unique, blocks as usize),
+                None => {
+                    let name = format!("hitratio-{who}-{size}");
+                    let counts = measure(setup, &name, trace, blocks, ENGINES[who].1)?;
+                    ensure!(counts.references == references.len() as u64, "requests got lost");
+                    counts.hits
+                }
+            };
+            done.push((who, size, percent(hits)));
+        }
+        Ok(done)
+    };
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    let mut ratios = vec![vec![0.0; sizes.len()]; ENGINES.len() + Policy::ALL.len()];
+    let parts: Vec<_> = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
+        threads.into_iter().map(|thread| thread.join().expect("no panic")).collect()
+    });
+    for part in parts {
+        for (who, size, ratio) in part? {
+            ratios[who][size] = ratio;
+        }
+    }
+    let on_paper = ratios.split_off(ENGINES.len());
+    let engine = ENGINES.iter().map(|(name, _)| *name).zip(ratios).collect();
+    let on_paper = Policy::ALL.iter().map(|policy| policy.name()).zip(on_paper).collect();
+    Ok(Found { trace: trace.name.clone(), sizes, engine, on_paper })
+}
+
+fn show(study: &mut Study, found: &Found) {
+    let columns: Vec<(String, Unit)> =
+        found.sizes.iter().map(|(_, blocks)| (format!("{blocks} blocks"), Unit::Percent)).collect();
+    let columns: Vec<(&str, Unit)> =
+        columns.iter().map(|(name, unit)| (name.as_str(), *unit)).collect();
+    let title = format!("{}: hit ratio, by cache size", found.trace);
+    let mut table = Table::new(title.as_str(), &columns);
+    let mut plot = Plot::lines(
+        &title,
+        Axis::log("blocks of 4 KiB", Unit::Number),
+        Axis::linear("hit ratio", Unit::Percent),
+    );
+    for (name, ratios) in found.engine.iter().chain(&found.on_paper) {
+        table.row(*name, ratios);
+        let sizes = found.sizes.iter().map(|(_, blocks)| *blocks as f64);
+        plot.add(*name, sizes.zip(ratios.iter().copied()).collect());
+    }
+    study.tables.push(table);
+    study.plots.push(plot);
+}
+
+/// All traces in one table; one that is too short for the sizes of the first is left out.
+fn differences(study: &mut Study, found: &[Found]) {
+    let text = |percent: f64, blocks: u64| match percent > 0.0 {
+        true => format!("{percent} %"),
+        false => format!("{blocks} blocks"),
+    };
+    let names: Vec<String> =
+        found[0].sizes.iter().map(|(percent, blocks)| text(*percent, *blocks)).collect();
+    let columns: Vec<(&str, Unit)> =
+        names.iter().map(|name| (name.as_str(), Unit::Number)).collect();
+    let title = format!(
+        "{DIFFERENCES} of FIFO, LRU, ARC and S3-FIFO on paper, in percentage points, by the size \
+         of the cache in parts of the trace's different blocks"
+    );
+    let mut table = Table::new(title, &columns);
+    for one in found.iter().filter(|one| one.sizes.len() == names.len()) {
+        table.row(one.trace.as_str(), &one.differences());
+    }
+    study.tables.push(table);
+}
+
+/// Cache sizes: in percent of the different blocks, 0 if somebody named blocks; and in blocks.
+fn sizes(setup: &Setup, unique: usize) -> Vec<(f64, u64)> {
     let blocks_min = 8 * SEGMENT_BLOCKS_MIN;
     if !setup.cache_blocks().is_empty() {
-        return setup.cache_blocks().to_vec();
+        return setup.cache_blocks().iter().map(|blocks| (0.0, *blocks)).collect();
     }
-    let mut sizes: Vec<u64> = SIZES
+    let percents = setup.choose(&SIZES_SMALL[..], &SIZES[..]);
+    let mut sizes: Vec<(f64, u64)> = percents
         .iter()
-        .map(|percent| (unique as f64 * percent / 100.0).round() as u64)
-        .filter(|&blocks| blocks >= blocks_min)
+        .map(|percent| (*percent, (unique as f64 * percent / 100.0).round() as u64))
+        .filter(|(_, blocks)| *blocks >= blocks_min)
         .collect();
     if sizes.is_empty() {
-        sizes.push(blocks_min);
+        sizes.push((0.0, blocks_min));
     }
     sizes
 }
@@ -140,7 +235,7 @@ struct Counts {
 }
 
 /// Sends the trace through a cache with data areas of `blocks` blocks.
-fn measure(setup: &Setup, trace: &Trace, blocks: u64, words: &str) -> Result<Counts> {
+fn measure(setup: &Setup, name: &str, trace: &Trace, blocks: u64, words: &str) -> Result<Counts> {
     let segment_blocks = blocks.div_ceil(SEGMENTS).max(SEGMENT_BLOCKS_MIN);
     let geometry = Geometry {
         segment_bytes: segment_blocks * BLOCK + SEGMENT_META_BYTES,
@@ -148,7 +243,7 @@ fn measure(setup: &Setup, trace: &Trace, blocks: u64, words: &str) -> Result<Cou
     };
     let segments = blocks / segment_blocks;
     let bytes = 5 * BLOCK + segments * geometry.segment_bytes;
-    let path = setup.places.memory.file("hitratio", bytes)?;
+    let path = setup.places.memory.file(name, bytes)?;
     let pmem: Arc<dyn Pmem> = Arc::new(open_pmem(&path)?);
     let disk = VoidDisk(DiskLimits {
         name: "void".into(),
@@ -164,7 +259,7 @@ fn measure(setup: &Setup, trace: &Trace, blocks: u64, words: &str) -> Result<Cou
     // An open key set is as large as ever, and must be small beside the cache.
     options.stripes = 1;
     let shared = SharedWords::private(shared_words(options.stripes));
-    let cache = Cache::open_with("hitratio", pmem, Arc::new(disk), words, shared, &options)?;
+    let cache = Cache::open_with(name, pmem, Arc::new(disk), words, shared, &options)?;
     let counts = replay(&cache, trace, blocks);
     drop(cache);
     std::fs::remove_file(Path::new(&path)).context("the cache file is gone")?;

@@ -17,18 +17,25 @@ use udm::units::MIB;
 
 use crate::fio::{self, JobResult};
 use crate::job::{Job, Rw};
-use crate::load::{fill, refill, time};
+use crate::load::{fill, fill_often, refill, time};
 use crate::results::{Plot, Study, Table};
-use crate::rig::{Export, Setup, has_fio_nbd, settle};
+use crate::rig::{Export, FILLS, Setup, has_fio_nbd, settle};
 use crate::stats::{Histogram, median};
 use crate::unit::Unit;
 
 const BLOCK: u64 = 4096;
 /// Requests of one kind in one repeat, at most.
 const COUNT_MAX: u64 = 40_000;
-const PERCENTS: [f64; 9] = [1.0, 10.0, 50.0, 75.0, 90.0, 99.0, 99.9, 99.99, 99.999];
-const COLUMNS: [(&str, f64); 5] =
-    [("p50", 50.0), ("p90", 90.0), ("p99", 99.0), ("p99.9", 99.9), ("p99.99", 99.99)];
+/// The last one is the longest request.
+const PERCENTS: [f64; 10] = [1.0, 10.0, 50.0, 75.0, 90.0, 99.0, 99.9, 99.99, 99.999, 100.0];
+const COLUMNS: [(&str, f64); 6] = [
+    ("p50", 50.0),
+    ("p90", 90.0),
+    ("p99", 99.0),
+    ("p99.9", 99.9),
+    ("p99.99", 99.99),
+    ("worst", 100.0),
+];
 
 /// The kinds, and how often each may be done before the cache would have to make room.
 const KINDS: [&str; 5] = ["write", "write, FUA", "write and flush", "read hit", "read miss"];
@@ -55,6 +62,9 @@ impl Kind {
     /// Percentiles of all repeats together, or their medians if only those are known.
     fn at(&self, nth: usize) -> f64 {
         if self.curves.is_empty() {
+            if PERCENTS[nth] == 100.0 {
+                return self.all.worst();
+            }
             let counts = self.all.count() as f64 * (1.0 - PERCENTS[nth] / 100.0);
             // What fewer than two requests exceed says nothing.
             return if counts < 2.0 { f64::NAN } else { self.all.percentile(PERCENTS[nth]) };
@@ -73,9 +83,10 @@ pub fn run(setup: &Setup) -> Result<Study> {
     let mut study = Study::new(
         "latency",
         "how long each kind of request takes",
-        "4 KiB, one request at a time, in process and with fio over NBD, while write-back and \
-         collection run beside. Flush: a write and the flush behind it; a read miss goes to the \
-         backing device. Looking at the clock is in each time in process.",
+        "4 KiB, one request at a time, in process and with fio over NBD, on a cache that was \
+         filled three times, while write-back and collection run beside. Flush: a write and the \
+         flush behind it; a read miss goes to the backing device. Looking at the clock is in each \
+         time in process.",
     );
     let disk: Arc<dyn Disk> = setup.backing_disk()?;
     let span = span(setup)?;
@@ -87,6 +98,7 @@ pub fn run(setup: &Setup) -> Result<Study> {
     let mut inside = vec![Kind::default(); KINDS.len()];
     {
         let _background = Queue::background("udm-background", &device)?;
+        fill_often(&device, FILLS * setup.cache_bytes())?;
         for repeat in 0..repeats {
             in_process(setup, &device, runtime, repeat as u64, &mut inside)?;
         }
@@ -195,7 +207,7 @@ fn show(study: &mut Study, way: &str, names: &[&str], kinds: &[Kind]) {
     let mut plot = Plot::percentiles(&format!("Time of a 4 KiB request, {way}"));
     for (name, kind) in names.iter().zip(kinds) {
         let points = PERCENTS.iter().enumerate().map(|(nth, percent)| (*percent, kind.at(nth)));
-        plot.add(*name, points.clone().collect());
+        plot.add(*name, points.clone().filter(|(percent, _)| *percent < 100.0).collect());
         let at = |wanted: f64| {
             let found = points.clone().find(|(percent, _)| *percent == wanted);
             found.map_or(f64::NAN, |(_, nanos)| nanos)

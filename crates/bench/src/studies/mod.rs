@@ -11,6 +11,7 @@ mod nbd;
 mod pagecache;
 mod recovery;
 mod scaling;
+mod steady;
 mod write;
 mod writeback;
 mod writecache;
@@ -23,10 +24,11 @@ use crate::results::Study;
 use crate::rig::Setup;
 
 /// What `all` stands for, in its order, by name.
-pub const STUDIES_OF_ALL: [&str; 12] = [
+pub const STUDIES_OF_ALL: [&str; 13] = [
     "copy",
     "randwrite",
     "latency",
+    "steady",
     "scaling",
     "write",
     "nbd",
@@ -37,6 +39,8 @@ pub const STUDIES_OF_ALL: [&str; 12] = [
     "pagecache",
     "hitratio",
 ];
+
+pub use hitratio::DIFFERENCES;
 
 /// Runs one study.
 pub fn run(name: StudyName, setup: &Setup) -> Result<Study> {
@@ -54,6 +58,7 @@ pub fn run(name: StudyName, setup: &Setup) -> Result<Study> {
         StudyName::Randwrite => compare::randwrite(setup),
         StudyName::Job => compare::job(setup),
         StudyName::Latency => latency::run(setup),
+        StudyName::Steady => steady::run(setup),
         StudyName::Scaling => scaling::run(setup),
         StudyName::Write => write::run(setup),
         StudyName::Nbd => nbd::run(setup),

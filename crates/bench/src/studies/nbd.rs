@@ -1,39 +1,60 @@
 //! NBD over a Unix socket, 4 KiB at a time: udm beside nbdkit's memory plugin, with the same fio
 //! jobs.
 //!
-//! udm serves three devices, all from this process, with the very server that `udm create` runs:
-//! a pcache in memory with a disk in memory behind it, such a disk alone, and the target `zero`,
-//! which does nothing: nobody's rate can be above what fio and the socket reach with that.
+//! udm serves four devices, all from this process, with the very server that `udm create` runs:
+//! a pcache in memory with a real file behind it, which is what people have; the same with a disk
+//! in memory behind it, which tells the door's cost from that of writing back to a file; such a
+//! disk alone; and the target `zero`, which does nothing: nobody's rate can be above what fio and
+//! the socket reach with that. Both caches were filled three times before anything counts, and
+//! have the default settings.
+//!
+//! Processor time is the server's, for each request, until all of it is written back: that of the
+//! door's threads, and that of the background apart. nbdkit is asked for by its process.
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
+use udm::device::Device;
+use udm::disk::Disk;
 
+use crate::cpu;
 use crate::fio::{self, JobResult};
 use crate::job::{Job, Rw};
+use crate::load;
 use crate::results::{Axis, Claim, Plot, Promise, Study, Table};
-use crate::rig::{Export, Setup, linear_device, need_tools, ram_disk, settle, zero_device};
+use crate::rig::{Export, FILLS, Setup, linear_device, need_tools, ram_disk, settle, zero_device};
 use crate::stats::{median, ratios};
 use crate::unit::Unit;
 
-/// Bytes of every export.
+/// Bytes of every export that is in memory.
 const EXPORT_BYTES: u64 = 1 << 30;
-/// Bytes of it that the jobs use; the cache holds all of them.
-const SPAN: u64 = 192 << 20;
 /// How long a job lasts: short, so that contenders meet the same neighbours.
 const MILLISECONDS: u64 = 600;
 
 /// Depth and direction of each job.
 const JOBS: [(u32, &str); 4] = [(1, "write"), (1, "read"), (32, "write"), (32, "read")];
 
-const CONTENDERS: [&str; 4] = ["nbdkit memory", "udm pcache", "udm linear", "udm zero"];
+const CONTENDERS: [&str; 5] =
+    ["nbdkit memory", "udm pcache", "udm pcache, origin in memory", "udm linear", "udm zero"];
+/// Of those: what everything is compared with, what people have, and what does nothing.
+const NBDKIT: usize = 0;
+const PCACHE: usize = 1;
+const ZERO: usize = 4;
+
+const PERCENTS: [f64; 3] = [50.0, 99.9, 99.99];
 
 /// nbdkit, ended when dropped.
 struct Nbdkit(Child);
 
 impl Nbdkit {
+    /// What it has spent, in nanoseconds.
+    fn cpu(&self) -> f64 {
+        cpu::of_child(self.0.id())
+    }
+
     fn new(socket: &Path) -> Result<Nbdkit> {
         let child = Command::new("nbdkit")
             .args(["-f", "-U"])
@@ -62,96 +83,239 @@ impl Drop for Nbdkit {
     }
 }
 
+/// A server that fio talks to.
+struct Contender {
+    socket: PathBuf,
+    /// The name of its background's thread.
+    background: String,
+    device: Option<Arc<Device>>,
+}
+
+/// One job: what fio saw, and the server's processor time for each request.
+struct Measure {
+    result: JobResult,
+    door: f64,
+    background: f64,
+}
+
+/// What a table tells of it.
+type Number = fn(&Measure) -> f64;
+
+/// By contender, by round.
+type Measures = Vec<Vec<Measure>>;
+
+/// Writes at depth 32 that fill the cache three times.
+#[derive(Default)]
+struct Long {
+    rates: Vec<Vec<(f64, f64)>>,
+    iops: Vec<f64>,
+}
+
 /// The whole study.
 pub fn run(setup: &Setup) -> Result<Study> {
     need_tools(&[("fio", "fio"), ("nbdkit", "nbdkit")])?;
-    let rounds = setup.repeats(5, 9);
-    let sockets: Vec<PathBuf> =
-        ["nbdkit", "pcache", "linear", "zero"].map(|name| setup.places.memory.path(name)).to_vec();
-    let nbdkit = Nbdkit::new(&sockets[0])?;
-    let cache = setup.cache("nbd-cache", ram_disk(EXPORT_BYTES), "0")?;
-    let linear = linear_device(ram_disk(EXPORT_BYTES))?;
-    let zero = zero_device(EXPORT_BYTES)?;
-    let devices = [&cache.device, &linear, &zero].into_iter().zip(&sockets[1..]);
-    let exports: Vec<Export> =
-        devices.map(|(device, socket)| Export::new(device, socket)).collect::<Result<_>>()?;
-    for socket in &sockets {
-        // All of the span gets its memory.
-        let job = Job { rw: Rw::Write, bs: 1 << 20, iodepth: 4, io_size: SPAN, ..job(setup) };
-        fio::nbd(socket, &Job { runtime: Duration::from_secs(60), ..job }, &[50.0])?;
+    let rounds = setup.repeats(3, 9);
+    let names = ["nbdkit", "pcache", "pcache-ram", "linear", "zero"];
+    let socket = |name: &str| setup.places.memory.path(name);
+    let nbdkit = Nbdkit::new(&socket(names[NBDKIT]))?;
+    let file: Arc<dyn Disk> = setup.backing_disk()?;
+    let cache = setup.cache("nbd-cache", file, "0")?;
+    let in_memory = setup.cache_of("nbd-ram", setup.cache_bytes(), ram_disk(EXPORT_BYTES), "0")?;
+    let devices = [
+        None,
+        Some(cache.device.clone()),
+        Some(in_memory.device.clone()),
+        Some(linear_device(ram_disk(EXPORT_BYTES))?),
+        Some(zero_device(EXPORT_BYTES)?),
+    ];
+    let mut contenders = Vec::new();
+    let mut exports = Vec::new();
+    for (name, device) in names.into_iter().zip(devices) {
+        let (socket, background) = (socket(name), format!("bg-{name}"));
+        if let Some(device) = &device {
+            exports.push(Export::with_background(device, &socket, &background)?);
+        }
+        contenders.push(Contender { socket, background, device });
     }
-    let mut iops = vec![vec![Vec::new(); CONTENDERS.len()]; JOBS.len()];
-    let mut latencies = vec![vec![Vec::new(); CONTENDERS.len()]; JOBS.len()];
+    for device in [&cache.device, &in_memory.device] {
+        load::fill_often(device, FILLS * setup.cache_bytes())?;
+    }
+    for contender in &contenders {
+        // All of the span gets its memory.
+        let span = span(setup)?;
+        let job = Job { rw: Rw::Write, bs: 1 << 20, iodepth: 4, io_size: span, ..job(setup)? };
+        let job = Job { runtime: Duration::from_secs(60), ..job };
+        fio::nbd(&contender.socket, &job, &[50.0])?;
+    }
+    let mut measures: Vec<Measures> = JOBS.iter().map(|_| Vec::new()).collect();
+    for of_job in &mut measures {
+        of_job.extend(CONTENDERS.iter().map(|_| Vec::new()));
+    }
     for _ in 0..rounds {
         for (nth, (depth, direction)) in JOBS.into_iter().enumerate() {
-            for (contender, socket) in sockets.iter().enumerate() {
-                settle(&cache.device)?;
-                let result = measure(setup, socket, depth, direction)?;
-                iops[nth][contender].push(result.iops);
-                latencies[nth][contender].push(result.percentiles[0]);
+            for (who, contender) in contenders.iter().enumerate() {
+                let measure = measure(setup, &nbdkit, contender, depth, direction)?;
+                measures[nth][who].push(measure);
             }
         }
     }
+    let mut longs = [Long::default(), Long::default()];
+    for _ in 0..setup.repeats(2, 5).min(rounds) {
+        for (long, who) in longs.iter_mut().zip([NBDKIT, PCACHE]) {
+            long.add(setup, &contenders[who])?;
+        }
+    }
     drop((nbdkit, exports));
-    Ok(study(&iops, &latencies, rounds))
+    let mut study = study(&measures, &longs, rounds);
+    setup.describe(&mut study, cache.pmem.as_ref())?;
+    Ok(study)
 }
 
-fn job(setup: &Setup) -> Job {
+/// Bytes of each export that the jobs use; the cache holds all of them.
+fn span(setup: &Setup) -> Result<u64> {
+    Ok((setup.cache_bytes() / 8 * 3).min(setup.backing_bytes()?))
+}
+
+fn job(setup: &Setup) -> Result<Job> {
     let runtime = setup.asked().runtime.unwrap_or(Duration::from_millis(MILLISECONDS));
-    Job { size: SPAN, io_size: 1 << 40, runtime, ..Job::default() }
+    Ok(Job { size: span(setup)?, io_size: 1 << 40, runtime, ..Job::default() })
 }
 
-fn measure(setup: &Setup, socket: &Path, iodepth: u32, direction: &str) -> Result<JobResult> {
+fn measure(
+    setup: &Setup,
+    nbdkit: &Nbdkit,
+    contender: &Contender,
+    iodepth: u32,
+    direction: &str,
+) -> Result<Measure> {
     let rw = if direction == "read" { Rw::Randread } else { Rw::Randwrite };
-    fio::nbd(socket, &Job { rw, iodepth, ..job(setup) }, &[50.0])
+    let job = Job { rw, iodepth, ..job(setup)? };
+    let now = || match contender.device {
+        None => (nbdkit.cpu(), 0.0),
+        Some(_) => (cpu::of_process(), cpu::of_threads(&contender.background)),
+    };
+    let (all, background) = now();
+    let result = fio::nbd(&contender.socket, &job, &PERCENTS)?;
+    if let Some(device) = &contender.device {
+        settle(device)?;
+    }
+    let (all_then, background_then) = now();
+    let background = background_then - background;
+    let each = |nanos: f64| nanos.max(0.0) / (result.iops * result.seconds).max(1.0);
+    let (door, background) = (each(all_then - all - background), each(background));
+    Ok(Measure { result, door, background })
 }
 
-fn study(iops: &[Vec<Vec<f64>>], latencies: &[Vec<Vec<f64>>], rounds: usize) -> Study {
+impl Long {
+    fn add(&mut self, setup: &Setup, contender: &Contender) -> Result<()> {
+        let own = setup.choose(Duration::from_secs(4), Duration::from_secs(10));
+        let runtime = setup.asked().runtime.unwrap_or(own);
+        let job = Job { rw: Rw::Randwrite, iodepth: 32, runtime, ..job(setup)? };
+        let scratch = setup.places.memory.path("nbd-rates");
+        let (result, rates) = fio::nbd_over_time(&contender.socket, &job, &PERCENTS, &scratch)?;
+        if let Some(device) = &contender.device {
+            settle(device)?;
+        }
+        // A job that was over before the first slice has its mean.
+        let mean = vec![(result.seconds, result.iops)];
+        self.rates.push(if rates.is_empty() { mean } else { rates });
+        self.iops.push(result.iops);
+        Ok(())
+    }
+}
+
+const JOB_NAMES: [&str; 4] = ["write 1", "read 1", "write 32", "read 32"];
+
+fn of(measures: &[Measure], number: impl Fn(&Measure) -> f64) -> Vec<f64> {
+    measures.iter().map(number).collect()
+}
+
+fn study(measures: &[Measures], longs: &[Long; 2], rounds: usize) -> Study {
     let mut study = Study::new(
         "nbd",
         "4 KiB over a Unix socket, beside nbdkit's memory plugin",
         "fio with random 4 KiB requests at depths 1 and 32, udm and nbdkit's memory plugin in \
-         turns; udm serves a pcache in memory, a disk in memory without a cache, and its target \
-         zero, which does nothing: the most that fio and the socket allow.",
+         turns; udm serves a pcache in front of a real file, full and with its default settings, \
+         the same in front of a disk in memory, which shows what the door takes without a disk's \
+         part, such a disk without a cache, and its target zero, which does nothing: the most \
+         that fio and the socket allow. CPU is the server's for each request, in all until \
+         everything is written back.",
     );
-    let names = ["write 1", "read 1", "write 32", "read 32"];
-    let table = |title: String, numbers: &[Vec<Vec<f64>>], unit: Unit| {
-        let mut table = Table::new(title, &names.map(|name| (name, unit)));
-        for (contender, name) in CONTENDERS.iter().enumerate() {
-            let values: Vec<f64> = numbers.iter().map(|job| median(&job[contender])).collect();
+    let tables: [(String, Unit, Number); 7] = [
+        (format!("requests per second ({rounds} rounds)"), Unit::PerSecond, |one| one.result.iops),
+        ("latency, p50".into(), Unit::Nanos, |one| one.result.percentiles[0]),
+        ("latency, p99.9".into(), Unit::Nanos, |one| one.result.percentiles[1]),
+        ("latency, p99.99".into(), Unit::Nanos, |one| one.result.percentiles[2]),
+        ("the longest request".into(), Unit::Nanos, |one| one.result.worst_nanos),
+        ("CPU of the server for a request, in all".into(), Unit::Nanos, |one| {
+            one.door + one.background
+        }),
+        ("of it the background".into(), Unit::Nanos, |one| one.background),
+    ];
+    for (title, unit, number) in tables {
+        let mut table = Table::new(title, &JOB_NAMES.map(|name| (name, unit)));
+        for (who, name) in CONTENDERS.iter().enumerate() {
+            let values: Vec<f64> =
+                measures.iter().map(|job| median(&of(&job[who], number))).collect();
             table.row(*name, &values);
         }
-        table
-    };
-    let axis = Axis::linear("requests per second", Unit::PerSecond);
-    let mut bars = Plot::bars("4 KiB over NBD, by depth", &names, axis);
-    for (contender, name) in CONTENDERS.iter().enumerate() {
-        let points = iops.iter().enumerate();
-        bars.add(*name, points.map(|(nth, job)| (nth as f64, median(&job[contender]))).collect());
+        study.tables.push(table);
     }
-    for (contender, name) in CONTENDERS.iter().enumerate() {
-        for (nth, job) in names.iter().enumerate() {
-            study.repeats(format!("{name}, {job}"), Unit::PerSecond, &iops[nth][contender]);
+    let iops = |one: &Measure| one.result.iops;
+    let axis = Axis::linear("requests per second", Unit::PerSecond);
+    let mut bars = Plot::bars("4 KiB over NBD, by depth", &JOB_NAMES, axis);
+    for (who, name) in CONTENDERS.iter().enumerate() {
+        let points = measures.iter().enumerate();
+        let points = points.map(|(nth, job)| (nth as f64, median(&of(&job[who], iops))));
+        bars.add(*name, points.collect());
+        for (nth, job) in JOB_NAMES.iter().enumerate() {
+            let values = of(&measures[nth][who], iops);
+            study.repeats(format!("{name}, {job}"), Unit::PerSecond, &values);
         }
     }
-    for (contender, name) in CONTENDERS.iter().enumerate().skip(1) {
+    study.plots.push(bars);
+    over_time(&mut study, longs);
+    claims(&mut study, measures, longs);
+    study
+}
+
+fn over_time(study: &mut Study, longs: &[Long; 2]) {
+    let mut plot = Plot::lines(
+        "Writes per second at depth 32, over time",
+        Axis::linear("seconds", Unit::Number),
+        Axis::log("requests per second", Unit::PerSecond),
+    );
+    for (long, who) in longs.iter().zip([NBDKIT, PCACHE]) {
+        for (nth, rates) in long.rates.iter().enumerate() {
+            plot.add(format!("{}, repeat {}", CONTENDERS[who], nth + 1), rates.clone());
+        }
+    }
+    study.plots.push(plot);
+}
+
+fn claims(study: &mut Study, measures: &[Measures], longs: &[Long; 2]) {
+    let long = ratios(&longs[1].iops, &longs[0].iops);
+    let what = "udm pcache / nbdkit, randwrite, depth 32, without pause";
+    study.claims.push(Claim::new(what, &long, Some(Promise::AtLeast(1.0))));
+    for (who, name) in CONTENDERS.iter().enumerate().skip(1) {
         for (nth, (depth, direction)) in JOBS.into_iter().enumerate() {
-            let bound = if depth == 1 { 1.0 } else { 1.5 };
+            // A cache in front of a real file pays for writing back, nbdkit's memory does not.
+            let bound = if depth == 1 || who == PCACHE { 1.0 } else { 1.5 };
             let what = format!("{name} / nbdkit, rand{direction}, depth {depth}");
-            let rounds = ratios(&iops[nth][contender], &iops[nth][0]);
-            let is_ceiling = *name == CONTENDERS[3];
-            let promise = (!is_ceiling).then_some(Promise::AtLeast(bound));
+            let number = |who: usize, number: Number| of(&measures[nth][who], number);
+            let iops = |who| number(who, |one| one.result.iops);
+            let rounds = ratios(&iops(who), &iops(NBDKIT));
+            let promise = (who != ZERO).then_some(Promise::AtLeast(bound));
             study.claims.push(Claim::new(what, &rounds, promise));
             // Neighbours that take the processor away spoil rates far more than medians.
-            let what = "  p50 latency of nbdkit / its own";
-            let rounds = ratios(&latencies[nth][0], &latencies[nth][contender]);
-            study.claims.push(Claim::new(what, &rounds, None));
+            let p50 = |who| number(who, |one| one.result.percentiles[0]);
+            let rounds = ratios(&p50(NBDKIT), &p50(who));
+            study.claims.push(Claim::new("  p50 latency of nbdkit / its own", &rounds, None));
+            if who == PCACHE {
+                let micros = number(who, |one| (one.door + one.background) / 1000.0);
+                let what = "  CPU of the server for a request, microseconds";
+                study.claims.push(Claim::new(what, &micros, None));
+            }
         }
     }
-    study.tables = vec![
-        table(format!("requests per second ({rounds} rounds)"), iops, Unit::PerSecond),
-        table("latency, p50".into(), latencies, Unit::Nanos),
-    ];
-    study.plots.push(bars);
-    study
 }

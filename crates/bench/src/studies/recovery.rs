@@ -17,8 +17,9 @@ use udm::prng::Prng;
 use udm::shm::SharedWords;
 use udm::units::GIB;
 
+use crate::keeper::Keeper;
 use crate::results::{Axis, Claim, Plot, Promise, Study, Table};
-use crate::rig::{Cache, Keeper, Setup, open_pmem, open_untouched, ram_disk};
+use crate::rig::{Cache, Setup, open_pmem, open_untouched, ram_disk};
 use crate::stats::{median, ratios};
 use crate::unit::Unit;
 

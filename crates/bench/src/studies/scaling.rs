@@ -15,9 +15,10 @@ use udm::queue::Queue;
 use udm::units::{GIB, MIB};
 
 use crate::job::{Job, Rw};
-use crate::load;
+use crate::keeper::Keeper;
+use crate::load::{self, Reached};
 use crate::results::{Axis, Claim, Plot, Study, Table};
-use crate::rig::{CACHE_BYTES, Cache, Keeper, Setup, bare_memory, ram_disk, settle};
+use crate::rig::{CACHE_BYTES, Cache, FILLS, Setup, bare_memory, open_pmem, ram_disk, settle};
 use crate::stats::{median, ratios};
 use crate::unit::Unit;
 
@@ -35,11 +36,13 @@ pub fn run(setup: &Setup) -> Result<Study> {
     let mut study = Study::new(
         "scaling",
         "what the cost of a request depends on",
-        "Random requests in process to a pcache of 512 MiB in memory, with a disk in memory \
-         behind it: by threads (nothing is written back meanwhile), as the cache fills (clean \
-         data, 4 KiB), as dirty data grows (nothing is written back), and by the size of the \
-         request beside the bare durable copy. \
-         Except by threads, times are medians of batches of 16.",
+        "Random requests in process to a pcache in memory with the default settings and its \
+         background: by threads, as the cache fills (clean data, 4 KiB), as dirty data grows \
+         (only there nothing is written back, to have so much of it), and by the size of the \
+         request beside the bare durable copy. The disk behind it is in memory, because a real \
+         one would be what is measured: what that costs is in the studies steady and write. By \
+         threads and by size, the cache was filled three times before. Except by threads, times \
+         are medians of batches of 16.",
     );
     let repeats = setup.repeats(3, 7);
     study.fact("repeats", repeats.to_string());
@@ -59,33 +62,37 @@ fn thread_counts() -> Vec<u32> {
 
 fn threads(setup: &Setup, repeats: usize, study: &mut Study) -> Result<()> {
     let counts = thread_counts();
-    let span = 192 * MIB;
-    // Nobody writes back meanwhile: that would take a processor, and be what is measured.
-    let cache = setup.cache("scaling-threads", ram_disk(GIB), "0 retention fifo")?;
-    let mut keeper = Keeper::new(&cache.device, Ring::without_kernel())?;
-    // A drain leaves what was filled, and room for what is written: nobody will make any.
-    let words = ["gc_percent".to_string(), "40".to_string()];
-    cache.device.message(0, &words).map_err(|error| anyhow!("{error}"))?;
-    let runtime = setup.choose(Duration::from_millis(150), Duration::from_millis(500));
-    let job = Job { size: span, runtime, ..Job::default() };
+    let span = setup.cache_bytes() / 8 * 3;
+    let cache = setup.cache("scaling-threads", ram_disk(GIB), "0")?;
+    let _background = Queue::background("udm-background", &cache.device)?;
+    load::fill_often(&cache.device, FILLS * setup.cache_bytes())?;
+    let own = setup.choose(Duration::from_millis(150), Duration::from_millis(500));
+    let runtime = setup.asked().runtime.unwrap_or(own);
+    let slice = Duration::from_millis(5);
+    let job = Job { size: span, runtime, slice, ..Job::default() };
     let mut rates = vec![vec![Vec::new(); counts.len()]; 2];
+    let mut writes: Vec<Vec<Reached>> = counts.iter().map(|_| Vec::new()).collect();
     for repeat in 0..repeats {
         for (nth, count) in counts.iter().enumerate() {
             for (kind, rw) in [Rw::Randwrite, Rw::Randread].into_iter().enumerate() {
-                load::fill(&cache.device, span)?;
-                keeper.drain();
-                // As much for each thread; together no more than the cache takes.
+                load::refill(&cache.device, span)?;
+                // What is written is less than what a full cache has of clean data.
                 let io_size = match rw {
-                    Rw::Randwrite => 160 * MIB,
+                    Rw::Randwrite => span,
                     _ => GIB * u64::from(*count),
                 };
                 let randseed = repeat as u64 + 1;
                 let job = Job { rw, numjobs: *count, io_size, randseed, ..job.clone() };
-                rates[kind][nth].push(load::run(&cache.device, &job)?.iops());
-                keeper.drain();
+                let reached = load::run(&cache.device, &job)?;
+                rates[kind][nth].push(reached.iops());
+                if rw == Rw::Randwrite {
+                    writes[nth].push(reached);
+                }
+                settle(&cache.device)?;
             }
         }
     }
+    writes_by_threads(study, &counts, &writes);
     let names: Vec<String> = counts.iter().map(u32::to_string).collect();
     let columns: Vec<(&str, Unit)> =
         names.iter().map(|name| (name.as_str(), Unit::PerSecond)).collect();
@@ -111,6 +118,36 @@ fn threads(setup: &Setup, repeats: usize, study: &mut Study) -> Result<()> {
     study.tables.push(table);
     study.plots.push(plot);
     Ok(())
+}
+
+/// How slow the slow writes are, and rates over time, of every repeat.
+fn writes_by_threads(study: &mut Study, counts: &[u32], writes: &[Vec<Reached>]) {
+    let columns = [
+        ("IOPS", Unit::PerSecond),
+        ("p50", Unit::Nanos),
+        ("p99.99", Unit::Nanos),
+        ("worst", Unit::Nanos),
+    ];
+    let mut table = Table::new("writes, by threads", &columns);
+    let mut plot = Plot::lines(
+        "Writes per second, all repeats one behind the other",
+        Axis::linear("seconds", Unit::Number),
+        Axis::log("requests per second", Unit::PerSecond),
+    );
+    for (count, repeats) in counts.iter().zip(writes) {
+        let threads = if *count == 1 { "1 thread".into() } else { format!("{count} threads") };
+        let (mut points, mut begun) = (Vec::new(), 0.0);
+        for (nth, reached) in repeats.iter().enumerate() {
+            let all = reached.all();
+            let values = [reached.iops(), all.percentile(50.0), all.percentile(99.99), all.worst()];
+            table.row(format!("{threads}, repeat {}", nth + 1), &values);
+            points.extend(reached.timeline.rates().iter().map(|(x, y)| (begun + x, *y)));
+            begun += reached.seconds;
+        }
+        plot.add(threads, points);
+    }
+    study.tables.push(table);
+    study.plots.push(plot);
 }
 
 /// A caller that times its requests in batches.
@@ -219,7 +256,8 @@ fn fullness(setup: &Setup, repeats: usize, study: &mut Study) -> Result<()> {
     let mut filled = 0;
     for (nth, level) in LEVELS.into_iter().enumerate() {
         // Full means that every write needs room that collection has to make.
-        let wanted = if level == 100 { CACHE_BYTES * 3 / 2 } else { CACHE_BYTES * level / 100 };
+        let bytes = setup.cache_bytes();
+        let wanted = if level == 100 { FILLS * bytes } else { bytes * level / 100 };
         let wanted = wanted / BLOCK * BLOCK;
         while filled < wanted {
             let next = wanted.min(filled + 64 * MIB);
@@ -228,7 +266,7 @@ fn fullness(setup: &Setup, repeats: usize, study: &mut Study) -> Result<()> {
             settle(&cache.device)?;
         }
         // What was written last is surely there.
-        let span = filled.clamp(BLOCK * BATCH, CACHE_BYTES / 4);
+        let span = filled.clamp(BLOCK * BATCH, setup.cache_bytes() / 4);
         let last = filled - span..filled;
         for _ in 0..repeats {
             costs[0][nth].push(caller.cost(last.clone(), BLOCK, false, 256)?);
@@ -243,10 +281,11 @@ fn fullness(setup: &Setup, repeats: usize, study: &mut Study) -> Result<()> {
 }
 
 fn dirtiness(setup: &Setup, repeats: usize, study: &mut Study) -> Result<()> {
-    let bare = bare_memory(setup, "scaling-bare")?;
+    let bare = open_pmem(&setup.places.memory.file("scaling-bare", CACHE_BYTES)?)?;
     let mut costs = vec![vec![Vec::new(); DIRTY_LEVELS.len()]; 3];
     for _ in 0..repeats {
-        let cache = setup.cache("scaling-dirtiness", ram_disk(GIB), "0")?;
+        // In a smaller one, log and reserves would leave no room for so much.
+        let cache = setup.cache_of("scaling-dirtiness", CACHE_BYTES, ram_disk(GIB), "0")?;
         // Nobody does its background work, so what is dirty stays dirty.
         let mut caller = Caller::new(&cache, BLOCK)?;
         let mut dirty = 0;
@@ -267,20 +306,19 @@ fn dirtiness(setup: &Setup, repeats: usize, study: &mut Study) -> Result<()> {
 
 fn sizes(setup: &Setup, repeats: usize, study: &mut Study) -> Result<()> {
     let bare = bare_memory(setup, "scaling-bare")?;
-    // Nobody makes room while a request is timed: a drain in between has to collect as well.
-    let cache = setup.cache("scaling-sizes", ram_disk(GIB), "0 retention fifo")?;
-    let span = 128 * MIB;
+    let cache = setup.cache("scaling-sizes", ram_disk(GIB), "0")?;
+    let _background = Queue::background("udm-background", &cache.device)?;
+    load::fill_often(&cache.device, FILLS * setup.cache_bytes())?;
+    let span = setup.cache_bytes() / 4;
     let rows = ["write", "bare durable copy", "read hit"];
     let mut costs = vec![vec![Vec::new(); SIZES.len()]; rows.len()];
-    let mut keeper = Keeper::new(&cache.device, Ring::without_kernel())?;
     let mut at = 0;
     for _ in 0..repeats {
         for (nth, len) in SIZES.into_iter().enumerate() {
             let mut caller = Caller::new(&cache, len)?;
             let batches = (32 * MIB / len / BATCH).clamp(5, 128);
             costs[0][nth].push(caller.cost(0..span, len, false, batches)?);
-            keeper.drain();
-            caller.fill(0..span)?;
+            load::refill(&cache.device, span)?;
             costs[2][nth].push(caller.cost(0..span, len, true, batches)?);
             let bytes = caller.spare.as_ref().context("a buffer got lost")?;
             let mut times = Vec::new();
@@ -296,10 +334,9 @@ fn sizes(setup: &Setup, repeats: usize, study: &mut Study) -> Result<()> {
             }
             costs[1][nth].push(median(&times));
             drop(caller);
-            keeper.drain();
+            settle(&cache.device)?;
         }
     }
-    drop(keeper);
     let names = SIZES.map(|len| Unit::Bytes.text(len as f64));
     let columns: Vec<(&str, Unit)> =
         names.iter().map(|name| (name.as_str(), Unit::Nanos)).collect();

@@ -21,8 +21,9 @@ use udm::units::MIB;
 
 use crate::args::TargetName;
 use crate::fio;
+use crate::keeper::Keeper;
 use crate::results::{Axis, Claim, Plot, Promise, Study, Table};
-use crate::rig::{CACHE_BYTES, Keeper, Setup, need_tools};
+use crate::rig::{CACHE_BYTES, Setup, need_tools};
 use crate::stats::{median, percentile, ratios, sorted};
 use crate::target::memory_in_words;
 use crate::unit::Unit;
@@ -144,8 +145,8 @@ impl Maker<'_> {
             return self.setup.fresh_writecache(path, disk);
         }
         let cache = match is_small {
-            true => self.setup.small_cache("writeback-small", SMALL_CACHE_BYTES, disk, words),
-            false => self.setup.cache("writeback-cache", disk, words),
+            true => self.setup.cache_of("writeback-small", SMALL_CACHE_BYTES, disk, words),
+            false => self.setup.roomy_cache("writeback-cache", disk, words),
         }?;
         Ok((cache.device, memory_in_words(cache.pmem.as_ref())))
     }

@@ -21,9 +21,10 @@ use udm::writecache::layout::{ENTRY_BYTES, SEQ_COUNT_AT, SUPERBLOCK_BYTES};
 
 use crate::fio;
 use crate::job::{Job, Rw};
+use crate::keeper::Keeper;
 use crate::load;
 use crate::results::{Axis, Claim, Plot, Promise, Study, Table};
-use crate::rig::{Keeper, Setup, need_tools, open_pmem, ram_disk, write_out};
+use crate::rig::{Setup, need_tools, open_pmem, ram_disk, write_out};
 use crate::stats::{median, ratios};
 use crate::target::{Ground, forget, open_disk, writecache};
 use crate::unit::Unit;

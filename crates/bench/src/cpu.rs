@@ -1,0 +1,141 @@
+//! Processor time: a thread's, the process', that of other threads by their name, and that of a
+//! child.
+//!
+//! A request costs what its caller's thread spends, and what others spend for it: the background
+//! that writes back, the door that talks to clients. Time on a clock hides the second part as long
+//! as a processor is free for it.
+
+use rustix::time::{ClockId, clock_gettime};
+
+fn nanos(clock: ClockId) -> f64 {
+    let time = clock_gettime(clock);
+    time.tv_sec as f64 * 1e9 + time.tv_nsec as f64
+}
+
+/// What the calling thread has spent, in nanoseconds.
+pub fn of_thread() -> f64 {
+    nanos(ClockId::ThreadCPUTime)
+}
+
+/// What all threads of this process have spent, in nanoseconds, those that have ended too.
+pub fn of_process() -> f64 {
+    nanos(ClockId::ProcessCPUTime)
+}
+
+/// What the threads of this process with this name have spent, in nanoseconds: within a tick of
+/// the kernel if they run just now.
+pub fn of_threads(name: &str) -> f64 {
+    let Ok(tasks) = std::fs::read_dir("/proc/self/task") else { return 0.0 };
+    let read = |task: &std::fs::DirEntry, file: &str| {
+        std::fs::read_to_string(task.path().join(file)).unwrap_or_default()
+    };
+    let spent = |task: std::fs::DirEntry| {
+        // The kernel keeps 15 characters of a name.
+        let wanted: String = name.chars().take(15).collect();
+        let is_ours = read(&task, "comm").trim_end() == wanted;
+        let nanos = read(&task, "schedstat");
+        let nanos = nanos.split(' ').next().and_then(|word| word.parse().ok());
+        if is_ours { nanos.unwrap_or(0.0) } else { 0.0 }
+    };
+    tasks.flatten().map(spent).sum()
+}
+
+/// What a child has spent, in nanoseconds, with its threads that have ended; the kernel rounds it
+/// to its ticks.
+pub fn of_child(pid: u32) -> f64 {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    ticks(&text) as f64 * 1e9 / rustix::param::clock_ticks_per_second() as f64
+}
+
+/// User's and system's ticks of a line of `/proc/PID/stat`.
+fn ticks(text: &str) -> u64 {
+    // Fields are counted from behind the name, which may hold anything.
+    let fields = text.rsplit(')').next().unwrap_or_default().split_whitespace();
+    fields.skip(11).take(2).map(|word| word.parse().unwrap_or(0)).sum()
+}
+
+/// Processor time of some requests, in nanoseconds for each.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Spent {
+    /// Of the threads that asked.
+    pub clients: f64,
+    /// Of all others of the process while the clients ran: the background.
+    pub beside: f64,
+    /// Of the background afterwards, until everything was written back.
+    pub after: f64,
+}
+
+impl Spent {
+    /// All of it.
+    pub fn in_all(&self) -> f64 {
+        self.clients + self.beside + self.after
+    }
+}
+
+/// Tells clients' processor time from that of the rest of the process.
+#[derive(Debug)]
+pub struct Meter {
+    before: f64,
+    beside: f64,
+    clients: f64,
+}
+
+impl Meter {
+    /// Begins, before clients do.
+    pub fn start() -> Meter {
+        Meter { before: of_process(), beside: 0.0, clients: 0.0 }
+    }
+
+    /// The clients are done, and have spent so much.
+    pub fn clients_done(&mut self, clients: f64) {
+        self.clients = clients;
+        self.beside = (of_process() - self.before - clients).max(0.0);
+    }
+
+    /// Everything is written back: what each of `count` requests took.
+    pub fn finish(self, count: u64) -> Spent {
+        let all = of_process() - self.before;
+        let after = (all - self.clients - self.beside).max(0.0);
+        let each = |nanos: f64| nanos / count.max(1) as f64;
+        Spent { clients: each(self.clients), beside: each(self.beside), after: each(after) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn burn(nanos: f64) {
+        let start = of_thread();
+        while of_thread() - start < nanos {}
+    }
+
+    #[test]
+    fn threads_are_told_apart() {
+        let mut meter = Meter::start();
+        let own = of_thread();
+        burn(20e6);
+        std::thread::scope(|scope| {
+            let named = std::thread::Builder::new().name("udm-burns-a-long-name".into());
+            let thread = named.spawn_scoped(scope, || {
+                burn(30e6);
+                of_threads("udm-burns-a-long-name")
+            });
+            let seen = thread.expect("a thread").join().expect("no panic");
+            // Other tests of this process have no thread of this name.
+            assert!((20e6..60e6).contains(&seen), "{seen}");
+        });
+        meter.clients_done(of_thread() - own);
+        let spent = meter.finish(10);
+        assert!(spent.clients >= 2e6, "{spent:?}");
+        assert!(spent.beside >= 3e6, "{spent:?}");
+        assert!(spent.in_all() >= 5e6, "{spent:?}");
+    }
+
+    #[test]
+    fn the_kernels_line_is_understood() {
+        let line = "12 (a b) c) S 1 1 1 0 -1 0 0 0 0 0 100 20 3 4 20 0 5 0";
+        assert_eq!(ticks(line), 120);
+        assert!(of_child(std::process::id()) >= 0.0);
+    }
+}

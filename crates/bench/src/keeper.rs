@@ -1,0 +1,86 @@
+//! Who keeps a cache going where no server does: its background work on the thread that calls, so
+//! that a study says when it happens.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+use udm::device::{Device, PortSeat};
+use udm::disk::Ring;
+use udm::target::{Port, Wake};
+
+/// Does a device's background work on the thread that calls it.
+#[derive(Debug)]
+pub struct Keeper {
+    port: Port,
+    ring: Ring,
+    started: Instant,
+    /// Ahead of real time, so that nobody waits for pauses.
+    skipped: Duration,
+    // Dropped last: a port is given up when nothing of it is left.
+    seat: PortSeat,
+}
+
+impl Keeper {
+    /// A keeper of `device`, with an io_uring if its disks need one.
+    pub fn new(device: &Arc<Device>, ring: Ring) -> Result<Keeper> {
+        let deaf = Arc::new(Deaf);
+        let seat = device.attach_port(deaf.clone())?;
+        device.events().set_background(Some(deaf));
+        let port = seat.port();
+        let (started, skipped) = (Instant::now(), Duration::ZERO);
+        Ok(Keeper { port, ring, started, skipped, seat })
+    }
+
+    /// Ticks once and moves I/O; says how long nothing will be due.
+    pub fn turn(&mut self) -> Duration {
+        let now = (self.started.elapsed() + self.skipped).as_nanos() as u64;
+        let device = self.seat.device();
+        let next = device.tick(now, &mut self.port);
+        loop {
+            while let Some(io) = self.port.ios.pop_front() {
+                io.disk.clone().start(io, &mut self.ring);
+            }
+            self.ring.submit();
+            let Some(io) = self.ring.pop_completed() else { break };
+            device.complete(io, &mut self.port);
+        }
+        if self.ring.in_flight() > 0 {
+            self.ring.submit_and_wait(Some(Duration::from_millis(10)));
+            return Duration::ZERO;
+        }
+        next.map_or(Duration::from_millis(100), |next| {
+            Duration::from_nanos(next.saturating_sub(now)).min(Duration::from_millis(100))
+        })
+    }
+
+    /// Writes everything back, and lets collection make room.
+    pub fn drain(&mut self) {
+        let device = self.seat.device().clone();
+        device.set_draining(true);
+        while device.dirty().bytes > 0 || self.ring.in_flight() > 0 {
+            if self.turn() > Duration::ZERO {
+                self.skipped += Duration::from_millis(200);
+            }
+        }
+        self.turn();
+        device.set_draining(false);
+    }
+}
+
+impl Drop for Keeper {
+    fn drop(&mut self) {
+        self.seat.device().events().set_background(None);
+        while self.ring.in_flight() > 0 {
+            self.turn();
+        }
+    }
+}
+
+/// The keeper looks for itself what there is to do.
+#[derive(Debug)]
+struct Deaf;
+
+impl Wake for Deaf {
+    fn wake(&self) {}
+}
