@@ -52,7 +52,8 @@ struct Batch {
     passed: usize,
     /// Of dirty data, written or not.
     bytes: u64,
-    /// Marks of this server's own.
+    /// It ends in what this server has logged, behind so many of its marks.
+    is_own: bool,
     marks: u64,
     /// It has data from both sides of a mark.
     crosses: bool,
@@ -89,9 +90,11 @@ pub(super) struct Writeback {
     marks_from: Option<Position>,
     /// This server wrote the log from here on; `None`: from dirty_tail on.
     own_from: Option<Position>,
-    /// Of the marks that the log counts, how many dirty_tail has passed, and the batch passes.
+    /// Of the marks that the log counts, how many dirty_tail has passed.
     marks_passed: u64,
+    /// The batch passes so many, and ends in what this server wrote.
     batch_marks: u64,
+    batch_is_own: bool,
     /// Whether the order `adaptive` merges across flushes now.
     is_merging: bool,
     /// The backing device alone is inconsistent until dirty_tail comes here.
@@ -205,6 +208,7 @@ impl Pcache {
         writeback.batch_dirty_bytes = batch.bytes;
         writeback.batch_keys = batch.keys;
         writeback.batch_marks = batch.marks;
+        writeback.batch_is_own = batch.is_own;
         let Writeback { latest, runs, .. } = writeback;
         latest.take_runs(runs);
         writeback.next = 0;
@@ -223,8 +227,8 @@ impl Pcache {
         can_skip: bool,
     ) -> Result<Batch, Status> {
         let head = self.log.head();
-        let start = self.log.dirty_tail();
-        let mut batch = Batch { end: start, ..Batch::default() };
+        let is_own = writeback.own_from.is_none();
+        let mut batch = Batch { end: self.log.dirty_tail(), is_own, ..Batch::default() };
         let mut has_border = false;
         let mut written_bytes = 0;
         writeback.mends = false;
@@ -238,13 +242,7 @@ impl Pcache {
             if writeback.marks_from == Some(at) {
                 writeback.marks_from = None;
             }
-            if writeback.own_from == Some(at) {
-                if at != start {
-                    // What this server knows of its own marks tells nothing about those before.
-                    break;
-                }
-                writeback.own_from = None;
-            }
+            batch.is_own |= writeback.own_from == Some(at);
             let record = writeback.reader.read(&self.media, &self.segments, at, Some(head))?;
             let record = record.ok_or(Status::Corrupt)?;
             let next = after(at, &record);
@@ -265,7 +263,7 @@ impl Pcache {
                 }
                 batch.passed += set.len();
                 batch.keys.add(KeyCounts::of(set));
-                batch.marks += u64::from(set.is_empty() && writeback.own_from.is_none());
+                batch.marks += u64::from(set.is_empty() && batch.is_own);
                 let is_border = (set.is_empty() || writeback.marks_from.is_some())
                     && !mutants::is(Mutant::BatchCrossesMark);
                 has_border |= is_border && batch.bytes > 0;
@@ -540,6 +538,7 @@ impl Pcache {
         self.log.note_written_back(writeback.batch_keys);
         self.cleaned_bytes.fetch_add(writeback.batch_dirty_bytes, Ordering::SeqCst);
         writeback.marks_passed += writeback.batch_marks;
+        writeback.own_from = writeback.own_from.filter(|_| !writeback.batch_is_own);
         if writeback.mends {
             // The next store of the label, for whatever reason, drops it there too.
             lock(&self.label).0.torn_until = None;
