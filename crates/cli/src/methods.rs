@@ -430,6 +430,7 @@ fn info(server: &Server) -> Value {
         })
     };
     let name = server.name();
+    let watched = udm::queue::watched();
     json!({
         "name": name.as_str(),
         "state": if served.is_suspended() { "suspended" } else { "active" },
@@ -440,6 +441,11 @@ fn info(server: &Server) -> Value {
         "has_inactive_table": served.has_inactive_table(),
         "clients": served.clients(),
         "exports": served.exports(),
+        "watch": {
+            "nanoseconds": watched.nanos,
+            "caught": watched.caught,
+            "missed": watched.missed,
+        },
         "metrics": server.metrics.map(|address| format!("http://{address}/metrics")),
         "dirty_bytes": served.dirty().bytes,
         "is_writeback_failing": served.dirty().is_failing,

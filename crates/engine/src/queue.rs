@@ -31,6 +31,7 @@ use rustix::time::ClockId;
 pub(crate) use bell::schedules;
 pub use clients::{Conversation, InFlight, Space};
 pub use prefault::prefault;
+pub use watch::{Watched, watched};
 
 use bell::Bell;
 use device::{Background, DeviceEnd};

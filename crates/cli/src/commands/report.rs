@@ -268,6 +268,11 @@ fn describe(info: &Value) -> String {
         row("Late", format!("and {} more", late.len() - LATE_SHOWN));
     }
     row("Server", format!("process {}, since {}", info["pid"], word(&info["started"])));
+    let watch = &info["watch"];
+    if let (Some(nanos), Some(caught)) = (watch["nanoseconds"].as_u64(), watch["caught"].as_u64()) {
+        let ms = nanos / 1_000_000;
+        row("Watching", format!("{ms} ms spent looking for the next request, {caught} found so"));
+    }
     if let Some(log) = info["log"].as_str() {
         row("Log", log.to_owned());
     }

@@ -1,9 +1,14 @@
 //! Waiting in a client's socket: a short look out before the sleep.
 //!
 //! A halted core takes tens of microseconds to wake, which is most of what a small request takes.
-//! So the socket of a client that was quick with its last request is watched for a while before
-//! the thread sleeps in it, giving the core to whoever wants it after each look. That costs at most
-//! half of the cores, and nothing while clients are slow or silent.
+//! So the socket of a client that was quick with its last requests is watched for a moment before
+//! the thread sleeps in it, giving the core to whoever wants it after each look.
+//!
+//! What is looked for in vain is bounded: at most half of the cores watch at a time; no request is
+//! watched for longer than [`WATCH_NS`]; and each client has a credit, which a watch that saves a
+//! sleep raises by what that is worth, and which looking takes away. Who has none left is not
+//! watched, but for a small part of the time, to see whether that has changed. So on average a
+//! request is watched for no longer than a sleep costs. What was spent is counted.
 
 use std::os::fd::OwnedFd;
 
@@ -12,20 +17,49 @@ use rustix::net::{RecvFlags, recv};
 
 use super::now;
 use crate::sync::OnceLock;
-use crate::sync::statics::atomic::{AtomicUsize, Ordering};
+use crate::sync::statics::atomic::{AtomicU64, AtomicUsize, Ordering};
 use crate::units::Nanos;
 
-/// How long a socket is watched before its thread sleeps in it.
-const WATCH_NS: Nanos = 100_000;
-/// A client that takes no longer for its next request is worth watching for: what waking a thread
-/// takes on an idle core, twice, and as much again.
+/// How long a socket is watched at most before its thread sleeps in it.
+const WATCH_NS: Nanos = 50_000;
+/// A client that takes no longer for its next request may be worth watching for: what waking a
+/// thread takes on an idle core, twice, and as much again.
 const BRISK_NS: Nanos = 200_000;
+/// What a sleep takes that a watch saves.
+const SLEEP_NS: i64 = 25_000;
+/// What a brisk client earns by a request that was not watched for.
+const TRUST_NS: i64 = 2_000;
+/// Most credit: a client that becomes slow is watched in vain for so long.
+const CREDIT_MAX: i64 = 500_000;
 
 /// One client's socket, as far as waiting in it goes.
 #[derive(Debug, Default)]
 pub(super) struct Watch {
     /// The last bytes did not keep us waiting for long.
     is_brisk: bool,
+    /// Nanoseconds that may be spent in vain.
+    credit: i64,
+}
+
+/// What watching has cost this process, and what it was good for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Watched {
+    /// Nanoseconds spent looking where nothing was yet.
+    pub nanos: u64,
+    /// Requests that came while their socket was watched.
+    pub caught: u64,
+    /// Watches that ended in vain: the thread slept all the same.
+    pub missed: u64,
+}
+
+static NANOS: AtomicU64 = AtomicU64::new(0);
+static CAUGHT: AtomicU64 = AtomicU64::new(0);
+static MISSED: AtomicU64 = AtomicU64::new(0);
+
+/// What watching has cost so far.
+pub fn watched() -> Watched {
+    let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+    Watched { nanos: read(&NANOS), caught: read(&CAUGHT), missed: read(&MISSED) }
 }
 
 impl Watch {
@@ -36,26 +70,66 @@ impl Watch {
         memory: &mut [u8],
     ) -> rustix::io::Result<usize> {
         let since = now();
-        let watched = if self.is_brisk { watch(socket, memory, since) } else { None };
-        let result = watched.unwrap_or_else(|| {
-            let sleep = || recv(socket, &mut *memory, RecvFlags::empty());
-            rustix::io::retry_on_intr(sleep).map(|(count, _)| count)
-        });
-        self.is_brisk = now() - since < BRISK_NS;
+        if self.is_worth_it() {
+            let watched = watch(socket, memory, since);
+            if let Watching::Caught(_) | Watching::Missed = watched {
+                let is_caught = matches!(watched, Watching::Caught(_));
+                self.has_watched(now() - since, is_caught);
+            }
+            if let Watching::Caught(result) = watched {
+                return result;
+            }
+        }
+        let sleep = || recv(socket, &mut *memory, RecvFlags::empty());
+        let result = rustix::io::retry_on_intr(sleep).map(|(count, _)| count);
+        self.has_slept(now() - since);
         result
+    }
+
+    fn is_worth_it(&self) -> bool {
+        self.is_brisk && self.credit >= 0
+    }
+
+    /// A watch of so long has ended, with bytes or without.
+    fn has_watched(&mut self, nanos: Nanos, is_caught: bool) {
+        let spent = i64::try_from(nanos).unwrap_or(i64::MAX);
+        let saved = if is_caught { SLEEP_NS } else { 0 };
+        self.credit = self.credit.saturating_add(saved).saturating_sub(spent).min(CREDIT_MAX);
+        let counter = if is_caught { &CAUGHT } else { &MISSED };
+        counter.fetch_add(1, Ordering::Relaxed);
+        NANOS.fetch_add(nanos, Ordering::Relaxed);
+        self.is_brisk = true;
+    }
+
+    /// The thread has waited for so long, and slept.
+    fn has_slept(&mut self, nanos: Nanos) {
+        self.is_brisk = nanos < BRISK_NS;
+        if self.is_brisk {
+            self.credit = (self.credit + TRUST_NS).min(CREDIT_MAX);
+        }
     }
 }
 
+/// How a watch ended.
+enum Watching {
+    /// Others are watching already.
+    NoPlace,
+    /// Bytes came, or the socket failed.
+    Caught(rustix::io::Result<usize>),
+    /// Nothing came.
+    Missed,
+}
+
 /// Looks for bytes until they come or [`WATCH_NS`] are over.
-fn watch(socket: &OwnedFd, memory: &mut [u8], since: Nanos) -> Option<rustix::io::Result<usize>> {
-    let _place = WatchPlace::take()?;
+fn watch(socket: &OwnedFd, memory: &mut [u8], since: Nanos) -> Watching {
+    let Some(_place) = WatchPlace::take() else { return Watching::NoPlace };
     loop {
         match recv(socket, &mut *memory, RecvFlags::DONTWAIT) {
             Err(Errno::AGAIN | Errno::INTR) => {}
-            result => return Some(result.map(|(count, _)| count)),
+            result => return Watching::Caught(result.map(|(count, _)| count)),
         }
         if now() - since >= WATCH_NS {
-            return None;
+            return Watching::Missed;
         }
         // Whoever wants this core goes first, the client above all.
         std::thread::yield_now();
@@ -83,5 +157,53 @@ impl WatchPlace {
 impl Drop for WatchPlace {
     fn drop(&mut self) {
         WATCHING.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What part of the time of `requests` is spent looking, if each comes after `gap`, is served in
+    /// 8 us, and a thread that sleeps is told 20 us late.
+    fn share_of_time(watch: &mut Watch, gap: Nanos, requests: u64) -> f64 {
+        let (mut spent, mut passed) = (0, 0);
+        for _ in 0..requests {
+            let mut waited = gap;
+            if watch.is_worth_it() {
+                let looked = gap.min(WATCH_NS);
+                watch.has_watched(looked, gap <= WATCH_NS);
+                spent += looked;
+            } else {
+                waited += 20_000;
+            }
+            if gap > WATCH_NS || waited > gap {
+                watch.has_slept(waited);
+            }
+            passed += waited + 8_000;
+        }
+        spent as f64 / passed as f64
+    }
+
+    #[test]
+    fn a_quick_client_is_watched_and_a_slower_one_ever_less() {
+        let share = |gap| share_of_time(&mut Watch::default(), gap, 10_000);
+        assert!(share(5_000) > 0.35 && share(12_000) > 0.55, "worth it: each saves a sleep");
+        let bounds = [(30_000, 0.25), (45_000, 0.07), (80_000, 0.03), (150_000, 0.02)];
+        for (gap, most) in bounds {
+            assert!(share(gap) < most, "{gap} ns: {}", share(gap));
+        }
+        assert_eq!(share(1_000_000), 0.0, "a slow client is not watched at all");
+    }
+
+    #[test]
+    fn a_client_that_becomes_slow_is_soon_let_go() {
+        let mut watch = Watch::default();
+        share_of_time(&mut watch, 5_000, 100_000);
+        assert_eq!(watch.credit, CREDIT_MAX);
+        share_of_time(&mut watch, 100_000, 12);
+        assert!(!watch.is_worth_it(), "after at most {CREDIT_MAX} ns in vain");
+        share_of_time(&mut watch, 5_000, 100);
+        assert!(watch.is_worth_it(), "and taken back when it is quick again");
     }
 }
