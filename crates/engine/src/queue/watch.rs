@@ -164,7 +164,7 @@ impl Drop for WatchPlace {
 mod tests {
     use super::*;
 
-    /// What part of the time of `requests` is spent looking, if each comes after `gap`, is served in
+    /// What part of the time is spent looking, if each request comes after `gap` and is served in
     /// 8 us, and a thread that sleeps is told 20 us late.
     fn share_of_time(watch: &mut Watch, gap: Nanos, requests: u64) -> f64 {
         let (mut spent, mut passed) = (0, 0);
