@@ -438,6 +438,7 @@ fn info(server: &Server) -> Value {
         "version": env!("CARGO_PKG_VERSION"),
         "started": log::timestamp(server.started),
         "size_bytes": served.size_bytes(),
+        "is_read_only": served.is_read_only(),
         "has_inactive_table": served.has_inactive_table(),
         "clients": served.clients(),
         "exports": served.exports(),

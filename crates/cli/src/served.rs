@@ -328,6 +328,11 @@ impl Served {
         self.device.info().has_inactive
     }
 
+    /// Whether clients may only read.
+    pub fn is_read_only(&self) -> bool {
+        self.device.is_read_only()
+    }
+
     /// The device's size.
     pub fn size_bytes(&self) -> u64 {
         self.device.size_bytes()

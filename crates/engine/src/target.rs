@@ -246,6 +246,11 @@ pub trait Target: Send + Sync + std::fmt::Debug {
         false
     }
 
+    /// Whether writes are refused, because a device below may only be read.
+    fn is_read_only(&self) -> bool {
+        false
+    }
+
     /// The words behind the target's name in the status line: the kernel's own.
     fn status(&self) -> String;
 

@@ -246,6 +246,7 @@ impl Builder<'_> {
         cache: &DeviceWord,
         backing: &DeviceWord,
     ) -> Result<Arc<dyn Target>> {
+        refuse_read_only(backing)?;
         let cache = &self.resolved(cache)?;
         let pmem = self.pmem_as(cache, None)?;
         let disk = self.disk(backing)?;
@@ -272,6 +273,8 @@ impl Builder<'_> {
         if cache.path == origin.path {
             return Err(cache.error(Kind::Invalid, "the cache device and the origin are the same"));
         }
+        refuse_read_only(origin)?;
+        refuse_read_only(cache)?;
         let origin_disk = self.disk_as(origin, "Origin data device lookup failed")?;
         let cache_words = "Cache data device lookup failed";
         let mut options = writecache::OpenOptions::new(self.attach_id());
@@ -302,6 +305,7 @@ impl Builder<'_> {
             let message = "io is for slow devices; a cache device takes persist";
             return Err(word.error(Kind::Invalid, message));
         }
+        refuse_read_only(word)?;
         self.opener.pmem(word).map_err(|error| match lookup_failed {
             None => word.word.point(error),
             Some(words) => word.word.point(error.at(words)),
@@ -344,6 +348,15 @@ impl Builder<'_> {
     }
 }
 
+/// A cache writes to both of its devices.
+fn refuse_read_only(word: &DeviceWord) -> Result<()> {
+    if !word.options.is_read_only {
+        return Ok(());
+    }
+    let message = "readonly is for linear, delay and flakey: a cache writes to both of its devices";
+    Err(word.error(Kind::Invalid, message))
+}
+
 /// The file of a cache's shared memory as servers before 0.2 named it: by where the cache device
 /// is, in a run of the machine.
 fn old_shared_name(target: &str, cache: &str) -> String {
@@ -370,11 +383,11 @@ pub struct SystemOpener {
 
 impl Opener for SystemOpener {
     fn disk(&self, word: &DeviceWord) -> Result<Arc<dyn Disk>> {
-        Ok(Arc::new(FileDisk::open(&word.path, &exclusive(word))?))
+        Ok(Arc::new(FileDisk::open(&word.path, &options_of(word))?))
     }
 
     fn shared_disk(&self, word: &DeviceWord) -> Result<Arc<dyn Disk>> {
-        Ok(Arc::new(FileDisk::open_shared(&word.path, &exclusive(word), &self.claims)?))
+        Ok(Arc::new(FileDisk::open_shared(&word.path, &options_of(word), &self.claims)?))
     }
 
     fn resolve(&self, word: &DeviceWord) -> Result<DeviceWord> {
@@ -407,8 +420,12 @@ impl Opener for SystemOpener {
     }
 }
 
-fn exclusive(word: &DeviceWord) -> FileOptions {
-    FileOptions { mode: OpenMode::Exclusive, io: word.options.io.unwrap_or_default() }
+fn options_of(word: &DeviceWord) -> FileOptions {
+    let mode = match word.options.is_read_only {
+        true => OpenMode::Shared,
+        false => OpenMode::Exclusive,
+    };
+    FileOptions { mode, io: word.options.io.unwrap_or_default() }
 }
 
 /// The node of the block or character device with this number.

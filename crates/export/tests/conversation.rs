@@ -20,7 +20,13 @@ use udm_export::nbd::proto::Violation;
 const SIZE: u64 = 4 << 20;
 
 fn export(size_bytes: u64) -> Export {
-    Export { name: "disk".into(), size_bytes, block_bytes: 512, has_discard: true }
+    Export {
+        name: "disk".into(),
+        size_bytes,
+        block_bytes: 512,
+        has_discard: true,
+        is_read_only: false,
+    }
 }
 
 /// Drives one connection, with a plain array as the device.

@@ -245,8 +245,13 @@ struct Bench {
 
 impl Bench {
     fn new(size_bytes: u64) -> Bench {
-        let export =
-            Export { name: "disk".into(), size_bytes, block_bytes: 512, has_discard: true };
+        let export = Export {
+            name: "disk".into(),
+            size_bytes,
+            block_bytes: 512,
+            has_discard: true,
+            is_read_only: false,
+        };
         Bench {
             connection: Connection::new(export).knowing(Arc::new(Stripes(size_bytes))),
             size_bytes,

@@ -218,6 +218,9 @@ fn describe(info: &Value) -> String {
     let mut row = |name: &str, value: String| rows.push((name.to_owned(), value));
     let sectors = info["size_bytes"].as_u64().unwrap_or(0) / SECTOR;
     row("Size", format!("{} ({sectors} sectors)", bytes(&info["size_bytes"])));
+    if info["is_read_only"] == true {
+        row("Read-only", "a device below may only be read".into());
+    }
     let inactive = info["has_inactive_table"] == true;
     row("Tables present", if inactive { "LIVE & INACTIVE".into() } else { "LIVE".into() });
     for line in info["lines"].as_array().into_iter().flatten() {

@@ -228,6 +228,13 @@ impl Device {
         self.active().is_some_and(is_fast)
     }
 
+    /// Whether writes are refused somewhere: then clients had better not begin.
+    pub fn is_read_only(&self) -> bool {
+        let is_any =
+            |active: Arc<Active>| active.lines().iter().any(|line| line.target.is_read_only());
+        self.active().is_some_and(is_any)
+    }
+
     /// Its name.
     pub fn name(&self) -> String {
         lock(&self.slots).name.clone()

@@ -94,11 +94,6 @@ impl FileDisk {
         self.files.direct.is_some()
     }
 
-    /// Whether it was opened to be read only.
-    pub fn is_read_only(&self) -> bool {
-        self.files.is_read_only
-    }
-
     /// What the page cache has of it; `None` where the kernel does not say (before Linux 6.5).
     pub fn cached(&self) -> Option<Cached> {
         pagecache::look(&self.files.buffered)
@@ -184,6 +179,10 @@ impl Disk for FileDisk {
                 ios
             }
         }
+    }
+
+    fn is_read_only(&self) -> bool {
+        self.files.is_read_only
     }
 
     fn loss(&self) -> Option<String> {

@@ -117,6 +117,11 @@ pub trait Disk: Send + Sync + std::fmt::Debug {
         DiskErrors::default()
     }
 
+    /// Whether it may only be read.
+    fn is_read_only(&self) -> bool {
+        false
+    }
+
     /// What of it is lost, behind its name: `was cut short, ...`. Looks; what it sees counts for
     /// all I/O from then on.
     fn loss(&self) -> Option<String> {

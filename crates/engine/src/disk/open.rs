@@ -26,6 +26,8 @@ pub enum OpenMode {
     Exclusive,
     /// To look at. Takes no lock, changes nothing.
     ReadOnly,
+    /// To read, beside others who do no more: a shared lock on a file.
+    Shared,
 }
 
 /// How bytes get to the device.
@@ -96,8 +98,8 @@ pub struct Claims {
 }
 
 impl Claims {
-    /// The descriptor that holds the claim on what `path` leads to.
-    fn find(&self, path: &Path) -> Option<Arc<OwnedFd>> {
+    /// The descriptor that holds the claim on what `path` leads to, if it was opened for the same.
+    fn find(&self, path: &Path, is_read_only: bool) -> Option<Arc<OwnedFd>> {
         let there = rustix::fs::stat(path).ok()?;
         let mut held = lock(&self.held);
         held.retain(|claim| claim.strong_count() > 0);
@@ -106,7 +108,9 @@ impl Claims {
                 FileType::BlockDevice => (0, 0, stat.st_rdev),
                 _ => (stat.st_dev, stat.st_ino, 0),
             };
-            rustix::fs::fstat(claim).is_ok_and(|ours| place(&ours) == place(&there))
+            let access = rustix::fs::fcntl_getfl(claim).map(|flags| flags & OFlags::RWMODE);
+            let is_alike = access.is_ok_and(|access| (access == OFlags::RDONLY) == is_read_only);
+            is_alike && rustix::fs::fstat(claim).is_ok_and(|ours| place(&ours) == place(&there))
         })
     }
 
@@ -119,16 +123,19 @@ impl Claims {
 pub(super) fn open(path: &Path, options: &FileOptions, claims: Option<&Claims>) -> Result<Opened> {
     let name = path.display().to_string();
     let fail = |what: &str, errno: rustix::io::Errno| Error::from_io(what, &name, errno.into());
-    let is_read_only = options.mode == OpenMode::ReadOnly;
-    let file = match claims.and_then(|claims| claims.find(path)) {
+    let is_read_only = options.mode != OpenMode::Exclusive;
+    let file = match claims.and_then(|claims| claims.find(path, is_read_only)) {
         Some(file) => file,
-        None => Arc::new(open_and_claim(path, &name, is_read_only)?),
+        None => Arc::new(open_and_claim(path, &name, options.mode)?),
     };
     if let Some(claims) = claims {
         claims.keep(&file);
     }
     let stat = stat(&file).map_err(|errno| fail("examining", errno))?;
     let is_block_device = FileType::from_raw_mode(stat.stx_mode.into()) == FileType::BlockDevice;
+    if is_block_device && !is_read_only && is_locked_for_writes(&stat) {
+        return Err(read_only(&name, "is a read-only block device"));
+    }
     let (end, logical_block) = if is_block_device {
         let end = rustix::fs::seek(&file, rustix::fs::SeekFrom::End(0));
         let block = rustix::fs::ioctl_blksszget(&file).map_err(|errno| fail("examining", errno))?;
@@ -174,7 +181,7 @@ pub(super) fn open(path: &Path, options: &FileOptions, claims: Option<&Claims>) 
         kernel_name: match is_block_device {
             true => format!("{}:{}", stat.stx_rdev_major, stat.stx_rdev_minor),
             false => name.clone(),
-        } + options.io.suffix(),
+        } + &suffix(options),
         name,
     };
     let files = Files {
@@ -190,6 +197,15 @@ pub(super) fn open(path: &Path, options: &FileOptions, claims: Option<&Claims>) 
         is_read_only,
     };
     Ok(Opened { limits, files })
+}
+
+/// What behind a device's name in a table asks for `options`.
+fn suffix(options: &FileOptions) -> String {
+    match (options.io.suffix(), options.mode) {
+        ("", OpenMode::Shared) => "?readonly".into(),
+        (io, OpenMode::Shared) => format!("{io}&readonly"),
+        (io, _) => io.into(),
+    }
 }
 
 /// Bytes that the device says it writes whole or not at all: its logical block, or its physical
@@ -216,8 +232,20 @@ fn atomic_bytes(file: &OwnedFd, stat: &Statx, is_block_device: bool, logical: u3
     }
 }
 
+/// A block device lets itself be opened for writing that it then refuses.
+fn is_locked_for_writes(stat: &Statx) -> bool {
+    identity::sysfs(identity::number(stat), "ro").is_some_and(|flag| flag == "1")
+}
+
+fn read_only(name: &str, what: &str) -> Error {
+    let why = "what is written could never get there; a linear, delay or flakey device may be \
+               read only (?readonly behind its name)";
+    Error::new(Kind::Refused, format!("{name} {what}: {why}"))
+}
+
 /// Opens `path` so that nobody else can who asks the same way.
-fn open_and_claim(path: &Path, name: &str, is_read_only: bool) -> Result<OwnedFd> {
+fn open_and_claim(path: &Path, name: &str, mode: OpenMode) -> Result<OwnedFd> {
+    let is_read_only = mode != OpenMode::Exclusive;
     let fail = |errno: rustix::io::Errno| Error::from_io("opening", name, errno.into());
     let busy = || {
         Error::new(
@@ -245,16 +273,27 @@ fn open_and_claim(path: &Path, name: &str, is_read_only: bool) -> Result<OwnedFd
     }
     let file = rustix::fs::open(path, flags, Mode::empty()).map_err(|errno| match errno {
         rustix::io::Errno::BUSY => busy(),
+        rustix::io::Errno::ROFS => read_only(name, "cannot be written"),
+        rustix::io::Errno::ACCESS if may_read(path) => {
+            read_only(name, "may not be written by this user")
+        }
         errno => fail(errno),
     })?;
-    if kind == FileType::RegularFile && !is_read_only {
-        let operation = FlockOperation::NonBlockingLockExclusive;
+    if kind == FileType::RegularFile && mode != OpenMode::ReadOnly {
+        let operation = match mode {
+            OpenMode::Shared => FlockOperation::NonBlockingLockShared,
+            _ => FlockOperation::NonBlockingLockExclusive,
+        };
         rustix::fs::flock(&file, operation).map_err(|errno| match errno {
             rustix::io::Errno::WOULDBLOCK => busy(),
             errno => Error::from_io("locking", name, errno.into()),
         })?;
     }
     Ok(file)
+}
+
+fn may_read(path: &Path) -> bool {
+    rustix::fs::access(path, rustix::fs::Access::READ_OK).is_ok()
 }
 
 fn stat(file: &OwnedFd) -> rustix::io::Result<Statx> {

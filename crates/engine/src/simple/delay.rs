@@ -207,6 +207,10 @@ impl Target for Delay {
     }
 
     /// Reads, writes and flushes that wait.
+    fn is_read_only(&self) -> bool {
+        self.lanes.iter().any(|lane| lane.mapping.disk.is_read_only())
+    }
+
     fn status(&self) -> String {
         let [reads, writes, flushes] = self.lanes.each_ref().map(Lane::waiting);
         format!("{reads} {writes} {flushes}")

@@ -348,6 +348,10 @@ impl Target for Flakey {
         self.mapping.limits()
     }
 
+    fn is_read_only(&self) -> bool {
+        self.mapping.disk.is_read_only()
+    }
+
     fn status(&self) -> String {
         String::new()
     }

@@ -138,11 +138,13 @@ pub struct DeviceOptions {
     pub io: Option<IoMode>,
     /// `persist=cpu|msync`.
     pub persist: Option<Persistence>,
+    /// `readonly`.
+    pub is_read_only: bool,
 }
 
 /// A word that names a device: `/data/slow.img?io=direct`.
 ///
-/// Options are `key=value`, joined by `&`, behind the last `?` of the word; a last `?` that is
+/// Options are `key=value` or `readonly`, joined by `&`, behind the last `?` of the word; a last `?` that is
 /// followed by anything else belongs to the path. So a file whose name itself ends like an option
 /// is named by giving any option behind it: `/data/odd?io=direct?io=direct`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -196,6 +198,10 @@ impl fmt::Display for DeviceWord {
 
 impl DeviceOptions {
     fn set(&mut self, option: &str) -> Result<()> {
+        if option == READ_ONLY {
+            self.is_read_only = true;
+            return Ok(());
+        }
         let (key, value) = option.split_once('=').expect("checked by looks_like_option");
         match (key, value) {
             ("io", _) => self.io = Some(IoMode::parse(value)?),
@@ -206,7 +212,7 @@ impl DeviceOptions {
                 return Err(Error::new(Kind::Invalid, message));
             }
             _ => {
-                let message = format!("no such option: {key}; there are io and persist");
+                let message = format!("no such option: {key}; there are io, persist and readonly");
                 return Err(Error::new(Kind::Invalid, message));
             }
         }
@@ -214,8 +220,12 @@ impl DeviceOptions {
     }
 }
 
+/// The option without a value.
+const READ_ONLY: &str = "readonly";
+
 fn looks_like_option(text: &str) -> bool {
-    text.split_once('=').is_some_and(|(key, _)| {
+    let has_value = text.split_once('=').is_some_and(|(key, _)| {
         !key.is_empty() && key.bytes().all(|b| b.is_ascii_lowercase() || b == b'_')
-    })
+    });
+    has_value || text == READ_ONLY
 }

@@ -27,6 +27,8 @@ pub struct Export {
     pub block_bytes: u32,
     /// Whether TRIM does something.
     pub has_discard: bool,
+    /// Whether writes are refused.
+    pub is_read_only: bool,
 }
 
 impl Export {
@@ -42,7 +44,9 @@ impl Export {
             | export_flag::SEND_FAST_ZERO
             | export_flag::SEND_CACHE
             | export_flag::CAN_MULTI_CONN;
-        if self.has_discard {
+        if self.is_read_only {
+            flags |= export_flag::READ_ONLY;
+        } else if self.has_discard {
             flags |= export_flag::SEND_TRIM;
         }
         if is_structured {

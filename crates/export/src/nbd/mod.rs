@@ -257,6 +257,7 @@ impl Clients {
             size_bytes: self.device.size_bytes(),
             block_bytes: limits.block_bytes,
             has_discard: limits.has_discard,
+            is_read_only: self.device.is_read_only(),
         });
         let conversation = conversation.knowing(self.device.clone());
         let name = format!("udm-nbd-{number}");

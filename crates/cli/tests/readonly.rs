@@ -1,0 +1,96 @@
+//! Devices that may only be read: refused where writes will come, offered where they will not.
+
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use common::{Udm, client, for_clients, pattern, text};
+
+const MIB: u64 = 1 << 20;
+
+/// A read-only loop device, if this machine has any.
+struct Loop(PathBuf);
+
+impl Loop {
+    fn attach(file: &Path) -> Option<Loop> {
+        let words = ["--find", "--show", "--read-only", text(file)];
+        let output = Command::new("losetup").args(words).output().ok()?;
+        if !output.status.success() {
+            eprintln!("SKIPPED: no loop devices here");
+            return None;
+        }
+        Some(Loop(String::from_utf8(output.stdout).unwrap().trim().into()))
+    }
+}
+
+impl Drop for Loop {
+    fn drop(&mut self) {
+        let _ = Command::new("losetup").arg("--detach").arg(&self.0).status();
+    }
+}
+
+#[test]
+fn a_read_only_device_is_refused_where_writes_will_come() {
+    let udm = Udm::new();
+    let origin = udm.file("origin.img", 64 * MIB);
+    let cache = udm.file("cache.img", 512 * MIB);
+    let Some(device) = Loop::attach(&origin) else { return };
+    let (origin, cache) = (text(&device.0), text(&cache));
+    for table in [
+        format!("0 131072 linear {origin} 0"),
+        format!("0 131072 pcache {cache} {origin}"),
+        format!("0 131072 writecache p {origin} {cache} 4096 0"),
+        format!("0 131072 writecache s {origin} {cache} 4096 0"),
+    ] {
+        let line = udm.refused(&["create", "vol", "--table", &table]);
+        assert!(line.contains("read-only block device") && line.contains("?readonly"), "{line}");
+    }
+    udm.ok(&["create", "vol", "--table", &format!("0 131072 linear {origin}?readonly 0")]);
+    udm.ok(&["remove", "vol"]);
+    // A cache writes to both of its devices.
+    for table in [
+        format!("0 131072 pcache {cache} {origin}?readonly"),
+        format!("0 131072 pcache {cache}?readonly {origin}"),
+        format!("0 131072 writecache s {origin}?readonly {cache} 4096 0"),
+        format!("0 131072 writecache s {origin} {cache}?readonly 4096 0"),
+    ] {
+        let line = udm.refused(&["create", "vol", "--table", &table]);
+        assert!(line.contains("a cache writes to both of its devices"), "{line}");
+    }
+}
+
+#[test]
+fn what_is_read_only_says_so_and_is_shared() {
+    let udm = Udm::new();
+    let origin = udm.file("golden.img", 4 * MIB);
+    let data = pattern(1, 4 << 20);
+    std::fs::write(&origin, &data).unwrap();
+    let table = format!("0 8192 linear {}?readonly 0", text(&origin));
+    for name in ["one", "two"] {
+        let uri = udm.uri(&format!("{name}.sock"));
+        udm.ok(&["create", name, "--table", &table, "--export", &uri]);
+        let outcome =
+            Command::new("nbdinfo").args(["--is", "readonly", &for_clients(&uri)]).status();
+        assert!(outcome.unwrap().success(), "{name}: clients are told");
+        assert!(common::read_export(&udm, &uri) == data);
+        let words = ["-f", "raw", "-r", "-c", "read 0 512", &for_clients(&uri)];
+        client("qemu-io", &words);
+        assert!(udm.ok(&["info", name]).contains("Read-only:"));
+        assert_eq!(udm.json(&["info", name])["is_read_only"], true);
+    }
+    let printed = udm.ok(&["table", "one"]);
+    assert!(printed.contains("golden.img?readonly 0"), "{printed}");
+    // Nobody writes below readers.
+    let writer = format!("0 8192 linear {} 0", text(&origin));
+    assert!(udm.refused(&["create", "three", "--table", &writer]).contains("in use"));
+    udm.ok(&["remove", "one"]);
+    udm.ok(&["create", "one", "--table", printed.trim()]);
+    udm.ok(&["remove", "one"]);
+    udm.ok(&["remove", "two"]);
+    udm.ok(&["create", "three", "--table", &writer]);
+    assert!(udm.refused(&["create", "one", "--table", &table]).contains("in use"));
+    assert_eq!(std::fs::read(&origin).unwrap(), data);
+}
