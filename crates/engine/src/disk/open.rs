@@ -119,18 +119,25 @@ impl Claims {
     }
 }
 
+/// The claimed file: one of `claims`, or opened anew and kept there.
+fn claim(path: &Path, name: &str, mode: OpenMode, claims: Option<&Claims>) -> Result<Arc<OwnedFd>> {
+    let is_read_only = mode != OpenMode::Exclusive;
+    let file = match claims.and_then(|claims| claims.find(path, is_read_only)) {
+        Some(file) => file,
+        None => Arc::new(open_and_claim(path, name, mode)?),
+    };
+    if let Some(claims) = claims {
+        claims.keep(&file);
+    }
+    Ok(file)
+}
+
 /// Opens `path`. With `claims`, what is open by one of them is no obstacle.
 pub(super) fn open(path: &Path, options: &FileOptions, claims: Option<&Claims>) -> Result<Opened> {
     let name = path.display().to_string();
     let fail = |what: &str, errno: rustix::io::Errno| Error::from_io(what, &name, errno.into());
     let is_read_only = options.mode != OpenMode::Exclusive;
-    let file = match claims.and_then(|claims| claims.find(path, is_read_only)) {
-        Some(file) => file,
-        None => Arc::new(open_and_claim(path, &name, options.mode)?),
-    };
-    if let Some(claims) = claims {
-        claims.keep(&file);
-    }
+    let file = claim(path, &name, options.mode, claims)?;
     let stat = stat(&file).map_err(|errno| fail("examining", errno))?;
     let is_block_device = FileType::from_raw_mode(stat.stx_mode.into()) == FileType::BlockDevice;
     if is_block_device && !is_read_only && is_locked_for_writes(&stat) {

@@ -144,9 +144,9 @@ pub struct DeviceOptions {
 
 /// A word that names a device: `/data/slow.img?io=direct`.
 ///
-/// Options are `key=value` or `readonly`, joined by `&`, behind the last `?` of the word; a last `?` that is
-/// followed by anything else belongs to the path. So a file whose name itself ends like an option
-/// is named by giving any option behind it: `/data/odd?io=direct?io=direct`.
+/// Options are `key=value` or `readonly`, joined by `&`, behind the last `?` of the word; a last
+/// `?` that is followed by anything else belongs to the path. So a file whose name itself ends like
+/// an option is named by giving any option behind it: `/data/odd?io=direct?io=direct`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceWord {
     /// The path, or `major:minor`.
