@@ -68,7 +68,9 @@ impl Scale {
 
     /// Ticks at round numbers, about five of them.
     fn steps(low: f64, high: f64) -> Scale {
-        let rough = ((high - low) / 5.0).max(f64::MIN_POSITIVE);
+        // A single value has no span of its own: it gets one of its size.
+        let span = if high > low { high - low } else { low.abs().max(1.0) };
+        let rough = (span / 5.0).max(f64::MIN_POSITIVE);
         let power = 10_f64.powf(rough.log10().floor());
         let step = [1.0, 2.0, 5.0, 10.0].map(|digit| digit * power);
         let step = step.into_iter().find(|step| *step >= rough).unwrap_or(power);
@@ -407,10 +409,12 @@ mod tests {
             [512.0, 1024.0, 2048.0, 4096.0]
         );
         // Nothing, zeroes and single values still make an axis.
-        for values in [&[][..], &[0.0], &[7.0], &[0.0, 0.0]] {
+        for values in [&[][..], &[0.0], &[7.0], &[0.025], &[0.0, 0.0]] {
             for axis in [&log, &linear, &bytes] {
-                let scale = Scale::new(axis, values, true);
-                assert!(scale.ticks.len() > 1 && scale.part(5.0).is_finite(), "{values:?}");
+                for from_zero in [true, false] {
+                    let scale = Scale::new(axis, values, from_zero);
+                    assert!(scale.ticks.len() > 1 && scale.part(5.0).is_finite(), "{values:?}");
+                }
             }
         }
     }
