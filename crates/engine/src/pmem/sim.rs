@@ -21,6 +21,7 @@ use state::{PAGE, Stage, State, count_down, pieces, read, write};
 use super::{Medium, Persistence, Pmem};
 use crate::error::Status;
 use crate::prng::Prng;
+use crate::shm::SharedWords;
 use crate::sync::{Mutex, MutexGuard, current_thread, lock};
 
 /// What was done to a medium, to assert exact costs.
@@ -146,6 +147,18 @@ impl SimPmem {
         let mut state = self.state();
         state.cut_in = Some(n);
         state.cut = None;
+    }
+
+    /// As [`SimPmem::arm_cut`]; what `memory` is at that moment is put aside, too, for
+    /// [`SimPmem::memory_at_cut`]. A server that dies leaves both as they are then.
+    pub fn arm_cut_with(&self, n: u64, memory: SharedWords) {
+        self.arm_cut(n);
+        self.state().beside = Some(memory);
+    }
+
+    /// The words of the memory that was armed with the cut, as they were at the cut.
+    pub fn memory_at_cut(&self) -> Vec<u64> {
+        self.state().beside_at_cut.clone()
     }
 
     /// The medium just before the armed fence, pending stores included, if it came to that.

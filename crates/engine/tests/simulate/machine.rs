@@ -184,20 +184,18 @@ impl Machine {
         *shared = SharedWords::private(shared.words().len()).in_boot(boot);
     }
 
-    /// A copy of shared memory, to go back to.
-    pub fn copy_shared(&self) -> SharedWords {
-        let shared = self.shared.lock().unwrap();
-        let copy = SharedWords::private(shared.words().len()).in_boot(shared.boot());
-        for (to, from) in copy.words().iter().zip(shared.words()) {
-            to.store(from.load(Ordering::SeqCst), Ordering::SeqCst);
-        }
-        copy
+    /// Shared memory.
+    pub fn shared(&self) -> SharedWords {
+        self.shared.lock().unwrap().clone()
     }
 
-    /// The server died when the cache was `pmem` and shared memory `shared`.
-    pub fn go_back(&mut self, pmem: &SimPmem, shared: SharedWords) {
+    /// The server died when the cache was `pmem` and shared memory `words`.
+    pub fn go_back(&mut self, pmem: &SimPmem, words: &[u64]) {
         self.pmem = Arc::new(pmem.crash_with(|_, words| words));
-        *self.shared.lock().unwrap() = shared;
+        let mut shared = self.shared.lock().unwrap();
+        let left = SharedWords::private(words.len()).in_boot(shared.boot());
+        left.words().iter().zip(words).for_each(|(to, from)| to.store(*from, Ordering::SeqCst));
+        *shared = left;
     }
 }
 

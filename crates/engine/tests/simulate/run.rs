@@ -389,8 +389,8 @@ impl Run {
         self.is_cut_armed = false;
         self.faulty_since = if self.is_healthy() { None } else { Some(self.now) };
         loop {
-            let shared = self.machine.copy_shared();
-            self.machine.pmem.arm_cut(if again > 0 { again } else { u64::MAX });
+            let fences = if again > 0 { again } else { u64::MAX };
+            self.machine.pmem.arm_cut_with(fences, self.machine.shared());
             let result = self.machine.start(&self.setup);
             if let Some(cut) = self.machine.pmem.take_cut() {
                 again = 0;
@@ -402,7 +402,8 @@ impl Run {
                     self.machine.lose_power(&cut, prng);
                     self.oracle.lose_unflushed();
                 } else {
-                    self.machine.go_back(&cut, shared);
+                    let words = self.machine.pmem.memory_at_cut();
+                    self.machine.go_back(&cut, &words);
                 }
                 continue;
             }

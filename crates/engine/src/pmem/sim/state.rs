@@ -5,6 +5,8 @@ use std::ops::Range;
 
 use super::SimCounts;
 use crate::error::Status;
+use crate::shm::SharedWords;
+use crate::sync::atomic::Ordering;
 use crate::sync::{Arc, ThreadId, current_thread};
 
 pub(super) const PAGE: u64 = 4096;
@@ -33,6 +35,9 @@ pub(super) struct State {
     /// Fences left until the state is put aside.
     pub(super) cut_in: Option<u64>,
     pub(super) cut: Option<Box<State>>,
+    /// Memory of the server that is put aside with it, and what it was.
+    pub(super) beside: Option<SharedWords>,
+    pub(super) beside_at_cut: Vec<u64>,
 }
 
 /// A store that a crash may lose, wholly or in part.
@@ -87,6 +92,8 @@ impl State {
         *left -= 1;
         if *left == 0 {
             self.cut_in = None;
+            let words = self.beside.iter().flat_map(|memory| memory.words());
+            self.beside_at_cut = words.map(|word| word.load(Ordering::SeqCst)).collect();
             self.cut = Some(Box::new(self.clone()));
         }
     }
