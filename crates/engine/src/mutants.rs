@@ -94,8 +94,6 @@ mutants! {
     DetachedSaidEarly,
     /// Shared memory hears of the log's new end only once that is there.
     EndUnannounced,
-    /// A medium that is older than the memory is not recognised.
-    RolledBackBelieved,
     /// Write-back merges across flushes, and the label does not say so.
     TornOriginUnlabelled,
     /// The label is not stored.
@@ -150,8 +148,6 @@ mutants! {
     WcDetachedSaidEarly,
     /// Shared memory hears of a new commit counter only once that is there.
     SeqUnannounced,
-    /// A medium that is older than the memory is not recognised.
-    WcRolledBackBelieved,
     /// A failed write to the cache keeps its mapping (dm-writecache, defect D).
     FailedWriteMapped,
     /// A failed flush of the cache is taken for a good one.

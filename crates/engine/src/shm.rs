@@ -56,7 +56,7 @@ struct Mapped {
     words: usize,
     names: Mutex<Vec<PathBuf>>,
     /// Locked. Closed behind the mapping.
-    _file: File,
+    file: File,
 }
 
 // SAFETY: Mapped owns its mapping, and hands out nothing but `&[SharedWord]`, which is Sync.
@@ -169,7 +169,11 @@ impl SharedWords {
         match &*self.memory {
             Memory::Private(words) => words[0].store(0, Ordering::SeqCst),
             Memory::Mapped(mapped) => {
-                lock(&mapped.names).drain(..).for_each(|name| _ = std::fs::remove_file(name));
+                let mut names = lock(&mapped.names);
+                if let Some(folder) = names.first().and_then(|name| name.parent()) {
+                    mapped.remove_from(folder);
+                }
+                names.clear();
             }
         }
     }
@@ -220,7 +224,18 @@ impl Mapped {
             unsafe { mmap(std::ptr::null_mut(), words * WORD_BYTES, protection, flags, &file, 0)? };
         let start = NonNull::new(start.cast()).expect("mmap returns no null page on success");
         let names = Mutex::new(vec![path.to_owned()]);
-        Ok(Mapped { start, words, names, _file: file })
+        Ok(Mapped { start, words, names, file })
+    }
+
+    /// Takes all of the file's names in a folder: also one that a server left which died while
+    /// it took the memory over.
+    fn remove_from(&self, folder: &Path) {
+        let Ok(own) = self.file.metadata() else { return };
+        let is_own = |entry: &std::fs::DirEntry| {
+            entry.metadata().is_ok_and(|found| (found.dev(), found.ino()) == (own.dev(), own.ino()))
+        };
+        let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+        entries.filter(is_own).for_each(|entry| _ = std::fs::remove_file(entry.path()));
     }
 
     fn words(&self) -> &[SharedWord] {

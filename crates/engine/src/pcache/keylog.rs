@@ -22,7 +22,7 @@ use super::layout::{
     Key, KsetHeader, Position, Record, SMALL_STRIDE, Tail, kset_bytes, parse_record, seal_kset,
 };
 use super::media::Media;
-use super::openset::LogEnd;
+use super::openset::{LastSet, LogEnd};
 use super::segment::Segments;
 
 /// How far ahead of the head the log is zeroed, in bytes.
@@ -56,6 +56,8 @@ struct Head {
     zeroed_until: u32,
     /// Whether something was logged since the last flush mark.
     is_unmarked: bool,
+    /// The last keys that were appended.
+    last: LastSet,
     /// Whether a mark is owed before anything else is logged; see [`KeyLog::owe_mark`].
     owes_mark: bool,
     scratch: Box<[u8; KSET_BYTES_MAX + KSET_HEADER_BYTES]>,
@@ -155,6 +157,7 @@ impl KeyLog {
                 position: head,
                 zeroed_until: head.offset,
                 is_unmarked: true,
+                last: LastSet::default(),
                 owes_mark: false,
                 scratch: Box::new([0; KSET_BYTES_MAX + KSET_HEADER_BYTES]),
             }),
@@ -319,6 +322,10 @@ impl KeyLog {
         let needed = (bytes + KSET_HEADER_BYTES) as u32;
         if self.media.geometry.data_bytes() - head.position.offset < needed {
             self.next_segment(head)?;
+            if keys.is_empty() {
+                // The segment with the last keys may be reused before there are others.
+                head.last = LastSet::default();
+            }
         }
         self.zero_ahead(head, head.position.offset + needed + ZERO_BEHIND)?;
         let scratch = &mut head.scratch[..bytes];
@@ -328,8 +335,12 @@ impl KeyLog {
             seal_kset(&mut scratch[set_bytes..], 0);
         }
         let at = self.segments.data_at(head.position.segment, head.position.offset);
-        let crc = u32::from_le_bytes([0, 1, 2, 3].map(|nth| head.scratch[nth]));
-        let end = LogEnd::behind(head.position, bytes as u32, crc);
+        if !keys.is_empty() {
+            let crc = u32::from_le_bytes([0, 1, 2, 3].map(|nth| head.scratch[nth]));
+            head.last = LastSet::new(head.position, crc);
+        }
+        let offset = head.position.offset + bytes as u32;
+        let end = LogEnd { position: Position { offset, ..head.position }, last: head.last };
         self.media.announce_end(end);
         if mutants::is(Mutant::HeadSeenEarly) {
             let offset = head.position.offset + bytes as u32;
@@ -378,7 +389,8 @@ impl KeyLog {
         // torn LAST, looks like damage, or leads to where an older LAST led.
         self.zero_ahead(head, head.position.offset + KSET_HEADER_BYTES as u32)?;
         let at = self.segments.data_at(head.position.segment, head.position.offset);
-        let behind = LogEnd { position: Position { segment: next, offset: 0 }, begin: 0, crc: 0 };
+        let position = Position { segment: next, offset: 0 };
+        let behind = LogEnd { position, last: head.last };
         self.media.announce_end(behind);
         self.media.store(at, KsetHeader::last(next).as_bytes());
         self.media.settle()?;

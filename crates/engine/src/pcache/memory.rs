@@ -30,7 +30,7 @@ use super::args::TableArgs;
 use super::label::{Label, Serving};
 use super::layout::{CacheInfo, KEY_CLEAN, Position};
 use super::media::Media;
-use super::openset::{self, LeftBehind, OpenSets, announce_attach, words_needed};
+use super::openset::{self, LeftBehind, OpenSets, announce_attach, found_end, words_needed};
 
 /// The memory of an attach that is under way.
 #[derive(Debug)]
@@ -38,6 +38,8 @@ pub struct Memory {
     keeper: Keeper,
     words: SharedWords,
     attach_id: u64,
+    /// The attach that the label names.
+    owner: u64,
     /// Made by this attach: unless it comes to the label, it goes again.
     is_new: bool,
     is_named: bool,
@@ -137,7 +139,8 @@ impl Memory {
             let what = "the memory that the last server left is of another version";
             return Err(Error::new(Kind::Unsupported, format!("{}: {what}", media.name())));
         }
-        Ok(Memory { keeper, words, attach_id, is_new, is_named: false, notes })
+        let owner = Label::load(media).map_or(0, |(label, _)| label.attach_id);
+        Ok(Memory { keeper, words, attach_id, owner, is_new, is_named: false, notes })
     }
 
     /// The memory itself.
@@ -155,7 +158,8 @@ impl Memory {
         if self.is_new {
             let _ = OpenSets::begin(self.words(), stripes, self.attach_id, info, head);
         } else {
-            announce_attach(&self.words, self.attach_id);
+            found_end(&self.words, head);
+            announce_attach(&self.words, self.owner, self.attach_id);
             self.keeper.rename(&self.words, self.attach_id)?;
         }
         self.is_named = true;

@@ -12,7 +12,7 @@
 //! 3 .. 5  cache_info of the medium         6 .. 8  cache_info that is being stored
 //! 10      magic, changed by the run of the machine in which the medium failed
 //! 11      the attach that is taking the memory over
-//! 12, 13  the log's end, and its last record (since version 2)
+//! 12, 13  the log's end, and its last keys (since version 2)
 //! 14, 15  the same when what is being appended is there
 //! 16 + stripe * 648:               0       number of keys
 //!                                  8 ..    keys of 5 words
@@ -86,15 +86,48 @@ pub struct LeftBehind {
     pub ends: Option<[LogEnd; 2]>,
 }
 
-/// Where a log ends, and which record stands in front of that.
+/// Where a log ends, and which keys stand in front of that.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LogEnd {
     /// Where the next record goes.
     pub position: Position,
-    /// Where in its segment what was appended last begins.
-    pub begin: u32,
-    /// Its CRC; 0: nothing was appended since the attach.
-    pub crc: u32,
+    /// The last record with keys.
+    pub last: LastSet,
+}
+
+/// A record with keys, which no other one in its place is like: marks and ways to other segments
+/// are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LastSet {
+    /// Where it stands.
+    pub position: Position,
+    /// The lowest bits of its CRC; none: nothing was appended since the attach.
+    pub crc: Option<u32>,
+}
+
+/// Bits of a CRC beside a place of the log: 20 for the segment, 21 for the offset in units of 8.
+const CRC_BITS: u32 = 22;
+
+impl LastSet {
+    /// Keys that stand at `position` with this CRC.
+    pub fn new(position: Position, crc: u32) -> LastSet {
+        LastSet { position, crc: Some(crc & ((1 << CRC_BITS) - 1)) }
+    }
+
+    fn pack(self) -> u64 {
+        let Some(crc) = self.crc else { return 0 };
+        let offset = u64::from(self.position.offset / 8) << (CRC_BITS + 1);
+        u64::from(self.position.segment) << 44 | offset | u64::from(crc) << 1 | 1
+    }
+
+    fn unpack(word: u64) -> LastSet {
+        let offset = (word >> (CRC_BITS + 1) & ((1 << 21) - 1)) as u32 * 8;
+        let position = Position { segment: (word >> 44) as u32, offset };
+        match word & 1 {
+            0 => LastSet::default(),
+            _ => LastSet::new(position, (word >> 1) as u32),
+        }
+    }
 }
 
 impl LeftBehind {
@@ -109,14 +142,6 @@ impl LeftBehind {
     }
 }
 
-impl LogEnd {
-    /// Behind `bytes` bytes at `position` that begin with this CRC.
-    pub fn behind(position: Position, bytes: u32, crc: u32) -> LogEnd {
-        let offset = position.offset + bytes;
-        LogEnd { position: Position { offset, ..position }, begin: position.offset, crc }
-    }
-}
-
 /// Words that `stripes` open sets need.
 pub fn words_needed(stripes: usize) -> usize {
     HEADER_WORDS + stripes * STRIPE_WORDS
@@ -128,8 +153,15 @@ pub fn is_of(shared: &SharedWords, attach_id: u64) -> Result<bool> {
     Ok(left.is_some_and(|left| left.is_of_this_boot && left.attach_ids.contains(&attach_id)))
 }
 
-/// Another attach is about to take the memory over: both are its owners.
-pub fn announce_attach(shared: &SharedWords, attach_id: u64) {
+/// This is where the next server found the log's end, of those two places.
+pub fn found_end(shared: &SharedWords, position: Position) {
+    store_end(shared, WORD_END, LogEnd { position, last: LastSet::default() });
+}
+
+/// Another attach is about to take the memory over from `owner`, which the label names: both own
+/// it. The owner may have been about to take it over itself when its server died.
+pub fn announce_attach(shared: &SharedWords, owner: u64, attach_id: u64) {
+    shared.words()[WORD_ATTACH_ID].store(owner, Ordering::SeqCst);
     shared.words()[WORD_ATTACH_NEXT].store(attach_id, Ordering::SeqCst);
 }
 
@@ -146,17 +178,16 @@ pub fn confirm_end(shared: &SharedWords, end: LogEnd) {
 }
 
 fn store_end(shared: &SharedWords, at: usize, end: LogEnd) {
-    let LogEnd { position, begin, crc } = end;
     let words = shared.words();
-    let position = u64::from(position.segment) << 32 | u64::from(position.offset);
+    let position = u64::from(end.position.segment) << 32 | u64::from(end.position.offset);
     words[at].store(position, Ordering::Release);
-    words[at + 1].store(u64::from(begin) << 32 | u64::from(crc), Ordering::Release);
+    words[at + 1].store(end.last.pack(), Ordering::Release);
 }
 
 fn load_end(words: &[SharedWord], at: usize) -> LogEnd {
-    let [position, record] = [at, at + 1].map(|at| words[at].load(Ordering::SeqCst));
+    let [position, last] = [at, at + 1].map(|at| words[at].load(Ordering::SeqCst));
     let position = Position { segment: (position >> 32) as u32, offset: position as u32 };
-    LogEnd { position, begin: (record >> 32) as u32, crc: record as u32 }
+    LogEnd { position, last: LastSet::unpack(last) }
 }
 
 /// The medium has failed: what was stored since the last sync is not to be trusted.
@@ -193,7 +224,7 @@ impl OpenSets {
                 count.store(0, Ordering::SeqCst);
             }
         }
-        let end = LogEnd { position: end, begin: 0, crc: 0 };
+        let end = LogEnd { position: end, last: LastSet::default() };
         store_end(&shared, WORD_END_NEXT, end);
         store_end(&shared, WORD_END, end);
         words[WORD_SHAPE].store(VERSION << 32 | stripes as u64, Ordering::SeqCst);
@@ -348,6 +379,14 @@ mod tests {
     }
 
     #[test]
+    fn the_last_keys_fit_a_word() {
+        let position = Position { segment: (1 << 20) - 1, offset: (16 << 20) - 8 };
+        for last in [LastSet::default(), LastSet::new(position, u32::MAX)] {
+            assert_eq!(LastSet::unpack(last.pack()), last);
+        }
+    }
+
+    #[test]
     fn the_next_server_finds_what_was_open() {
         let shared = SharedWords::private(words_needed(4));
         let info = CacheInfo::new(1, 0, 31, 0x1182);
@@ -362,9 +401,12 @@ mod tests {
         assert_eq!(keys.collect::<Vec<_>>(), [(3, 0), (1, 5), (2, u32::MAX)]);
         assert!(found.keys.iter().all(|(key, _)| key.as_bytes()[36..] == [0; 4]));
         assert!(found.attach_ids == [77; 2] && found.knows(&info));
-        announce_attach(&shared, 78);
+        announce_attach(&shared, 77, 78);
         assert!(is_of(&shared, 77).unwrap() && is_of(&shared, 78).unwrap());
         assert!(!is_of(&shared, 79).unwrap());
+        announce_attach(&shared, 78, 79);
+        assert!(is_of(&shared, 78).unwrap() && is_of(&shared, 79).unwrap());
+        announce_attach(&shared, 77, 78);
         sets.clear(2);
         let found = left().unwrap();
         assert_eq!(found.keys.len(), 1);

@@ -19,7 +19,7 @@ use super::index::Place;
 use super::keylog::KeyLog;
 use super::layout::{CACHE_INFO_AT, KEY_CLEAN, Key, PAGE_STRIDE, Position};
 use super::media::Media;
-use super::openset::{self, LeftBehind, LogEnd};
+use super::openset::{self, LastSet, LeftBehind, LogEnd};
 use super::segment::Segments;
 use super::survey::Replayed;
 
@@ -108,9 +108,6 @@ fn difference(
     replayed: &Replayed,
     left: &LeftBehind,
 ) -> Option<String> {
-    if mutants::is(Mutant::RolledBackBelieved) {
-        return None;
-    }
     let head = replayed.head;
     if let Some([end, next]) = left.ends
         && !ends_at(&found.segments, head, end, next)
@@ -153,16 +150,18 @@ fn difference(
 
 /// Whether the log ends where it did, or where it was about to, or between the two.
 fn ends_at(segments: &Segments, head: Position, end: LogEnd, next: LogEnd) -> bool {
-    let is_record = |end: &LogEnd| {
+    let is_there = |last: LastSet| {
         let mut crc = [0; 4];
-        end.crc == 0
-            || segments.load(end.position.segment, end.begin, &mut crc).is_ok()
-                && u32::from_le_bytes(crc) == end.crc
+        let LastSet { position, crc: Some(known) } = last else { return true };
+        position.segment < segments.count()
+            && segments.load(position.segment, position.offset, &mut crc).is_ok()
+            && LastSet::new(position, u32::from_le_bytes(crc)) == LastSet::new(position, known)
     };
+    let begin = if next.position.segment == end.position.segment { end.position.offset } else { 0 };
     let is_between = end != next
         && head.segment == next.position.segment
-        && (next.begin..=next.position.offset).contains(&head.offset);
-    head == end.position && is_record(&end) || is_between
+        && (begin..=next.position.offset).contains(&head.offset);
+    (head == end.position || is_between) && is_there(end.last)
 }
 
 /// What is lost with these keys, in words; `None` if nothing: data that the backing device has,

@@ -264,7 +264,6 @@ mod tests {
         let words = keeper.find(8).unwrap().unwrap();
         words.remove();
         drop(words);
-        std::fs::remove_file(keeper.path_in(&keeper.place(), 7)).unwrap();
         assert_eq!(names(folder.path()), ["somebody-0123456789ab.shm"]);
     }
 

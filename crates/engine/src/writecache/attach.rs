@@ -27,7 +27,7 @@ use super::inspect::load_geometry;
 use super::layout::{ENTRY_SEQ_AT, Entry, FREE, Geometry, Label, SEQ_COUNT_AT, Superblock};
 use super::media::Medium;
 use super::memory::{self, Memory, difference, rewrite, rewrite_blocks, rolled_back};
-use super::openlist::{Filled, Held, LeftBehind, OpenLists, announce_seq, note_failure};
+use super::openlist::{Filled, Held, LeftBehind, OpenLists, announce_seq, found_seq, note_failure};
 use super::overwrite;
 use super::pool::{Pool, SLOTS_MAX};
 use super::walk::{Census, Finder, walk};
@@ -480,6 +480,7 @@ fn commit_left(
     changes.sort_unstable_by_key(|change| change.0);
     medium.store_each(&changes)?;
     medium.settle()?;
+    found_seq(shared, *seq);
     *seq += 1;
     announce_seq(shared, *seq);
     medium.store(geometry.start + SEQ_COUNT_AT, &seq.to_le_bytes())?;

@@ -40,6 +40,8 @@ pub struct Memory {
     keeper: Keeper,
     words: SharedWords,
     attach_id: u64,
+    /// The attach that the label names.
+    owner: u64,
     /// Made by this attach: unless it comes to the label, it goes again.
     is_new: bool,
     is_named: bool,
@@ -166,7 +168,8 @@ impl Memory {
             let what = "the memory that the last server left is of another version";
             return Err(medium.error(Kind::Unsupported, what));
         }
-        Ok(Memory { keeper, words, attach_id, is_new, is_named: false, notes })
+        let owner = label.attach_id();
+        Ok(Memory { keeper, words, attach_id, owner, is_new, is_named: false, notes })
     }
 
     /// The memory itself.
@@ -191,7 +194,7 @@ impl Memory {
         if self.is_new {
             let _ = OpenLists::begin(self.words(), stripes, self.attach_id, seq);
         } else {
-            announce_attach(&self.words, self.attach_id);
+            announce_attach(&self.words, self.owner, self.attach_id);
             self.keeper.rename(&self.words, self.attach_id)?;
         }
         self.is_named = true;
@@ -255,7 +258,7 @@ pub fn difference(
     seq: u64,
     left: &LeftBehind,
 ) -> Option<String> {
-    if mutants::is(Mutant::WcRolledBackBelieved) || left.has_failed {
+    if left.has_failed {
         return None;
     }
     let is_older = "this is an older copy of what the last server had, which died with writes to";

@@ -147,9 +147,16 @@ pub fn is_of(shared: &SharedWords, attach_id: u64) -> Result<bool> {
     Ok(left.is_some_and(|left| left.is_of_this_boot && left.attach_ids.contains(&attach_id)))
 }
 
-/// Another attach is about to take the memory over: both are its owners.
-pub fn announce_attach(shared: &SharedWords, attach_id: u64) {
+/// Another attach is about to take the memory over from `owner`, which the label names: both own
+/// it. The owner may have been about to take it over itself when its server died.
+pub fn announce_attach(shared: &SharedWords, owner: u64, attach_id: u64) {
+    shared.words()[WORD_ATTACH_ID].store(owner, Ordering::SeqCst);
     shared.words()[WORD_ATTACH_NEXT].store(attach_id, Ordering::SeqCst);
+}
+
+/// This is what the next server found the commit counter to be, of those two.
+pub fn found_seq(shared: &SharedWords, seq: u64) {
+    shared.words()[WORD_SEQ].store(seq, Ordering::Release);
 }
 
 /// The commit counter is about to become `seq`: until that is confirmed, both it and the old one

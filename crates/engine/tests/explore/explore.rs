@@ -110,8 +110,6 @@ struct Walk {
     touches_reuse: bool,
     /// Whether the origin alone is consistent.
     is_origin_fine: bool,
-    /// What the medium was at some moment of this attach: people put old copies back.
-    older: Option<Vec<u8>>,
 }
 
 impl Explorer {
@@ -160,7 +158,6 @@ impl Explorer {
             has_changed: true,
             touches_reuse: true,
             is_origin_fine: scene.model.origin_alone().is_ok(),
-            older: None,
         };
         let last = trace.len();
         for (nth, event) in trace.into_iter().enumerate() {
@@ -208,10 +205,7 @@ impl Explorer {
             Event::Ack(id) => walk.model.ack(id),
             Event::Failed(id) => walk.model.failed(id),
             Event::CacheFailed => walk.model.cache_failed(),
-            Event::Attached => {
-                walk.older = None;
-                walk.model.attached();
-            }
+            Event::Attached => walk.model.attached(),
             Event::Claim(is_consistent) => walk.model.claims_consistent = is_consistent,
             Event::Unbound => walk.model.unbound(),
             Event::OriginWrite(id, slots) => walk.model.origin_write(id, &slots),
@@ -332,37 +326,25 @@ impl Explorer {
         Ok(())
     }
 
-    /// The process dies here, and then its memory is not found, or an older copy of the medium is
-    /// put back: the attach is refused, or everything acknowledged is there all the same.
+    /// The process dies here, and then its memory is not found: the attach is refused, or
+    /// everything acknowledged is there all the same.
     fn people(&mut self, walk: &mut Walk) -> Found {
         if !self.prng.one_in(4) {
             return Ok(());
         }
         let lines = walk.in_flight.left_by_death(&walk.twin);
         let visible = walk.in_flight.visible();
-        let older = walk.older.as_ref().filter(|_| self.kind.is_told_from_copies());
-        let is_rolled_back = older.is_some() && self.prng.one_in(2);
-        set_words(&walk.judge, if is_rolled_back { &walk.shared } else { &[] });
+        set_words(&walk.judge, &[]);
         let is_origin_fine = walk.is_origin_fine;
         let scope = Scope { is_power_cut: false, is_origin_fine, inspects: false };
         walk.twin.begin(&lines, &[], Beyond::Oldest);
         walk.twin.apply(visible.iter().copied());
-        let now = walk.twin.image();
-        if let Some(older) = older.filter(|_| is_rolled_back) {
-            walk.twin.apply([(0, &older[..])].into_iter());
-        }
         let verdict = quietly(|| walk.judge.state(&walk.twin, &walk.model, scope, walk.attaches));
         walk.twin.end();
         self.counts.judged += 1;
-        let is_fresh_copy = self.prng.one_in(4);
-        if walk.older.is_none() || is_fresh_copy {
-            walk.older = Some(now);
-        }
         match verdict {
             Err(what) if !what.starts_with("attach is refused") => {
-                let how =
-                    if is_rolled_back { "an older copy is put back" } else { "memory is lost" };
-                Err(format!("{what} (death of the process, then {how})"))
+                Err(format!("{what} (death of the process, then memory is lost)"))
             }
             _ => Ok(()),
         }

@@ -78,10 +78,6 @@ impl Kind for PcacheKind {
         2
     }
 
-    fn is_told_from_copies(&self) -> bool {
-        true
-    }
-
     fn open(&self, devices: Devices, attaches: u64, who: Who) -> Result<Box<dyn Subject>, String> {
         let mut args = self.args.clone();
         args.fills_reads &= who != Who::Judge;

@@ -74,11 +74,6 @@ impl Kind for WritecacheKind {
         2
     }
 
-    /// Over a disk, what was overwritten in place and flushed leaves no trace in memory.
-    fn is_told_from_copies(&self) -> bool {
-        self.ground != Ground::Disk
-    }
-
     fn open(&self, devices: Devices, attaches: u64, who: Who) -> Result<Box<dyn Subject>, String> {
         let options = OpenOptions {
             force_format: who == Who::Formatter,

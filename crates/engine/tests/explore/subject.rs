@@ -83,9 +83,6 @@ pub trait Kind: Debug + Send + Sync {
     /// The word of shared memory that names the attach to which it belongs.
     fn owner_word(&self) -> u32;
 
-    /// Whether memory tells a medium from an older copy of it in every case.
-    fn is_told_from_copies(&self) -> bool;
-
     fn open(&self, devices: Devices, attaches: u64, who: Who) -> Result<Box<dyn Subject>, String>;
 
     /// Whether a cache without any data still belongs to its origin.
