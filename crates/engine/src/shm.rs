@@ -54,7 +54,8 @@ enum Memory {
 struct Mapped {
     start: NonNull<SharedWord>,
     words: usize,
-    names: Mutex<Vec<PathBuf>>,
+    /// Boxed, because a mutex of the schedules is large.
+    names: Box<Mutex<Vec<PathBuf>>>,
     /// Locked. Closed behind the mapping.
     file: File,
 }
@@ -223,7 +224,7 @@ impl Mapped {
         let start =
             unsafe { mmap(std::ptr::null_mut(), words * WORD_BYTES, protection, flags, &file, 0)? };
         let start = NonNull::new(start.cast()).expect("mmap returns no null page on success");
-        let names = Mutex::new(vec![path.to_owned()]);
+        let names = Box::new(Mutex::new(vec![path.to_owned()]));
         Ok(Mapped { start, words, names, file })
     }
 
