@@ -135,7 +135,8 @@ impl World {
 
     /// Attaches what a cut left and judges it.
     pub fn judge_rest(plan: Plan, rest: Rest) {
-        let shared = SharedWords::private(shared_words(2));
+        // The power went: the machine has been started again.
+        let shared = SharedWords::private(shared_words(2)).in_boot(1);
         let history = Arc::new(History::default());
         let world = World::open(plan, rest.image, rest.platter, history, shared, 2, AT_ONCE);
         world.judge_after_cut(&rest.record);

@@ -144,7 +144,8 @@ impl World {
 
     /// Attaches what a cut left and judges it.
     pub fn judge_rest(plan: Plan, rest: Rest) {
-        let shared = SharedWords::private(shared_words_for(STRIPES, plan.list_max));
+        // The power went: the machine has been started again.
+        let shared = SharedWords::private(shared_words_for(STRIPES, plan.list_max)).in_boot(1);
         let history = Arc::new(History::default());
         let world = World::open(plan, rest.image, rest.platter, history, shared, 2);
         world.judge_after_cut(&rest.record);
