@@ -120,7 +120,8 @@ impl Price {
         let title = format!("processor time of a 4 KiB rewrite of {blocks}, one client");
         let mut table = Table::new(title, &columns);
         let bare = median(&self.copy);
-        table.row("bare durable copy", &[bare, f64::NAN, f64::NAN, bare, 1.0]);
+        let none = f64::NAN;
+        table.row("bare durable copy", &[bare, none, none, bare, 1.0, none, none, none]);
         let mut rates = Plot::lines(
             "Rewrites per second",
             Axis::linear("seconds", Unit::Number),
