@@ -250,6 +250,9 @@ impl OpenLists {
                 }
             }
         }
+        if mutants::is(Mutant::HeldIgnored) {
+            held.clear();
+        }
         let owners = [WORD_ATTACH_ID, WORD_ATTACH_NEXT];
         Ok(Some(LeftBehind {
             attach_ids: owners.map(|word| words[word].load(Ordering::SeqCst)),
