@@ -361,7 +361,9 @@ impl Writecache {
             let locked = self.index.lock(stripe);
             let filling = self.filling[stripe].load(Ordering::Relaxed) as usize;
             if commit.closed == 0 {
-                self.batch.store(commit.seq + 1, Ordering::Release);
+                // Not by the counter, which a round of overwritten blocks leaves as it is: of a
+                // stripe's two lists, the next server must know which one is the newer.
+                self.batch.fetch_add(1, Ordering::AcqRel);
             }
             commit.closed |= 1 << stripe;
             let is_fresh = self.has_fresh(stripe, filling).load(Ordering::Relaxed);

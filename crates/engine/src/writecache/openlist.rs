@@ -115,7 +115,7 @@ pub struct LeftBehind {
     pub overwritten: Vec<u32>,
     /// Those that were just being overwritten.
     pub overwriting: Vec<u32>,
-    /// What the data of the newest entries looks like, in their order.
+    /// What the data of all entries looks like, in their order; 0 of those that are not looked at.
     pub looks: Vec<(Held, u32)>,
 }
 
@@ -244,9 +244,10 @@ impl OpenLists {
                         true => overwritten.push(entry.slot),
                         false => held.push((entry.block, entry.slot)),
                     }
-                    if version > 2 && nth + LOOKED_AT_MAX >= count {
-                        looks.push(((entry.block, entry.slot), entry.look));
-                    }
+                    // An entry that is not looked at says that what an older one knew is past.
+                    let is_looked_at = version > 2 && nth + LOOKED_AT_MAX >= count;
+                    let look = if is_looked_at { entry.look } else { 0 };
+                    looks.push(((entry.block, entry.slot), look));
                 }
             }
         }
