@@ -402,7 +402,8 @@ pub struct RecoverArgs {
     pub cache_device: String,
     /// The backing device, as the table names it
     pub origin: String,
-    /// Give up what stands behind a damaged place of the log instead of refusing
+    /// Give up what stands behind a damaged or lost place of the log, or what lost entries of a
+    /// writecache named, instead of refusing
     #[arg(long)]
     pub truncate: bool,
     /// Accept an origin that is not the one the cache was last used with

@@ -4,6 +4,7 @@
 
 mod common;
 
+use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -93,4 +94,58 @@ fn what_is_read_only_says_so_and_is_shared() {
     udm.ok(&["create", "three", "--table", &writer]);
     assert!(udm.refused(&["create", "one", "--table", &table]).contains("in use"));
     assert_eq!(std::fs::read(&origin).unwrap(), data);
+}
+
+#[test]
+fn a_cache_and_its_origin_are_read_and_stay_as_they_are() {
+    for target in ["pcache", "writecache"] {
+        let udm = Udm::new();
+        let cache = udm.file("cache.img", 512 * MIB);
+        let origin = udm.file("origin.img", 64 * MIB);
+        let old = pattern(2, 64 << 20);
+        std::fs::write(&origin, &old).unwrap();
+        let words = |readonly: &str| {
+            let (cache, origin) = (text(&cache), text(&origin));
+            match target {
+                "pcache" => format!("0 131072 pcache {cache}{readonly} {origin}{readonly}"),
+                _ => format!("0 131072 writecache s {origin}{readonly} {cache}{readonly} 4096 0"),
+            }
+        };
+        let uri = udm.uri("vol.sock");
+        // A device that is no cache is not made one.
+        let line = udm.refused(&["create", "vol", "--table", &words("?readonly")]);
+        assert!(line.contains("magic"), "{target}: {line}");
+        udm.ok(&["create", "vol", "--table", &words(""), "--export", &uri]);
+        let data = pattern(3, 8 << 20);
+        common::write_export(&udm, &uri, &data);
+        let line = udm.refused(&["create", "one", "--table", &words("?readonly")]);
+        assert!(line.contains("in use"), "{target}: {line}");
+        udm.kill_server("vol");
+        let front = |path| {
+            let mut bytes = Vec::new();
+            std::fs::File::open(path).unwrap().take(64 * MIB).read_to_end(&mut bytes).unwrap();
+            bytes
+        };
+        let before = [&cache, &origin].map(front);
+        let memory = udm.left();
+        for name in ["one", "two"] {
+            let uri = udm.uri(&format!("{name}.sock"));
+            udm.ok(&["create", name, "--table", &words("?readonly"), "--export", &uri]);
+            let status =
+                Command::new("nbdinfo").args(["--is", "readonly", &for_clients(&uri)]).status();
+            assert!(status.unwrap().success(), "{target}: clients are told");
+            let found = common::read_export(&udm, &uri);
+            assert!(found[..data.len()] == data && found[data.len()..] == old[data.len()..]);
+        }
+        let line = udm.refused(&["create", "vol", "--table", &words("")]);
+        assert!(line.contains("in use"), "{target}: {line}");
+        udm.ok(&["remove", "one"]);
+        udm.ok(&["remove", "two"]);
+        assert!(before == [&cache, &origin].map(front), "{target}");
+        let is_kept = |name: &String| !name.ends_with(".shm") || udm.left().contains(name);
+        assert!(memory.iter().all(is_kept), "{target}: {memory:?}");
+        udm.ok(&["create", "vol", "--table", &words("")]);
+        udm.ok(&["remove", "vol", "--drain"]);
+        assert!(std::fs::read(&origin).unwrap()[..data.len()] == data, "{target}");
+    }
 }

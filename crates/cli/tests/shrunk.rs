@@ -271,3 +271,218 @@ fn a_cache_that_shrinks_behind_what_is_used_takes_no_more_writes() {
         assert!(found.is_none_or(|found| found == pattern(7, BLOCK)), "{what:?}");
     }
 }
+
+impl Bench {
+    /// The table of the same cache, to read.
+    fn read_only_table(&self) -> String {
+        let (cache, origin) = (text(self.cache.path()), text(&self.origin));
+        let shown = |path: &str| format!("{path}?readonly");
+        self.table().replace(cache, &shown(cache)).replace(origin, &shown(origin))
+    }
+
+    fn full_bytes(&self) -> u64 {
+        if self.what == What::Pcache { 512 * MIB } else { 64 * MIB }
+    }
+
+    fn recover(&self, more: &[&str]) -> common::Outcome {
+        let (cache, origin) = (text(self.cache.path()), text(&self.origin));
+        self.udm.run(&[&["recover", cache, origin][..], more].concat())
+    }
+
+    /// An origin of old data, and a cache with newer data for its first MiB; what is dirty.
+    fn filled(what: What, end: End) -> (Bench, Vec<u8>, Vec<u8>) {
+        let bench = Bench::new(what);
+        let udm = &bench.udm;
+        let old = pattern(1, ORIGIN_BYTES as usize);
+        std::fs::write(&bench.origin, &old).unwrap();
+        bench.create();
+        let data = pattern(2, 24 << 20);
+        write_export(udm, &bench.uri, &data);
+        match end {
+            End::Removed => {
+                udm.ok(&["suspend", "vol"]);
+                assert!(bench.fact("dirty_bytes").as_u64().unwrap() > 0, "{what:?}");
+                udm.ok(&["remove", "vol"]);
+            }
+            End::Killed => {
+                // Acknowledged, and known in memory alone.
+                let mut client = bench.client();
+                assert!(write(&mut client, 6200, &pattern(3, BLOCK)));
+                udm.kill_server("vol");
+            }
+        }
+        (bench, old, data)
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum End {
+    Removed,
+    Killed,
+}
+
+/// The ranges that a recovery says are lost.
+fn lost_blocks(report: &serde_json::Value) -> Vec<usize> {
+    let ranges = report["lost_ranges"].as_array().unwrap();
+    let number = |range: &serde_json::Value, name: &str| range[name].as_u64().unwrap() as usize;
+    let blocks = ranges.iter().flat_map(|range| {
+        let (at, len) = (number(range, "offset"), number(range, "len"));
+        at / BLOCK..(at + len).div_ceil(BLOCK)
+    });
+    blocks.collect()
+}
+
+#[test]
+fn half_of_a_cache_can_be_read_and_recovered() {
+    for what in ALL {
+        let (bench, old, data) = Bench::filled(what, End::Removed);
+        let udm = &bench.udm;
+        Bench::cut(bench.cache.path(), if what == What::Pcache { 20 } else { 12 } * MIB);
+        let before = std::fs::read(bench.cache.path()).unwrap();
+        for words in [&["create", "vol", "--table", &bench.table()][..], &["inspect"]] {
+            let cache = text(bench.cache.path());
+            let line = match words {
+                ["inspect"] => udm.refused(&["inspect", cache]),
+                words => udm.refused(words),
+            };
+            let is_told = ["cut short", "udm recover", "?readonly"];
+            assert!(is_told.iter().all(|words| line.contains(words)), "{what:?}: {line}");
+        }
+
+        let table = bench.read_only_table();
+        let made = udm.run(&["create", "vol", "--table", &table, "--export", &bench.uri]);
+        assert!(made.code == 0 && made.err.contains("cut short"), "{what:?}: {made:?}");
+        let whole = readable(&bench, &data);
+        assert!(whole > 0 && whole < data.len() / BLOCK, "{what:?}: {whole} blocks");
+        let mut client = bench.client();
+        for block in [6200, 16383] {
+            let found = read(&mut client, block).unwrap();
+            assert!(found == old[block * BLOCK..][..BLOCK], "{what:?}: block {block}");
+        }
+        assert!(!write(&mut client, 9000, &[9; BLOCK]) && !write(&mut client, 0, &[9; BLOCK]));
+        let lost: Vec<usize> =
+            (0..data.len() / BLOCK).filter(|block| read(&mut client, *block).is_none()).collect();
+        drop(client);
+        assert_eq!(udm.json(&["info", "vol"])["is_read_only"], true, "{what:?}");
+        assert!(udm.ok(&["table", "vol"]).contains("?readonly"), "{what:?}");
+        assert_eq!(bench.fact("lost_bytes"), (lost.len() * BLOCK) as u64, "{what:?}");
+        let outcome = bench.recover(&[]);
+        assert!(outcome.err.contains("in use"), "{what:?}: {outcome:?}");
+        udm.ok(&["status", "--all", "vol"]);
+        udm.ok(&["remove", "vol"]);
+        assert!(bench.origin_bytes() == old, "{what:?}: nothing was written");
+
+        for _ in 0..2 {
+            let outcome = bench.recover(&["--json"]);
+            assert_eq!(outcome.code, 1, "{what:?}: {outcome:?}");
+            assert!(outcome.err.contains("not everything came back"), "{what:?}: {outcome:?}");
+            let report = serde_json::from_str(&outcome.out).unwrap();
+            assert_eq!(lost_blocks(&report), lost, "{what:?}");
+            let origin = bench.origin_bytes();
+            for (block, found) in origin.chunks(BLOCK).enumerate() {
+                let is_old = block >= data.len() / BLOCK || lost.contains(&block);
+                let wanted = if is_old { &old } else { &data };
+                assert!(found == &wanted[block * BLOCK..][..BLOCK], "{what:?}: block {block}");
+            }
+        }
+        let outcome = bench.recover(&[]);
+        assert!(outcome.code == 1 && outcome.out.contains(": lost: "), "{what:?}: {outcome:?}");
+        assert!(std::fs::read(bench.cache.path()).unwrap() == before, "{what:?}: it was changed");
+    }
+}
+
+#[test]
+fn what_a_dead_server_had_in_memory_comes_back_from_what_is_left() {
+    for what in ALL {
+        let (bench, _, data) = Bench::filled(what, End::Killed);
+        Bench::cut(bench.cache.path(), bench.full_bytes() / 2);
+        let elsewhere = bench.udm.path("elsewhere");
+        let lost = bench
+            .udm
+            .command(&["recover", text(bench.cache.path()), text(&bench.origin)])
+            .env("UDM_RUNTIME_DIR", elsewhere)
+            .output();
+        let said = String::from_utf8(lost.unwrap().stderr).unwrap();
+        assert!(said.contains("--accept-loss"), "{what:?}: {said}");
+        let outcome = bench.recover(&[]);
+        assert_eq!(outcome.code, 0, "{what:?}: {outcome:?}");
+        assert!(outcome.out.contains("it has everything"), "{what:?}: {outcome:?}");
+        let origin = bench.origin_bytes();
+        assert!(origin[..data.len()] == data, "{what:?}");
+        assert!(origin[6200 * BLOCK..6201 * BLOCK] == pattern(3, BLOCK), "{what:?}");
+    }
+}
+
+#[test]
+fn a_cache_that_lost_its_last_block_lost_nothing() {
+    for what in ALL {
+        let (bench, old, data) = Bench::filled(what, End::Removed);
+        Bench::cut(bench.cache.path(), bench.full_bytes() - BLOCK as u64);
+        let line = bench.udm.refused(&["create", "vol", "--table", &bench.table()]);
+        assert!(line.contains("cut short"), "{what:?}: {line}");
+        let table = bench.read_only_table();
+        bench.udm.ok(&["create", "vol", "--table", &table, "--export", &bench.uri]);
+        assert_eq!(readable(&bench, &data), data.len() / BLOCK, "{what:?}");
+        bench.udm.ok(&["remove", "vol"]);
+        let report: serde_json::Value =
+            serde_json::from_str(&bench.recover(&["--json"]).out).unwrap();
+        assert_eq!((&report["lost_bytes"], &report["has_more_lost"]), (&0.into(), &false.into()));
+        let origin = bench.origin_bytes();
+        assert!(origin[..data.len()] == data && origin[data.len()..] == old[data.len()..]);
+    }
+}
+
+#[test]
+fn a_cut_under_a_server_is_recovered_from_as_that_says() {
+    for what in ALL {
+        let bench = Bench::new(what);
+        let udm = &bench.udm;
+        let old = pattern(1, ORIGIN_BYTES as usize);
+        std::fs::write(&bench.origin, &old).unwrap();
+        bench.create();
+        let data = pattern(2, 24 << 20);
+        write_export(udm, &bench.uri, &data);
+        udm.ok(&["suspend", "vol"]);
+        Bench::cut(bench.cache.path(), if what == What::Pcache { 20 } else { 12 } * MIB);
+        udm.ok(&["resume", "vol"]);
+        let line = failed(udm, &["drain", "vol"]);
+        assert!(line.contains("udm remove --force"), "{what:?}: {line}");
+        udm.run(&["remove", "--force", "vol"]);
+        let outcome = bench.recover(&["--json"]);
+        assert_eq!(outcome.code, 1, "{what:?}: {outcome:?}");
+        let lost = lost_blocks(&serde_json::from_str(&outcome.out).unwrap());
+        assert!(!lost.is_empty(), "{what:?}");
+        let origin = bench.origin_bytes();
+        for (block, found) in origin.chunks(BLOCK).enumerate() {
+            let place = block * BLOCK..(block + 1) * BLOCK;
+            let is_new = data.get(place.clone()).is_some_and(|data| found == data);
+            let is_told = block >= data.len() / BLOCK || lost.contains(&block);
+            assert!(is_new || is_told && found == &old[place], "{what:?}: block {block}");
+        }
+    }
+}
+
+#[test]
+fn lost_entries_are_refused_unless_that_is_said() {
+    for what in [What::Pmem, What::Disk] {
+        let (bench, _, data) = Bench::filled(what, End::Removed);
+        let udm = &bench.udm;
+        // Entries are the first 256 KiB: of half of them nobody knows what they say.
+        Bench::cut(bench.cache.path(), 128 << 10);
+        let table = bench.read_only_table();
+        let line = udm.refused(&["create", "vol", "--table", &table]);
+        assert!(line.contains("`lost_entries accept`"), "{what:?}: {line}");
+        let outcome = bench.recover(&[]);
+        assert!(outcome.code == 1 && outcome.err.contains("--truncate"), "{what:?}: {outcome:?}");
+        let table = format!("{table} lost_entries accept");
+        let made = udm.run(&["create", "vol", "--table", &table, "--export", &bench.uri]);
+        assert!(made.code == 0 && made.err.contains("OLDER DATA IS READ"), "{what:?}: {made:?}");
+        let mut client = bench.client();
+        assert!(read(&mut client, 0).is_none_or(|found| found == data[..BLOCK]), "{what:?}");
+        drop(client);
+        udm.ok(&["remove", "vol"]);
+        let outcome = bench.recover(&["--truncate"]);
+        assert_eq!(outcome.code, 1, "{what:?}: {outcome:?}");
+        assert!(outcome.err.contains("nobody can name"), "{what:?}: {outcome:?}");
+    }
+}

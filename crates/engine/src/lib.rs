@@ -34,6 +34,7 @@ pub mod pmem;
 pub mod prng;
 pub mod probe;
 pub mod queue;
+pub mod rescue;
 mod retry;
 #[cfg(test)]
 #[cfg(feature = "shuttle")]

@@ -29,6 +29,11 @@ use crate::table::{DeviceWord, Table, TableLine};
 use crate::target::Target;
 use crate::writecache::{self, Writecache};
 
+mod rescue;
+
+use rescue::Args;
+pub use rescue::salvage;
+
 /// The targets there are, with their words, for `udm targets` and for errors.
 pub const TARGETS: [(&str, &str); 7] = [
     ("delay", "<device> <offset> <delay> [<device> <offset> <delay> [<device> <offset> <delay>]]"),
@@ -60,6 +65,11 @@ pub trait Opener {
 
     /// A cache device, for this process alone.
     fn pmem(&self, word: &DeviceWord) -> Result<Arc<dyn Pmem>>;
+
+    /// A cache device to read, which others may read, too, and nobody changes.
+    fn rest(&self, word: &DeviceWord) -> Result<Arc<dyn Pmem>> {
+        self.pmem(word)
+    }
 
     /// Who keeps memory of a target that survives this process; the cache is at `path`.
     fn keeper(&self, target: &'static str, path: &str) -> Keeper;
@@ -125,7 +135,7 @@ pub fn make_absolute(table: &mut Table, directory: &Path) {
 
 /// Makes the targets of a table.
 pub fn build(table: &Table, opener: &dyn Opener, options: &BuildOptions) -> Result<LoadedTable> {
-    let mut builder = Builder { opener, options, disks: HashMap::new(), caches: 0 };
+    let mut builder = Builder::new(opener, options);
     let mut targets: Vec<Arc<dyn Target>> = Vec::new();
     for (plan, line) in plan(table)?.into_iter().zip(&table.lines) {
         // What was opened for lines before is left as it was found.
@@ -207,7 +217,11 @@ struct Builder<'a> {
     caches: u64,
 }
 
-impl Builder<'_> {
+impl<'a> Builder<'a> {
+    fn new(opener: &'a dyn Opener, options: &'a BuildOptions) -> Builder<'a> {
+        Builder { opener, options, disks: HashMap::new(), caches: 0 }
+    }
+
     /// The attach of one more cache: no two of a table have the same.
     fn attach_id(&mut self) -> u64 {
         self.caches += 1;
@@ -230,6 +244,12 @@ impl Builder<'_> {
             Plan::Flakey(args) => {
                 let disk = self.shared(&args.location.device)?;
                 Arc::new(Flakey::new(&args, len, disk)?)
+            }
+            Plan::Pcache { args, cache, backing } if cache.options.is_read_only => {
+                self.view(line, &Args::Pcache(args), &cache, &backing)?
+            }
+            Plan::Writecache { args, origin, cache } if cache.options.is_read_only => {
+                self.view(line, &Args::Writecache(args), &cache, &origin)?
             }
             Plan::Pcache { args, cache, backing } => self.pcache(line, args, &cache, &backing)?,
             Plan::Writecache { args, origin, cache } => {
@@ -348,13 +368,15 @@ impl Builder<'_> {
     }
 }
 
+const BOTH_OR_NONE: &str = "a cache writes to both of its devices, or with ?readonly behind both \
+                            names to none";
+
 /// A cache writes to both of its devices.
 fn refuse_read_only(word: &DeviceWord) -> Result<()> {
     if !word.options.is_read_only {
         return Ok(());
     }
-    let message = "readonly is for linear, delay and flakey: a cache writes to both of its devices";
-    Err(word.error(Kind::Invalid, message))
+    Err(word.error(Kind::Invalid, BOTH_OR_NONE))
 }
 
 /// The file of a cache's shared memory as servers before 0.2 named it: by where the cache device
@@ -410,6 +432,11 @@ impl Opener for SystemOpener {
         let pmem = Arc::new(pmem);
         prefault(&pmem);
         Ok(pmem)
+    }
+
+    fn rest(&self, word: &DeviceWord) -> Result<Arc<dyn Pmem>> {
+        let options = DaxOptions { persistence: word.options.persist };
+        Ok(Arc::new(DaxPmem::open_shared(Path::new(&word.path), options)?))
     }
 
     fn keeper(&self, target: &'static str, path: &str) -> Keeper {

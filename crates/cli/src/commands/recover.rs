@@ -4,6 +4,8 @@
 //! the same code that drains a served device, so an interruption, even a kill, loses nothing and
 //! the next `recover` goes on where this one was.
 
+mod cut;
+
 use std::thread;
 use std::time::Duration;
 
@@ -34,12 +36,15 @@ const LOOK_EVERY: Duration = Duration::from_millis(100);
 
 /// `udm recover`.
 pub fn recover(args: &RecoverArgs) -> Result<()> {
+    if let Some(found) = cut::find(args)? {
+        return cut::recover(args, &found);
+    }
     // Looking first keeps a device that is no cache from being formatted as one.
     let found = look_at(&args.cache_device, args.start_sector)?;
     if args.truncate && !matches!(found.contents, Contents::Pcache(_)) {
         bail!("--truncate is about the log of a pcache; {} is none", args.cache_device);
     }
-    let device = open(&table(args, &found))?;
+    let device = open(&table(args, Shape::of(&found)))?;
     let background = Queue::background("udm-recover", &device)?;
     let drained = drain(args, &device);
     let rested = come_to_rest(&device, &Watch::default());
@@ -67,20 +72,37 @@ pub fn recover(args: &RecoverArgs) -> Result<()> {
     print_result(args.json, &text, &value)
 }
 
+/// What a table must say of a cache.
+#[derive(Clone, Copy, Debug)]
+enum Shape {
+    Pcache { has_data_crc: bool },
+    Writecache { mode: &'static str, block_bytes: u32 },
+}
+
+impl Shape {
+    fn of(found: &Found) -> Shape {
+        match &found.contents {
+            Contents::Pcache(report) => Shape::Pcache { has_data_crc: report.has_data_crc },
+            Contents::Writecache(report) => {
+                // The format is the same in both modes; each medium has the one that suits it.
+                let mode = if found.persistence == Persistence::Cpu { "p" } else { "s" };
+                Shape::Writecache { mode, block_bytes: report.geometry.block_bytes }
+            }
+        }
+    }
+}
+
 /// The cache as a device of one block: write-back does not care how much of the origin clients
 /// could see.
-fn table(args: &RecoverArgs, found: &Found) -> String {
+fn table(args: &RecoverArgs, shape: Shape) -> String {
     let quoted = |word: &str| Word::new(word).quoted();
     let (cache, origin) = (quoted(&args.cache_device), quoted(&args.origin));
-    let mut table = match &found.contents {
-        Contents::Pcache(report) => {
-            format!("0 1 pcache {cache} {origin} 2 data_crc {}", report.has_data_crc)
+    let mut table = match shape {
+        Shape::Pcache { has_data_crc } => {
+            format!("0 1 pcache {cache} {origin} 2 data_crc {has_data_crc}")
         }
-        Contents::Writecache(report) => {
-            let block_bytes = report.geometry.block_bytes;
+        Shape::Writecache { mode, block_bytes } => {
             let sectors = u64::from(block_bytes) / SECTOR;
-            // The format is the same in both modes; each medium has the one that suits it.
-            let mode = if found.persistence == Persistence::Cpu { "p" } else { "s" };
             let mut table = format!("0 {sectors} writecache {mode} {origin} {cache} {block_bytes}");
             match args.start_sector {
                 0 => table += " 0",
@@ -90,7 +112,10 @@ fn table(args: &RecoverArgs, found: &Found) -> String {
         }
     };
     if args.truncate {
-        table += " log_damage truncate";
+        table += match shape {
+            Shape::Pcache { .. } => " log_damage truncate",
+            Shape::Writecache { .. } => " lost_entries accept",
+        };
     }
     if args.rebind {
         table += " rebind true";
@@ -129,6 +154,8 @@ fn in_words_of_recover(error: &anyhow::Error) -> anyhow::Error {
     let words = [
         ("add `lost_memory accept` to the table", "give --accept-loss"),
         ("`lost_memory accept` in the table goes on", "--accept-loss goes on"),
+        ("`log_damage truncate` in the table goes on", "--truncate goes on"),
+        ("`lost_entries accept` in the table goes on", "--truncate goes on"),
     ];
     anyhow!(words.iter().fold(text, |text, (table, option)| text.replace(table, option)))
 }

@@ -15,7 +15,6 @@ use crate::bio::{Bio, Op};
 use crate::buffer::Buffer;
 use crate::disk::DiskIo;
 use crate::error::Status;
-use crate::mutants::{self, Mutant};
 use crate::pending::Pending;
 use crate::sync::Arc;
 use crate::target::Port;
@@ -106,7 +105,7 @@ impl Seat {
         if bio.len == 0 && bio.op != Op::Flush {
             return port.finish(bio, Ok(()));
         }
-        if self.parked_generation != self.generation && !mutants::is(Mutant::ProgressKept) {
+        if self.parked_generation != self.generation {
             // How far a bio got with targets that are gone means nothing to the new ones.
             bio.progress = 0;
         }
@@ -230,9 +229,6 @@ impl Split {
             let outer = outer as u32;
             let known = self.outers.value(outer);
             children.append(&mut known.parked);
-            if mutants::is(Mutant::ParkedForgetsError) {
-                known.status = Ok(());
-            }
             if known.is_lent
                 && let Some(child) = children.front_mut()
             {
@@ -312,10 +308,7 @@ impl Split {
         let place = child.token as u32;
         let outer = self.outers.value(place);
         outer.open = outer.open.checked_sub(1).expect("each child comes out exactly once");
-        outer.status = match mutants::is(Mutant::LastChildCounts) {
-            true => child.status,
-            false => outer.status.and(child.status),
-        };
+        outer.status = outer.status.and(child.status);
         let bio = outer.bio.as_mut().expect("an outer bio is here while a child is inside");
         if outer.is_lent {
             bio.buffer = child.buffer;
@@ -351,8 +344,7 @@ impl Split {
         if outer.open > 0 {
             return;
         }
-        let has_missed = !outer.parked.is_empty() && outer.parked_at != self.retries;
-        if has_missed && !mutants::is(Mutant::LateChildUnheard) {
+        if !outer.parked.is_empty() && outer.parked_at != self.retries {
             // A lent buffer's only child cannot have missed anything.
             assert!(!outer.is_lent, "an only child is parked with its outer bio");
             return self.missed.push(place);
@@ -380,8 +372,7 @@ fn cut(
 ) {
     if bio.op == Op::Flush {
         let flush = |line| Bio::flush(child_token(line, outer));
-        let count = if mutants::is(Mutant::FlushOfFirstLine) { 1 } else { lines.len() };
-        children.extend((0..count).map(flush));
+        children.extend((0..lines.len()).map(flush));
         return;
     }
     for (index, line) in lines.iter().enumerate().skip(first) {
@@ -401,8 +392,7 @@ fn cut(
             Op::Flush | Op::Discard | Op::WriteZeroes => Buffer::empty(),
         };
         let token = child_token(index, outer);
-        let fua = bio.fua && (index == first || !mutants::is(Mutant::FuaOfFirstLine));
-        let mut child = Bio::bare(bio.op, start - line.start, end - start, fua, token);
+        let mut child = Bio::bare(bio.op, start - line.start, end - start, bio.fua, token);
         child.buffer = buffer;
         child.is_metadata = bio.is_metadata;
         children.push_back(child);

@@ -14,6 +14,7 @@
 //! 4. Every number is checked before it is used; data CRCs are checked when data is used.
 
 use crate::error::{Error, Kind, Result};
+use crate::rescue::CUT_ADVICE;
 use crate::slots::SlotState;
 use crate::sync::Arc;
 use crate::units::SECTOR;
@@ -27,6 +28,7 @@ use super::layout::{
     SUPERBLOCK_BIG_ENDIAN, SUPERBLOCK_MAGIC, Sealed, Superblock, Tail,
 };
 use super::media::{Found, Media};
+use super::salvage::missing;
 use super::segment::{SEGMENTS_MIN, Segments};
 use super::walk::{Step, Walk};
 
@@ -113,7 +115,7 @@ fn check_superblock(media: &Media, superblock: &Superblock) -> Result<()> {
     let seg_num = u64::from(superblock.seg_num.get());
     let room = media.geometry.segments_on(media.pmem.len_bytes());
     if seg_num == 0 || seg_num > room || seg_num > SEGMENTS_MAX {
-        let cut = if seg_num > room && seg_num <= SEGMENTS_MAX { ": it was cut short" } else { "" };
+        let cut = cut_short(media);
         return Err(media.damaged(format_args!(
             "superblock says {seg_num} segments, but the device holds {room}{cut}"
         )));
@@ -121,20 +123,10 @@ fn check_superblock(media: &Media, superblock: &Superblock) -> Result<()> {
     Ok(())
 }
 
-/// Behind an error about a small device: what is missing, if it is a cache cut short.
+/// Behind an error about a small device: what is missing, if it is a cache cut short, and what to
+/// do about it.
 pub fn cut_short(media: &Media) -> String {
-    let words = |missing| format!("; it was cut short: {missing} of its segments are gone");
-    missing_segments(media).map_or_else(String::new, words)
-}
-
-fn missing_segments(media: &Media) -> Option<u64> {
-    let len = media.pmem.len_bytes();
-    let has_superblock = len >= SUPERBLOCK_AT + size_of::<Superblock>() as u64;
-    let superblock: Superblock = has_superblock.then(|| media.load(SUPERBLOCK_AT).ok())??;
-    let is_ours = superblock.magic.get() == SUPERBLOCK_MAGIC && superblock.is_sealed();
-    let seg_num = u64::from(superblock.seg_num.get());
-    let missing = seg_num.checked_sub(media.geometry.segments_on(len))?;
-    (is_ours && missing > 0).then_some(missing)
+    missing(media).map_or_else(String::new, |cut| format!("; {cut}: {CUT_ADVICE}"))
 }
 
 /// cache_info, of a finished format.

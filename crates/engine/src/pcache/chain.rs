@@ -4,7 +4,9 @@
 use crate::error::{Error, Kind, Result};
 use crate::slots::SlotState;
 
-use super::layout::{Generation, PAGE_STRIDE, SEGMENT_HAS_NEXT, SMALL_STRIDE, SegmentInfo};
+use super::layout::{
+    Generation, PAGE_STRIDE, SEGMENT_HAS_NEXT, SEGMENT_META_BYTES, SMALL_STRIDE, SegmentInfo,
+};
 use super::media::Media;
 use super::segment::GENERATION_MAX;
 
@@ -43,6 +45,10 @@ pub fn load_chain(
             )));
         }
         let at = media.geometry.segment_info_at(physical);
+        if at + SEGMENT_META_BYTES > media.pmem.left_bytes() {
+            // Cut off, with all that it leads to; only who salvages what is left comes here.
+            break;
+        }
         let info = media.load_slots::<SegmentInfo>(at, PAGE_STRIDE).ok_or_else(|| {
             media.damaged(format_args!(
                 "segment {physical}: both copies of its info are damaged (byte {at})"

@@ -56,7 +56,9 @@ pub fn served(label: &Label, keeper: &Keeper) -> Option<Served> {
     })
 }
 
-fn its_memory(
+/// The memory that belongs to the medium, if there should be any. Refused, unless the loss is
+/// accepted, if it is not there.
+pub fn its_memory(
     media: &Media,
     keeper: &Keeper,
     accepts_loss: bool,

@@ -22,6 +22,7 @@
 //! | `retention`, `retain`, `classes` | which data stays when space is short, and how | |
 //! | `pressure` | what is done when writes would wait for room | |
 //! | `datacrc`, `quarantine` | damage: found, and kept from spreading | |
+//! | `salvage` | what a cache has that is not to be changed, or was cut short | |
 //!
 //! Locks, outermost first: background; collector; stripes in index order; the scratch of keys; the
 //! log's head; allocator. None of the last four is held while data is copied, and none while the
@@ -56,6 +57,7 @@ mod read;
 mod replay;
 mod retain;
 mod retention;
+pub mod salvage;
 #[cfg(test)]
 #[cfg(feature = "shuttle")]
 pub(crate) mod schedules;

@@ -19,7 +19,7 @@ use super::layout::Position;
 use super::media::Media;
 use super::replay::Replay;
 use super::segment::Segments;
-use super::walk::{Walk, appended_later, is_damaged_last, outline};
+use super::walk::{Walk, damage_behind, outline};
 
 /// What the log says.
 #[derive(Debug)]
@@ -282,23 +282,7 @@ impl<'a> Survey<'a> {
         if Walk::new(self.media, self.segments, end).ends_cleanly() {
             return Ok(());
         }
-        let mut bytes = vec![0; (self.media.geometry.data_bytes() - end.offset) as usize];
-        self.segments.load(end.segment, end.offset, &mut bytes).map_err(|status| {
-            self.media.damaged(format_args!("cannot read the log at {end}: {status}"))
-        })?;
-        let what = if let Some(distance) = appended_later(self.segments, &bytes) {
-            format!(
-                "log damaged at {end}: more of it follows {distance} bytes further on, so flushed \
-                 writes may be lost"
-            )
-        } else if is_damaged_last(&bytes) {
-            format!(
-                "log damaged at {end}: it goes on in another segment, but which one cannot be \
-                 read, so flushed writes may be lost"
-            )
-        } else {
-            return Ok(());
-        };
+        let Some(what) = damage_behind(self.media, self.segments, end)? else { return Ok(()) };
         match log_damage {
             LogDamage::Truncate => {
                 // How far write-back had got into what is lost is not known.

@@ -49,7 +49,7 @@ pub(super) fn keys_left(
     let is_known = left.knows(&found.info.record);
     let keys = || left.keys.iter().map(|(key, _)| *key).collect();
     if is_known && !has_failed {
-        let Some(what) = difference(media, found, replayed, &left) else {
+        let Some(what) = difference(media, found, Some(replayed.head), &left) else {
             return Ok(Left::Keys(keys()));
         };
         let what = format!(
@@ -101,15 +101,15 @@ pub(super) fn keys_left(
 }
 
 /// Where memory and medium do not fit together: the log ends elsewhere than it did, or data that a
-/// key in memory names is not there.
-fn difference(
+/// key in memory names is not there. `head`: the log's end, if that is known.
+pub(super) fn difference(
     media: &Media,
     found: &Structures,
-    replayed: &Replayed,
+    head: Option<Position>,
     left: &LeftBehind,
 ) -> Option<String> {
-    let head = replayed.head;
-    if let Some([end, next]) = left.ends
+    if let Some(head) = head
+        && let Some([end, next]) = left.ends
         && !ends_at(&found.segments, head, end, next)
     {
         return Some(format!(
@@ -209,8 +209,6 @@ pub(super) fn take_up(
                 key.segment.get()
             )));
         }
-        // Logged, written back and collected before its thread had emptied the set, when the
-        // server died: whatever is in that segment now belongs to others.
         if key.generation.get() < generation || segments.is_log(key.segment.get()) {
             continue;
         }

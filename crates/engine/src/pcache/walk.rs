@@ -126,10 +126,36 @@ pub(super) fn outline(
     Ok(Outline { has_met, end: walk.position, is_clean: walk.ends_cleanly(), records })
 }
 
+/// What is wrong behind a log's end that is none of zeroes: that ends in a torn append, or in
+/// damage. It is damage when something follows that was appended later.
+pub(super) fn damage_behind(
+    media: &Media,
+    segments: &Segments,
+    end: Position,
+) -> Result<Option<String>> {
+    let mut bytes = vec![0; (media.geometry.data_bytes() - end.offset) as usize];
+    segments
+        .load(end.segment, end.offset, &mut bytes)
+        .map_err(|status| media.damaged(format_args!("cannot read the log at {end}: {status}")))?;
+    Ok(if let Some(distance) = appended_later(segments, &bytes) {
+        Some(format!(
+            "log damaged at {end}: more of it follows {distance} bytes further on, so flushed \
+             writes may be lost"
+        ))
+    } else if is_damaged_last(&bytes) {
+        Some(format!(
+            "log damaged at {end}: it goes on in another segment, but which one cannot be read, \
+             so flushed writes may be lost"
+        ))
+    } else {
+        None
+    })
+}
+
 /// How far behind `end` something stands that was surely appended later: a whole key set with
 /// current keys, or the way to the next segment. What stands behind a long stretch of zeroes is
 /// history: the log is zeroed ahead of itself.
-pub(super) fn appended_later(segments: &Segments, bytes: &[u8]) -> Option<usize> {
+fn appended_later(segments: &Segments, bytes: &[u8]) -> Option<usize> {
     let mut zeroes = 0;
     for (nth, word) in bytes.chunks_exact(8).enumerate().skip(1) {
         zeroes = if word == [0; 8] { zeroes + 8 } else { 0 };
@@ -150,7 +176,7 @@ pub(super) fn appended_later(segments: &Segments, bytes: &[u8]) -> Option<usize>
 
 /// Whether a LAST record stands there whose CRC is wrong. It is no torn one: that has stores of
 /// eight bytes that never happened, over bytes that were zero, so one of its words is zero.
-pub(super) fn is_damaged_last(end: &[u8]) -> bool {
+fn is_damaged_last(end: &[u8]) -> bool {
     let Ok((header, _)) = KsetHeader::read_from_prefix(end) else { return false };
     let (magic, flags) = (header.magic.get(), header.flags.get());
     let is_last = flags == KSET_LAST || magic == KSET_MAGIC && flags != 0;

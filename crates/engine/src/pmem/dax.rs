@@ -72,6 +72,11 @@ impl DaxPmem {
         DaxPmem::map(opened, Access::ReadOnly, DaxOptions::default())
     }
 
+    /// Opens `path` to read, while nobody may change it. Storing to it is a bug.
+    pub fn open_shared(path: &Path, options: DaxOptions) -> Result<DaxPmem> {
+        DaxPmem::map(media::open(path, Access::Shared)?, Access::Shared, options)
+    }
+
     fn map(opened: Opened, access: Access, options: DaxOptions) -> Result<DaxPmem> {
         let whole = Whole::new(Path::new(&opened.name), &opened.file, opened.len_bytes);
         if access == Access::Exclusive && opened.nature == Nature::File {
@@ -203,7 +208,7 @@ impl Pmem for DaxPmem {
 
     fn sync(&self) -> std::result::Result<(), Status> {
         self.check_whole()?;
-        if self.medium.persistence == Persistence::Cpu || self.access == Access::ReadOnly {
+        if self.medium.persistence == Persistence::Cpu || self.access != Access::Exclusive {
             return Ok(());
         }
         let mut has_failed = lock(&self.has_sync_failed);
@@ -280,7 +285,7 @@ impl Mapping {
             .and_then(|len| len.checked_next_multiple_of(opened.page_bytes))
             .ok_or_else(too_large)?;
         let protection = match access {
-            Access::ReadOnly => ProtFlags::READ,
+            Access::ReadOnly | Access::Shared => ProtFlags::READ,
             Access::Exclusive => ProtFlags::READ | ProtFlags::WRITE,
         };
         let map = |flags| {

@@ -25,6 +25,8 @@ use crate::error::{Error, Kind, Result};
 pub(super) enum Access {
     /// To look at, beside whoever uses it.
     ReadOnly,
+    /// To read, and to keep from whoever would change it.
+    Shared,
     /// To use, alone.
     Exclusive,
 }
@@ -79,8 +81,8 @@ pub(super) fn open(path: &Path, access: Access) -> Result<Opened> {
         other => other.map_err(fail)?,
     };
     // Not on block devices: udev locks them in passing, and O_EXCL says it all.
-    if access == Access::Exclusive && !is_block {
-        lock_exclusively(&file, &name)?;
+    if access != Access::ReadOnly && !is_block {
+        lock(&file, &name, access)?;
     }
     identify(file, name)
 }
@@ -93,8 +95,12 @@ fn in_use(name: &str) -> Error {
     Error::new(Kind::Busy, message)
 }
 
-fn lock_exclusively(file: &File, name: &str) -> Result<()> {
-    match flock(file, FlockOperation::NonBlockingLockExclusive) {
+fn lock(file: &File, name: &str, access: Access) -> Result<()> {
+    let operation = match access {
+        Access::Exclusive => FlockOperation::NonBlockingLockExclusive,
+        Access::Shared | Access::ReadOnly => FlockOperation::NonBlockingLockShared,
+    };
+    match flock(file, operation) {
         Ok(()) => Ok(()),
         Err(Errno::WOULDBLOCK) => Err(in_use(name)),
         Err(e) => Err(Error::from_io("lock cache device", name, e.into())),

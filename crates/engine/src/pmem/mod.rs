@@ -13,13 +13,15 @@
 //!
 //! [`dax`] is the real implementation and [`sim`] the malicious one; one conformance suite runs
 //! on both. Behind `dax` stand `media` (what was opened, and what makes it durable), [`copy`]
-//! (the instructions), and `sigbus` (memory that fails under our feet).
+//! (the instructions), and `sigbus` (memory that fails under our feet). [`rest`] is what is left
+//! of a medium that was cut short.
 
 #[cfg(test)]
 mod conformance;
 pub mod copy;
 pub mod dax;
 mod media;
+pub mod rest;
 mod sigbus;
 pub mod sim;
 
@@ -58,6 +60,12 @@ pub struct Medium {
 pub trait Pmem: Send + Sync + std::fmt::Debug {
     /// Size in bytes.
     fn len_bytes(&self) -> u64;
+
+    /// How much of that is there, from the start on: all of it, but of a medium that was cut short
+    /// and is opened to look at.
+    fn left_bytes(&self) -> u64 {
+        self.len_bytes()
+    }
 
     /// What it is.
     fn medium(&self) -> &Medium;

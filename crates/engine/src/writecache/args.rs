@@ -80,6 +80,8 @@ pub struct TableArgs {
     /// Attach although writes that were acknowledged and not flushed are lost with the memory that
     /// the last server left.
     pub accepts_loss: bool,
+    /// Read a cache that was cut short although a part of its entries is lost.
+    pub accepts_lost_entries: bool,
     /// Whether a power cut never leaves a block half old and half new. That takes a device that
     /// writes blocks whole (what it says of itself, if nothing is given), or never to overwrite one
     /// where it is.
@@ -131,6 +133,7 @@ impl TableArgs {
             options: Options::default(),
             rebinds: false,
             accepts_loss: false,
+            accepts_lost_entries: false,
             atomic_blocks: None,
         };
         args.take_counted(words)?;
@@ -163,6 +166,8 @@ impl TableArgs {
                 ["rebind", "false"] => self.rebinds = false,
                 ["lost_memory", "accept"] => self.accepts_loss = true,
                 ["lost_memory", "refuse"] => self.accepts_loss = false,
+                ["lost_entries", "accept"] => self.accepts_lost_entries = true,
+                ["lost_entries", "refuse"] => self.accepts_lost_entries = false,
                 ["atomic_blocks", "true"] => self.atomic_blocks = Some(true),
                 ["atomic_blocks", "false"] if self.mode == Mode::Ssd => {
                     self.atomic_blocks = Some(false);

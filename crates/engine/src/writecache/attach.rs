@@ -352,7 +352,7 @@ fn check_devices(
 }
 
 /// Dirty blocks of one origin are not written to another.
-fn check_binding(
+pub(super) fn check_binding(
     args: &TableArgs,
     medium: &Medium,
     superblock: &Superblock,

@@ -24,6 +24,7 @@ use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligne
 use crate::crc::pcache_crc;
 use crate::error::{Error, Kind};
 use crate::mutants::{self, Mutant};
+use crate::rescue::CUT_ADVICE;
 use crate::units::SECTOR;
 
 /// Superblock magic.
@@ -358,8 +359,10 @@ impl Geometry {
             return invalid("Overflow in size calculation", at);
         };
         if end > raw {
-            let at =
-                format_args!("{blocks} blocks at byte {at} take {end} bytes, but {raw} are there");
+            let at = format_args!(
+                "{blocks} blocks at byte {at} take {end} bytes, but {raw} are there: it was cut \
+                 short; {CUT_ADVICE}"
+            );
             return invalid("Memory area is too small", at);
         }
         if blocks == 0 || blocks > BLOCKS_MAX {
@@ -382,12 +385,17 @@ impl Geometry {
     /// Where a `Place` may stand, on a device of `raw` bytes from the start on, that writes `unit`
     /// bytes at once: behind the entries or behind the data, in units that hold nothing else.
     pub fn place_at(&self, raw: u64, unit: u64) -> Option<u64> {
-        let end = self.data_at + self.blocks * u64::from(self.block_bytes);
+        let end = self.data_end();
         let room = |from: u64, to: u64| {
             let at = (self.start + from).next_multiple_of(unit) - self.start;
             at.checked_add(unit).filter(|behind| *behind <= to).map(|_| self.start + at)
         };
         room(self.table_bytes(), self.data_at).or_else(|| room(end, raw))
+    }
+
+    /// Where the data ends, counted from the start.
+    pub fn data_end(&self) -> u64 {
+        self.data_at + self.blocks * u64::from(self.block_bytes)
     }
 
     /// Bytes of superblock and entries.

@@ -85,6 +85,14 @@ impl Medium {
         }
     }
 
+    /// How much of that is there: all of it, but of one that was cut short and is to be salvaged.
+    pub fn left_bytes(&self) -> u64 {
+        match self {
+            Medium::Pmem(pmem) => pmem.left_bytes(),
+            Medium::Disk(disk) => disk.limits().size_bytes,
+        }
+    }
+
     /// The smallest unit of a write.
     pub fn unit_bytes(&self) -> u32 {
         match self {

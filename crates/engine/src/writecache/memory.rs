@@ -85,7 +85,9 @@ fn place_at(medium: &Medium, geometry: &Geometry) -> Option<u64> {
     geometry.place_at(raw, u64::from(medium.unit_bytes()).max(SECTOR))
 }
 
-fn its_memory(
+/// The memory that belongs to the medium, if there should be any. Refused, unless the loss is
+/// accepted, if it is not there.
+pub fn its_memory(
     medium: &Medium,
     geometry: &Geometry,
     label: &Label,

@@ -42,6 +42,7 @@ mod overwrite;
 mod pool;
 mod read;
 mod round;
+pub mod salvage;
 #[cfg(test)]
 #[cfg(feature = "shuttle")]
 pub(crate) mod schedules;

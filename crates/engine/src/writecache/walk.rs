@@ -290,6 +290,11 @@ impl<F: Finder> Walk<'_, F> {
             let mut data = vec![0; self.geometry.block_bytes as usize];
             self.medium.load(self.geometry.block_at(index), &mut data).map(|()| data)
         };
+        let end = |index| self.geometry.block_at(index) + u64::from(self.geometry.block_bytes);
+        if end(one.max(other)) > self.medium.left_bytes() {
+            // What was cut off is not there to be compared.
+            return Ok(false);
+        }
         Ok(load(one)? == load(other)?)
     }
 }

@@ -299,10 +299,7 @@ impl Writecache {
         let Stage { mut bio, len, status, destination, .. } = stage;
         let first = self.block_at(bio.offset + bio.progress);
         match (&destination, status) {
-            (Destination::Origin, Ok(())) => {
-                let count = u64::from(!mutants::is(Mutant::BypassUncounted));
-                self.bypassed.fetch_add(count, Ordering::SeqCst);
-            }
+            (Destination::Origin, Ok(())) => _ = self.bypassed.fetch_add(1, Ordering::SeqCst),
             (Destination::Origin, Err(_)) => {}
             (Destination::Free(slots), Ok(())) => {
                 let has_room = self.publish(first, slots, self.data_of(&bio, slots));
@@ -331,9 +328,7 @@ impl Writecache {
     fn give_back(&self, first: u64, slots: &[u32]) {
         // In this order: a slot that is neither promised nor free would be one that never comes.
         self.pool.put_all(slots);
-        if !mutants::is(Mutant::PromiseOfFailed) {
-            self.unpromise(first, slots.len());
-        }
+        self.unpromise(first, slots.len());
         self.signal_room();
     }
 

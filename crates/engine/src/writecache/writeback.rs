@@ -423,9 +423,7 @@ impl Writecache {
             self.put_back(writeback, status);
             return self.plan_retry(background);
         }
-        if self.origin_flush_failures.load(Ordering::SeqCst) != writeback.flush_failures
-            && !mutants::is(Mutant::OthersFailureIgnored)
-        {
+        if self.origin_flush_failures.load(Ordering::SeqCst) != writeback.flush_failures {
             // Somebody else's flush failed meanwhile, and may have lost what this one covers.
             self.put_back(writeback, Status::Io);
             return self.plan_retry(background);
@@ -478,8 +476,7 @@ impl Writecache {
     }
 
     fn put_item_back(&self, locked: &mut Locked<'_>, slot: u32, is_last: bool) {
-        let is_outdated = self.index.word(slot).state() == State::Outdated;
-        if is_outdated && !mutants::is(Mutant::OutdatedRevived) {
+        if self.index.word(slot).state() == State::Outdated {
             return self.drop_outdated(locked, slot);
         }
         locked.set_state(slot, State::Live);

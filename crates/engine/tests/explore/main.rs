@@ -9,7 +9,6 @@ mod explore;
 mod in_flight;
 mod judge;
 mod machine;
-mod meanwhile;
 mod media;
 mod model;
 mod of_pcache;

@@ -23,6 +23,7 @@ mod origin;
 mod pace;
 mod pressure;
 mod refusals;
+mod rescue;
 mod together;
 mod vectors;
 mod world;

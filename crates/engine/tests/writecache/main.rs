@@ -17,5 +17,6 @@ mod model;
 mod options;
 mod overwrite;
 mod refusals;
+mod rescue;
 mod vectors;
 mod world;

@@ -1,0 +1,324 @@
+//! What a cache that is not to be changed has for its backing device: dirty data, by reading alone.
+//!
+//! Only dirty data counts: what is clean the backing device has, too. So the log is followed from
+//! dirty_tail on, and each key that is not CLEAN says of its range where the newest data is. Of a
+//! device that was cut short, segments at its end are missing, whole or in part:
+//!
+//! 1. The chain of segments leads from one to the next and ends at the first that is missing. Those
+//!    behind it have no place: what a key says is in them is lost.
+//! 2. Dirty data in a segment whose generation cannot be read is lost, not stale: collection never
+//!    passes what is dirty.
+//! 3. Where the log itself goes on in what is missing, nobody knows which blocks have newer data.
+//!    That is refused, unless the user says `log_damage truncate`.
+//! 4. Writes that a dead server had acknowledged and not logged are in memory, and are found there
+//!    as an attach finds them. The memory stays as it is.
+
+use crate::attaching::AttachProgress;
+use crate::disk::DiskLimits;
+use crate::error::{Error, Kind, Result};
+use crate::pmem::Pmem;
+use crate::pmem::rest::Rest;
+use crate::rescue::{Cut, Salvage, Sum};
+use crate::shm::Keeper;
+use crate::sync::Arc;
+use crate::units::{SECTOR, human_bytes};
+
+use super::args::TableArgs;
+use super::attach::{LogDamage, Structures, check_key, has_data_crc, load_info, load_structures};
+use super::batch::Sharing;
+use super::control::check_binding;
+use super::index::Index;
+use super::layout::{
+    Geometry, KEY_CLEAN, Key, Position, SEGMENTS_MAX, SUPERBLOCK_AT, SUPERBLOCK_MAGIC, Sealed,
+    Superblock,
+};
+use super::media::Media;
+use super::memory::its_memory;
+use super::openset::{self, LeftBehind, OpenSets};
+use super::segment::Segments;
+use super::survey::{Reading, survey};
+use super::takeup::difference;
+use super::walk::{Step, Walk, damage_behind, outline};
+
+/// How much is missing of the pcache on `pmem`, if it is one and was cut short; and whether its
+/// keys have checksums.
+pub fn cut_of(pmem: &Arc<dyn Pmem>, geometry: Geometry) -> Option<(Cut, bool)> {
+    let media = Media { pmem: Arc::clone(pmem), geometry, shared: None };
+    let cut = missing(&media)?;
+    let has_crc = load_info(&media).is_ok_and(|info| has_data_crc(&info.record));
+    Some((cut, has_crc))
+}
+
+/// How much of the device is missing.
+pub(super) fn missing(media: &Media) -> Option<Cut> {
+    let len = media.pmem.len_bytes();
+    let has_superblock = len >= SUPERBLOCK_AT + size_of::<Superblock>() as u64;
+    let superblock: Superblock = has_superblock.then(|| media.load(SUPERBLOCK_AT).ok())??;
+    let is_ours = superblock.magic.get() == SUPERBLOCK_MAGIC && superblock.is_sealed();
+    let segments = superblock.seg_num.get();
+    let is_sane = is_ours && u64::from(segments) <= SEGMENTS_MAX;
+    let wanted = is_sane.then(|| media.geometry.segment_info_at(segments))?;
+    // No cache was made on less than the smallest device, whatever its segments take.
+    Cut::of(media.pmem.left_bytes(), wanted.max(media.geometry.device_bytes_min))
+}
+
+/// What the cache on `pmem` has for the backing device that `limits` describes.
+pub fn salvage(
+    args: &TableArgs,
+    pmem: Arc<dyn Pmem>,
+    keeper: &Keeper,
+    geometry: Geometry,
+    limits: &DiskLimits,
+) -> Result<Salvage> {
+    let mut media = Media { pmem, geometry, shared: None };
+    let cut = missing(&media);
+    if let Some(cut) = cut {
+        media.pmem = Rest::of(media.pmem, cut.wanted_bytes);
+    }
+    let mut notes: Vec<String> = cut.iter().map(ToString::to_string).collect();
+    media.shared = its_memory(&media, keeper, args.accepts_loss, &mut notes)?;
+    let found = load_structures(&media)?;
+    check_binding(&media, &found, args, limits)?;
+    let mut out = Salvage::new(Arc::clone(&media.pmem));
+    out.notes = notes;
+    let mut salvor = Salvor { args, media: &media, found: &found, cut, limits, out };
+    let log = salvor.log()?;
+    salvor.memory(&log)?;
+    Ok(salvor.out)
+}
+
+struct Salvor<'a> {
+    args: &'a TableArgs,
+    media: &'a Media,
+    found: &'a Structures,
+    cut: Option<Cut>,
+    limits: &'a DiskLimits,
+    out: Salvage,
+}
+
+/// How the log was followed.
+struct Log {
+    end: Position,
+    /// Whether it goes on, and nobody can read how.
+    is_torn: bool,
+}
+
+impl Salvor<'_> {
+    fn segments(&self) -> &Segments {
+        &self.found.segments
+    }
+
+    /// What the log says, from dirty_tail to its end.
+    fn log(&mut self) -> Result<Log> {
+        let label = self.found.label.as_ref().map(|(label, _)| label);
+        for bad in label.iter().flat_map(|label| &label.bad) {
+            let size = self.limits.size_bytes;
+            let (start, len) = (bad.offset.get().min(size), bad.len.get());
+            self.out.lose(start, len.min(size - start));
+        }
+        let from = match self.cut {
+            None => self.whole_log()?,
+            Some(_) => self.tail_of_rest(),
+        };
+        let (end, torn) = self.follow(from)?;
+        let Some(what) = torn else { return Ok(Log { end, is_torn: false }) };
+        let why = match self.cut {
+            Some(cut) => format!("{cut}; {what}"),
+            None => what,
+        };
+        let what = format!("{why}: which data is dirty behind that, nobody knows");
+        if self.args.log_damage == LogDamage::Refuse {
+            return Err(self.media.damaged(format_args!(
+                "{what}; `log_damage truncate` in the table goes on without it, and what it had \
+                 newer data for then reads as it was before"
+            )));
+        }
+        self.out.has_more = true;
+        self.out.notes.push(format!(
+            "{what}; where it had newer data, OLDER DATA IS READ, and it cannot be told where"
+        ));
+        Ok(Log { end, is_torn: true })
+    }
+
+    /// Checks the log as an attach does. Where it is dirty from.
+    fn whole_log(&mut self) -> Result<Position> {
+        let reading = Reading {
+            backing_bytes: self.limits.size_bytes,
+            log_damage: self.args.log_damage,
+            at_once_max: 0,
+            sharing: Sharing::among(1),
+            new_index: &|| Index::new(0),
+            progress: &AttachProgress::default(),
+        };
+        let replayed = survey(self.media, self.found, &reading)?;
+        self.out.notes.extend(replayed.notes);
+        Ok(replayed.dirty_tail)
+    }
+
+    /// The same of a device of which the end is missing. An older copy of dirty_tail may stand
+    /// behind key_tail: then everything in the log is taken for dirty.
+    fn tail_of_rest(&self) -> Position {
+        let (key, dirty) = (self.found.key_tail.position, self.found.dirty_tail.position);
+        let is_there = |at: Position| at.segment < self.segments().count();
+        let leads = |from: Position, to: Position| {
+            is_there(from)
+                && outline(self.media, self.segments(), from, to).is_ok_and(|o| o.has_met)
+        };
+        if !leads(key, dirty) && leads(dirty, key) { key } else { dirty }
+    }
+
+    /// Follows the log from a place on, to its end, or to where it cannot be read, and why.
+    fn follow(&mut self, from: Position) -> Result<(Position, Option<String>)> {
+        if from.segment >= self.segments().count() {
+            let what = format!("the log goes on at {from}, which is not there any more");
+            return Ok((from, Some(what)));
+        }
+        let (media, found) = (self.media, self.found);
+        let mut walk = Walk::new(media, &found.segments, from);
+        let mut keys = Vec::new();
+        loop {
+            let at = walk.position;
+            match walk.step(&mut keys) {
+                Ok(Step::Last) => {}
+                Ok(Step::Keys(set)) => {
+                    if let Some(what) = set.iter().find_map(|key| self.key(key).err()) {
+                        return Ok((at, Some(format!("log at {at}: {what}"))));
+                    }
+                    keys = set;
+                }
+                Ok(Step::End) if walk.ends_cleanly() => return Ok((at, None)),
+                Ok(Step::End) => {
+                    // A torn append looks like damage, and what tells them apart may be missing.
+                    let what = match self.cut {
+                        Some(_) => {
+                            Some(format!("the log ends at {at} in something else than zeroes"))
+                        }
+                        None => damage_behind(media, &found.segments, at)?,
+                    };
+                    return Ok((at, what));
+                }
+                Err(error) => return Ok((at, Some(error.to_string()))),
+            }
+        }
+    }
+
+    /// A key of the log, or of memory.
+    fn key(&mut self, key: &Key) -> std::result::Result<(), String> {
+        if key.flags.get() & KEY_CLEAN != 0 {
+            return Ok(());
+        }
+        let (off, len) = (key.off.get(), u64::from(key.len.get()));
+        let (segment, at) = (key.segment.get(), key.segment_off.get());
+        let size = self.limits.size_bytes;
+        if self.is_missing(segment) {
+            let is_whole = len > 0 && len % SECTOR == 0 && off % SECTOR == 0;
+            if !is_whole || off.checked_add(len).is_none_or(|end| end > size) {
+                return Err(format!("{len} bytes at {off} of {size}: a key is damaged"));
+            }
+            self.out.lose(off, len);
+            return Ok(());
+        }
+        check_key(self.media, self.segments(), size, key)?;
+        let generation = self.segments().generation(segment);
+        match key.generation.get().cmp(&generation) {
+            // As an attach has it: what is stale removes what is older.
+            std::cmp::Ordering::Less => self.out.forget(off, len),
+            std::cmp::Ordering::Greater => self.out.lose(off, len),
+            std::cmp::Ordering::Equal => {
+                let at = self.segments().data_at(segment, at);
+                let has_crc = has_data_crc(&self.found.info.record);
+                let sum = Sum { range: (at, len), crc: key.data_crc.get() };
+                self.out.put(off, len, at, has_crc.then_some(sum));
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether a segment was one of the cache, and is not there any more.
+    fn is_missing(&self, segment: u32) -> bool {
+        let count = self.found.info.record.n_segs.get();
+        self.cut.is_some() && (self.segments().count()..count).contains(&segment)
+    }
+
+    /// What a dead server left in memory.
+    fn memory(&mut self, log: &Log) -> Result<()> {
+        let Some(shared) = &self.media.shared else { return Ok(()) };
+        let Some(left) = OpenSets::left_behind(shared)? else { return Ok(()) };
+        let info = &self.found.info.record;
+        if openset::has_failed(shared) {
+            // Their data may be what it was before: it was on its way when the medium failed.
+            return self.lose_left(&left, "the cache device failed then");
+        }
+        if !left.knows(info) {
+            let why = match left.is_ahead_of(info) {
+                true => "cache_info on the medium is damaged, or this is an old copy of it",
+                false => "the medium was used otherwise since",
+            };
+            return self.refuse_left(&left, why.into(), !left.is_ahead_of(info));
+        }
+        let end = (!log.is_torn).then_some(log.end);
+        if let Some(what) = difference(self.media, self.found, end, &left) {
+            let what = format!("{what}: this is an older copy of what the last server had");
+            return self.refuse_left(&left, what, false);
+        }
+        for (key, _) in &left.keys {
+            self.key(key).map_err(|what| {
+                let what = format_args!("a key in the memory of the last server: {what}");
+                self.media.damaged(what)
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Keys that the log has not, and that are not to be believed.
+    fn unlogged<'a>(&self, left: &'a LeftBehind) -> Vec<&'a Key> {
+        let segments = self.segments();
+        let is_logged = |key: &Key| {
+            let segment = key.segment.get();
+            segment < segments.count()
+                && self.out.is_at(key.off.get(), segments.data_at(segment, key.segment_off.get()))
+        };
+        let keys = left.keys.iter().map(|(key, _)| key);
+        keys.filter(|key| key.flags.get() & KEY_CLEAN == 0 && !is_logged(key)).collect()
+    }
+
+    /// What they were for is lost: no older data is to be read there.
+    fn lose_left(&mut self, left: &LeftBehind, why: &str) -> Result<()> {
+        let keys = self.unlogged(left);
+        let size = self.limits.size_bytes;
+        let ranges = keys.iter().map(|key| (key.off.get(), u64::from(key.len.get())));
+        let ranges: Vec<_> = ranges.filter(|(at, len)| at.saturating_add(*len) <= size).collect();
+        if !ranges.is_empty() {
+            let bytes = ranges.iter().map(|(_, len)| len).sum();
+            self.out.notes.push(format!(
+                "{} that the last server had acknowledged and not flushed are LOST: {why}",
+                human_bytes(bytes)
+            ));
+        }
+        ranges.into_iter().for_each(|(at, len)| self.out.lose(at, len));
+        Ok(())
+    }
+
+    /// The memory is not this medium's. `is_past`: what it had is lost anyhow.
+    fn refuse_left(&mut self, left: &LeftBehind, why: String, is_past: bool) -> Result<()> {
+        let keys = self.unlogged(left).len();
+        if keys == 0 {
+            return Ok(());
+        }
+        if is_past || self.args.accepts_loss || self.args.log_damage == LogDamage::Truncate {
+            self.out.has_more = true;
+            let what = "writes that the last server had acknowledged and not flushed are LOST";
+            self.out.notes.push(format!("{keys} {what}: {why}"));
+            return Ok(());
+        }
+        Err(Error::new(
+            Kind::Refused,
+            format!(
+                "{}: {why}, and {keys} writes that were acknowledged and not flushed are in \
+                 memory; attach the newest one, or add `lost_memory accept` to the table to go on \
+                 without them",
+                self.media.name()
+            ),
+        ))
+    }
+}

@@ -1,0 +1,88 @@
+//! What is left of a cache device that was cut short: as long as it was, to look at. What is gone
+//! reads as sectors that cannot be read, so whoever can live with those can live with this.
+
+use super::{Medium, Pmem};
+use crate::error::Status;
+use crate::sync::Arc;
+
+/// See the module.
+#[derive(Debug)]
+pub struct Rest {
+    left: Arc<dyn Pmem>,
+    len_bytes: u64,
+}
+
+impl Rest {
+    /// `left`, as one of `len_bytes`; itself, if it is as long as that.
+    pub fn of(left: Arc<dyn Pmem>, len_bytes: u64) -> Arc<dyn Pmem> {
+        if len_bytes <= left.len_bytes() { left } else { Arc::new(Rest { left, len_bytes }) }
+    }
+}
+
+impl Pmem for Rest {
+    fn len_bytes(&self) -> u64 {
+        self.len_bytes
+    }
+
+    fn left_bytes(&self) -> u64 {
+        self.left.len_bytes()
+    }
+
+    fn medium(&self) -> &Medium {
+        self.left.medium()
+    }
+
+    fn store(&self, at: u64, _bytes: &[u8]) {
+        panic!("a store at byte {at} of a cache device that was cut short");
+    }
+
+    fn zero(&self, at: u64, _len: u64) {
+        panic!("a store at byte {at} of a cache device that was cut short");
+    }
+
+    fn load(&self, at: u64, into: &mut [u8]) -> Result<(), Status> {
+        let end = at.checked_add(into.len() as u64).filter(|end| *end <= self.len_bytes);
+        assert!(end.is_some(), "{} bytes at {at} of {}", into.len(), self.len_bytes);
+        match end {
+            Some(end) if end <= self.left_bytes() => self.left.load(at, into),
+            _ => Err(Status::Io),
+        }
+    }
+
+    fn drain(&self) -> Result<(), Status> {
+        Ok(())
+    }
+
+    fn sync(&self) -> Result<(), Status> {
+        Ok(())
+    }
+
+    fn failure(&self) -> Option<String> {
+        self.left.failure()
+    }
+
+    fn is_deleted(&self) -> bool {
+        self.left.is_deleted()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Persistence;
+    use super::super::sim::SimPmem;
+    use super::*;
+
+    #[test]
+    fn what_is_gone_cannot_be_read() {
+        let left = || Arc::new(SimPmem::from_image(&[7; 8192], Persistence::Cpu));
+        let rest = Rest::of(left(), 16384);
+        assert_eq!((rest.len_bytes(), rest.left_bytes()), (16384, 8192));
+        let mut bytes = [0; 16];
+        assert_eq!(rest.load(8176, &mut bytes), Ok(()));
+        assert_eq!(bytes, [7; 16]);
+        assert_eq!(rest.load(8177, &mut bytes), Err(Status::Io));
+        assert_eq!(rest.load(16368, &mut bytes), Err(Status::Io));
+        let whole = Rest::of(left(), 4096);
+        assert_eq!((whole.len_bytes(), whole.left_bytes()), (8192, 8192));
+    }
+}

@@ -1,0 +1,178 @@
+//! A cache and its origin together, to read: neither is written to.
+
+use std::collections::HashMap;
+
+use crate::bio::{Bio, Op};
+use crate::buffer::Buffer;
+use crate::disk::{Disk, DiskIo};
+use crate::error::Status;
+use crate::sync::atomic::{AtomicU64, Ordering};
+use crate::sync::{Arc, Mutex, lock};
+use crate::target::{Fact, Health, Port, Target, TargetLimits, flag, number, origin_facts, text};
+
+use super::{Piece, Salvage};
+
+/// The target.
+#[derive(Debug)]
+pub struct View {
+    target: &'static str,
+    /// What the table says behind the target's name.
+    words: String,
+    salvage: Salvage,
+    origin: Arc<dyn Disk>,
+    waiting: Mutex<Waiting>,
+    lost_reads: AtomicU64,
+}
+
+/// Reads that wait for the origin, by the number in their token.
+#[derive(Debug, Default)]
+struct Waiting {
+    reads: HashMap<u64, Read>,
+    next: u64,
+}
+
+#[derive(Debug)]
+struct Read {
+    bio: Bio,
+    outstanding: usize,
+    status: Result<(), Status>,
+}
+
+impl View {
+    /// Of what `salvage` has, over `origin`. `words`: the table line's, behind the target's name.
+    pub fn new(
+        target: &'static str,
+        words: String,
+        salvage: Salvage,
+        origin: Arc<dyn Disk>,
+    ) -> View {
+        let waiting = Mutex::default();
+        View { target, words, salvage, origin, waiting, lost_reads: AtomicU64::new(0) }
+    }
+
+    fn read(&self, mut bio: Bio, port: &mut Port) {
+        let mut gaps = Vec::new();
+        let (mut at, end) = (bio.offset, bio.end());
+        while at < end {
+            let from = (at - bio.offset) as usize;
+            match self.salvage.piece(at, end) {
+                Piece::Origin(len) => {
+                    gaps.push((at, len));
+                    at += len;
+                }
+                Piece::Cache(part) => {
+                    let into = &mut bio.buffer.as_mut_slice()[from..from + part.len as usize];
+                    if let Err(status) = self.salvage.load(&part, into) {
+                        self.lost_reads.fetch_add(1, Ordering::Relaxed);
+                        return port.finish(bio, Err(status));
+                    }
+                    at += part.len;
+                }
+            }
+        }
+        if gaps.is_empty() {
+            return port.finish(bio, Ok(()));
+        }
+        let token = {
+            let mut waiting = lock(&self.waiting);
+            waiting.next += 1;
+            let token = waiting.next;
+            let read = Read { bio, outstanding: gaps.len(), status: Ok(()) };
+            waiting.reads.insert(token, read);
+            token
+        };
+        for (offset, len) in gaps {
+            port.ios.push_back(DiskIo {
+                disk: Arc::clone(&self.origin),
+                op: Op::Read,
+                offset,
+                len,
+                buffer: port.pool.take(len as usize),
+                token,
+                line: 0,
+                result: Ok(()),
+            });
+        }
+    }
+}
+
+impl Target for View {
+    fn name(&self) -> &'static str {
+        self.target
+    }
+
+    fn submit(&self, bio: Bio, port: &mut Port) {
+        match bio.op {
+            Op::Read => self.read(bio, port),
+            // There is nothing to make durable.
+            Op::Flush => port.finish(bio, Ok(())),
+            Op::Write | Op::Discard | Op::WriteZeroes => port.finish(bio, Err(Status::ReadOnly)),
+        }
+    }
+
+    fn complete(&self, mut io: DiskIo, port: &mut Port) {
+        let mut waiting = lock(&self.waiting);
+        let read = waiting.reads.get_mut(&io.token).expect("an I/O in flight has its read");
+        match io.result {
+            Ok(()) => {
+                let from = (io.offset - read.bio.offset) as usize;
+                let into = &mut read.bio.buffer.as_mut_slice()[from..from + io.len as usize];
+                into.copy_from_slice(io.buffer.as_slice());
+            }
+            Err(status) => read.status = Err(status),
+        }
+        read.outstanding -= 1;
+        let done = if read.outstanding == 0 { waiting.reads.remove(&io.token) } else { None };
+        drop(waiting);
+        port.pool.put(std::mem::replace(&mut io.buffer, Buffer::empty()));
+        if let Some(read) = done {
+            port.finish(read.bio, read.status);
+        }
+    }
+
+    fn health(&self) -> Health {
+        Health { origin: self.origin.errors(), ..Health::default() }
+    }
+
+    fn limits(&self) -> TargetLimits {
+        TargetLimits { block_bytes: self.origin.limits().block_bytes, has_discard: false }
+    }
+
+    fn is_read_only(&self) -> bool {
+        true
+    }
+
+    fn status(&self) -> String {
+        let (dirty, lost) = (self.salvage.dirty_bytes(), self.salvage.lost_bytes());
+        format!("read-only {dirty} {lost}")
+    }
+
+    fn table(&self) -> String {
+        self.words.clone()
+    }
+
+    fn facts(&self) -> Vec<Fact> {
+        let salvage = &self.salvage;
+        let medium = salvage.pmem.medium();
+        let mut facts = vec![
+            text("cache_device", &medium.name, "where cached data is"),
+            flag("cache_is_read_only", true, "neither device is written to"),
+            number("readable_dirty_bytes", salvage.dirty_bytes(), "data that only the cache has"),
+            number("lost_bytes", salvage.lost_bytes(), "data that only the cache had; reads fail"),
+            number("lost_ranges", salvage.lost().len() as u64, "how many ranges that is"),
+            flag("has_more_lost", salvage.has_more, "more is lost, and nobody can say where"),
+            number(
+                "lost_reads_total",
+                self.lost_reads.load(Ordering::Relaxed),
+                "reads that failed because data is lost",
+            ),
+        ];
+        facts.extend(origin_facts(&*self.origin, "origin"));
+        let failure = salvage.pmem.failure();
+        let about = "why the cache device is not trusted any more";
+        facts.extend(failure.map(|failure| text("medium_failure", &failure, about)));
+        let notes = salvage.notes.iter();
+        facts.extend(notes.map(|note| text("attach_note", note, "what the attach found")));
+        facts
+    }
+}
