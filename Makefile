@@ -12,6 +12,8 @@ SOAK_SECONDS ?= $(or $(SECONDS),600)
 SEED ?= $(shell date +%s)
 # The crash-state explorer, with deliberate bugs to find.
 EXPLORE = $(CARGO) test --locked -p udm --features mutants --test explore
+# The simulation, with those deliberate bugs that it must find.
+SIMULATE = $(CARGO) test --locked -p udm --features mutants --test simulate -- --own-mutants
 # Interleavings of threads, and of memory accesses, with deliberate bugs to find.
 SCHEDULES = $(CARGO) test --locked -p udm --features mutants,shuttle --lib schedules::
 # Two seconds of tests: to optimize them would take a minute.
@@ -57,6 +59,7 @@ test:
 	$(CLIPPY)
 	$(CARGO) test --workspace --locked
 	$(EXPLORE)
+	$(SIMULATE)
 	$(SCHEDULES)
 	$(ORDERINGS)
 
@@ -105,6 +108,7 @@ fuzz:
 
 explore:
 	$(EXPLORE) -- --nocapture
+	$(SIMULATE)
 
 schedules:
 	$(SCHEDULES) -- --nocapture

@@ -110,6 +110,10 @@ mutants! {
     ReplayCoversNewer,
     /// Segments are reused before the keys that name them are replayed.
     CollectedBeforeReplayed,
+    /// A FUA write across regions closes the key set of the last one only.
+    FuaOfLastRegion,
+    /// What was logged for want of room or for its age gets no mark when a client flushes.
+    LoggedUnmarked,
     }
 
     /// writecache: what a crash or a single thread shows.
@@ -178,6 +182,26 @@ mutants! {
     UnflushedWrittenBack,
     /// What a dead server saw overwritten on a failing cache is believed to stay.
     OverwrittenUnsettled,
+    /// Mode `p`: shared memory does not know the counter before it is on the medium.
+    CounterUnannounced,
+    /// The same in mode `s`.
+    DiskCounterUnannounced,
+    /// Mode `p`: shared memory never hears that the counter has come to the medium.
+    CounterUnconfirmed,
+    /// A flush of the origin covers what passed by while it was under way.
+    BypassesAsOfEnd,
+    /// What passed by owes the origin no flush.
+    BypassUncounted,
+    /// The room that was promised to a write is not given back when that fails.
+    PromiseOfFailed,
+    /// What a discard has zeroed leaves the cache before the origin's flush.
+    ZeroesUnflushed,
+    /// Write-back does not hear of another flush of the origin that failed during its batch.
+    OthersFailureIgnored,
+    /// A batch that fails brings superseded versions back to life.
+    OutdatedRevived,
+    /// Of a stripe's two lists, the next server takes up the newer one only.
+    OlderListIgnored,
     }
 
     /// What only threads that run into each other show.
@@ -236,6 +260,8 @@ mutants! {
     SuspendSeenEarly,
     /// What was replayed late joins the index without the stripe's lock.
     JoinedUnlocked,
+    /// A key can be seen before its data, which was moved, has left the CPU.
+    MoveUndrained,
     }
 
     /// writecache: what only threads that run into each other show.
@@ -272,6 +298,28 @@ mutants! {
     OverwritingFreed,
     /// A block is overwritten while a discard is zeroing it.
     OverwrittenWhileZeroed,
+    }
+
+    /// What only tables of several lines, and requests of several pieces of which some fail, show.
+    PIECES {
+    /// Of a request across lines, the last child's status counts.
+    LastChildCounts,
+    /// A request goes on with a new table where it had come with the old one.
+    ProgressKept,
+    /// FUA reaches only the first line that a write touches.
+    FuaOfFirstLine,
+    /// A flush reaches only the first line.
+    FlushOfFirstLine,
+    /// A child that waits does not hear of what came while others of its request were under way.
+    LateChildUnheard,
+    /// A request that is tried again forgets that a child of it has failed.
+    ParkedForgetsError,
+    /// pcache: of a read's pieces from the backing device, the last one's status counts.
+    LastMissCounts,
+    /// writecache: of a read's pieces, the last one's status counts.
+    LastPieceCounts,
+    /// pcache: what a batch found damaged is taken off the list of bad ranges by that batch.
+    SetAsideHealed,
     }
 
     /// What only memory shows that reorders what the code does not order.

@@ -44,6 +44,12 @@ mod chosen {
             others_may_go_on();
             self.0.store(value, order);
         }
+
+        /// Its value at this very moment: nobody else goes on.
+        #[cfg(test)]
+        pub fn peek(&self) -> u64 {
+            self.0.load(Ordering::SeqCst)
+        }
     }
 
     /// Any access of an atomic of the scheduler's own is a switch.

@@ -334,6 +334,43 @@ fn a_long_trim_goes_piece_by_piece_and_is_answered_once() {
 }
 
 #[test]
+fn the_error_of_any_piece_is_the_answer_and_the_last_thing_done() {
+    const PIECES: usize = 3;
+    for (command, bad) in [4, 6].into_iter().flat_map(|c| (0..PIECES).map(move |bad| (c, bad))) {
+        let mut bench = Bench::new(8 << 30);
+        bench.feed(&common::usual_handshake(true), usize::MAX);
+        let before = bench.sent.len();
+        bench.is_held = true;
+        bench.feed(&common::request(0, command, 77, 0, (64 << 20) + 4096), usize::MAX);
+        for nth in 0..=bad {
+            assert_eq!((bench.bios.len(), bench.sent.len()), (1, before), "piece by piece");
+            let status = if nth == bad { Err(Status::NoSpace) } else { Ok(()) };
+            let bio = bench.bios.pop_front().unwrap().finished(status);
+            bench.connection.finished(bio, &mut bench.bios, &mut bench.pool);
+            bench.work();
+        }
+        assert_eq!(bench.bios.len(), 0, "nothing is done behind an error");
+        let mut rest = &bench.sent[before..];
+        let reply = common::take_reply(&mut rest, |_| 0);
+        assert_eq!((reply.cookie, reply.error, rest.len()), (77, 28, 0));
+    }
+}
+
+#[test]
+fn a_flush_is_answered_behind_the_devices_own() {
+    let mut bench = Bench::new(SIZE);
+    bench.feed(&common::usual_handshake(true), usize::MAX);
+    bench.is_held = true;
+    let before = bench.sent.len();
+    bench.feed(&common::request(0, 3, 5, 0, 0), usize::MAX);
+    assert_eq!((bench.bios.len(), bench.sent.len()), (1, before));
+    assert_eq!(bench.bios[0].op, Op::Flush);
+    bench.is_held = false;
+    bench.work();
+    assert!(bench.sent.len() > before);
+}
+
+#[test]
 fn oversized_requests_are_refused_and_absurd_ones_end_the_connection() {
     let mut bench = Bench::new(8 << 30);
     bench.feed(&common::usual_handshake(true), usize::MAX);

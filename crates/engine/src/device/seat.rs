@@ -15,6 +15,7 @@ use crate::bio::{Bio, Op};
 use crate::buffer::Buffer;
 use crate::disk::DiskIo;
 use crate::error::Status;
+use crate::mutants::{self, Mutant};
 use crate::pending::Pending;
 use crate::sync::Arc;
 use crate::target::Port;
@@ -105,7 +106,7 @@ impl Seat {
         if bio.len == 0 && bio.op != Op::Flush {
             return port.finish(bio, Ok(()));
         }
-        if self.parked_generation != self.generation {
+        if self.parked_generation != self.generation && !mutants::is(Mutant::ProgressKept) {
             // How far a bio got with targets that are gone means nothing to the new ones.
             bio.progress = 0;
         }
@@ -229,6 +230,9 @@ impl Split {
             let outer = outer as u32;
             let known = self.outers.value(outer);
             children.append(&mut known.parked);
+            if mutants::is(Mutant::ParkedForgetsError) {
+                known.status = Ok(());
+            }
             if known.is_lent
                 && let Some(child) = children.front_mut()
             {
@@ -308,7 +312,10 @@ impl Split {
         let place = child.token as u32;
         let outer = self.outers.value(place);
         outer.open = outer.open.checked_sub(1).expect("each child comes out exactly once");
-        outer.status = outer.status.and(child.status);
+        outer.status = match mutants::is(Mutant::LastChildCounts) {
+            true => child.status,
+            false => outer.status.and(child.status),
+        };
         let bio = outer.bio.as_mut().expect("an outer bio is here while a child is inside");
         if outer.is_lent {
             bio.buffer = child.buffer;
@@ -344,7 +351,8 @@ impl Split {
         if outer.open > 0 {
             return;
         }
-        if !outer.parked.is_empty() && outer.parked_at != self.retries {
+        let has_missed = !outer.parked.is_empty() && outer.parked_at != self.retries;
+        if has_missed && !mutants::is(Mutant::LateChildUnheard) {
             // A lent buffer's only child cannot have missed anything.
             assert!(!outer.is_lent, "an only child is parked with its outer bio");
             return self.missed.push(place);
@@ -372,7 +380,8 @@ fn cut(
 ) {
     if bio.op == Op::Flush {
         let flush = |line| Bio::flush(child_token(line, outer));
-        children.extend((0..lines.len()).map(flush));
+        let count = if mutants::is(Mutant::FlushOfFirstLine) { 1 } else { lines.len() };
+        children.extend((0..count).map(flush));
         return;
     }
     for (index, line) in lines.iter().enumerate().skip(first) {
@@ -392,7 +401,8 @@ fn cut(
             Op::Flush | Op::Discard | Op::WriteZeroes => Buffer::empty(),
         };
         let token = child_token(index, outer);
-        let mut child = Bio::bare(bio.op, start - line.start, end - start, bio.fua, token);
+        let fua = bio.fua && (index == first || !mutants::is(Mutant::FuaOfFirstLine));
+        let mut child = Bio::bare(bio.op, start - line.start, end - start, fua, token);
         child.buffer = buffer;
         child.is_metadata = bio.is_metadata;
         children.push_back(child);

@@ -569,3 +569,14 @@ proptest! {
         prop_assert_eq!(device.info().bios_in_flight, 0);
     }
 }
+
+#[test]
+fn of_a_request_across_lines_the_first_error_counts() {
+    let device = device("0 8 error\n8 8 linear /a 8\n16 8 error");
+    let mut local = Local::without_kernel(&device).unwrap();
+    assert_eq!(local.write_at(&[7; 1024], 3584, false), Err(Status::Io), "the first child");
+    assert_eq!(local.write_at(&[7; 1024], 7680, false), Err(Status::Io), "the last one");
+    assert_eq!(local.write_at(&[7; 512], 4096, true), Ok(()), "neither");
+    assert_eq!(local.read_at(&mut [0; 1024], 3584), Err(Status::Io));
+    assert_eq!(local.write_zeroes(3584, 1024, false), Err(Status::Io));
+}

@@ -356,7 +356,7 @@ impl KeyLog {
         }
         head.position.offset += bytes as u32;
         self.note_logged(KeyCounts::of(keys));
-        head.is_unmarked = !mark;
+        head.is_unmarked = !mark && !mutants::is(Mutant::LoggedUnmarked);
         self.head_seen.store(pack(head.position), Ordering::Release);
         Ok(())
     }

@@ -209,6 +209,8 @@ pub(super) fn take_up(
                 key.segment.get()
             )));
         }
+        // Logged, written back and collected before its thread had emptied the set, when the
+        // server died: whatever is in that segment now belongs to others.
         if key.generation.get() < generation || segments.is_log(key.segment.get()) {
             continue;
         }

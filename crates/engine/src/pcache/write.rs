@@ -193,7 +193,11 @@ impl Pcache {
             false => Close::No,
             true if piece_end == bio.len => Close::Marked,
             // Pieces of one region share an open set: its last piece closes for all.
-            true if (at + u64::from(space.len)).is_multiple_of(REGION_BYTES) => Close::Yes,
+            true if (at + u64::from(space.len)).is_multiple_of(REGION_BYTES)
+                && !mutants::is(Mutant::FuaOfLastRegion) =>
+            {
+                Close::Yes
+            }
             true => Close::No,
         };
         self.commit_key(at, space, sums, close)

@@ -553,7 +553,9 @@ impl Pcache {
         if !self.bad.is_any() {
             return Ok(());
         }
-        let is_written = |run: &&Run| !writeback.damaged.contains(&run.offset);
+        let is_written = |run: &&Run| {
+            mutants::is(Mutant::SetAsideHealed) || !writeback.damaged.contains(&run.offset)
+        };
         let mut written = writeback.runs.iter().filter(is_written);
         written.try_for_each(|run| self.forget_bad(run.offset, run.len))
     }

@@ -124,23 +124,25 @@ impl Record {
         self.clock
     }
 
-    /// Panics if a power cut at the end of this record must not leave `tag` in the sector.
-    pub fn judge_after_cut(&self, sector: u64, tag: u64) {
+    /// Panics if a power cut at the end of this record must not leave `tag` in the sector; or the
+    /// death of the server, which takes nothing back that was acknowledged.
+    pub fn judge_after(&self, sector: u64, tag: u64, is_cut: bool) {
         let writes = || self.acts.iter().filter(|act| act.is_write && act.sector == sector);
         let end = match writes().find(|act| act.tag == tag) {
             Some(write) => write.end,
             None => {
-                assert!(tag == INITIAL, "after the cut sector {sector} has foreign data {tag}");
+                assert!(tag == INITIAL, "afterwards sector {sector} has foreign data {tag}");
                 0
             }
         };
         let is_durable = |write: &&Act| {
             let covers = |flush: &(u64, u64)| write.end < flush.0;
-            write.end != UNENDED && (write.is_fua || self.flushes.iter().any(covers))
+            let is_kept = !is_cut || write.is_fua || self.flushes.iter().any(covers);
+            write.end != UNENDED && is_kept
         };
         let newer = writes().filter(is_durable).find(|write| end < write.start);
         if let Some(newer) = newer {
-            panic!("after the cut sector {sector} shows {tag}, but {} was durable", newer.tag);
+            panic!("afterwards sector {sector} shows {tag}, but {} was to stay", newer.tag);
         }
     }
 }

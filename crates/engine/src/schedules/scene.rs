@@ -1,12 +1,16 @@
 //! What the worlds of all targets are made of: devices, a history, clients; and how they are judged
 //! by what clients read and by what the origin holds in the end.
 
+use shuttle::thread;
+
 use super::history::{History, Record};
 use super::stage::{Client, Keeper, Origin, Platter, Twin};
 use crate::device::Device;
 use crate::local::{Clock, Local, ManualClock};
 use crate::prng::Prng;
-use crate::sync::Arc;
+use crate::shm::SharedWords;
+use crate::sync::atomic::Ordering;
+use crate::sync::{Arc, SharedWord};
 
 /// Sectors that clients use: where they begin, how many.
 pub type Areas = &'static [(u64, u64)];
@@ -25,6 +29,34 @@ pub struct Rest {
     pub image: Vec<u8>,
     pub platter: Platter,
     pub record: Record,
+    /// Words of shared memory; none after a power cut.
+    pub words: Vec<u64>,
+}
+
+impl Rest {
+    /// What the next server finds of shared memory that has so many words.
+    pub fn shared(&self, words: usize) -> SharedWords {
+        // Where the power went, nothing is left, and the machine has been started again.
+        let boot = u64::from(self.words.is_empty());
+        let shared = SharedWords::private(words).in_boot(boot);
+        for (word, value) in shared.words().iter().zip(&self.words) {
+            word.store(*value, Ordering::SeqCst);
+        }
+        shared
+    }
+}
+
+/// How often a server dies in a story about that.
+const DEATHS: usize = 4;
+
+/// What deaths at some moments leave, while others are at work.
+pub fn deaths(prng: &mut Prng, die: impl Fn() -> Rest) -> Vec<Rest> {
+    let longest = 2 << prng.below(6);
+    let mut one = || {
+        (0..prng.below(longest)).for_each(|_| thread::yield_now());
+        die()
+    };
+    (0..DEATHS).map(|_| one()).collect()
 }
 
 impl Scene {
@@ -43,7 +75,15 @@ impl Scene {
     pub fn cut(&self, prng: &mut Prng, atom: usize) -> Rest {
         // Nobody else goes on in between: nothing here is the scheduler's.
         let record = self.history.record_now();
-        Rest { image: self.twin.cut(prng, atom), platter: self.origin.cut(prng), record }
+        let (image, platter) = (self.twin.cut(prng, atom), self.origin.cut(prng));
+        Rest { image, platter, record, words: Vec::new() }
+    }
+
+    /// The server dies at this very moment, and leaves `shared`; the world itself goes on.
+    pub fn die(&self, shared: &SharedWords) -> Rest {
+        let words = shared.words().iter().map(SharedWord::peek).collect();
+        let record = self.history.record_now();
+        Rest { image: self.twin.image(), platter: self.origin.platter(), record, words }
     }
 
     /// Reads everything; what is there, area by area.
@@ -79,11 +119,12 @@ impl Scene {
         }
     }
 
-    /// Judges what is read after a cut by what was known then.
-    pub fn judge_after_cut(&self, record: &Record) {
+    /// Judges what is read after a cut, or a death, by what was known then.
+    pub fn judge_after(&self, rest: &Rest) {
+        let is_cut = rest.words.is_empty();
         for (&(sector, _), tags) in self.areas.iter().zip(self.read_all()) {
             for (sector, tag) in (sector..).zip(tags) {
-                record.judge_after_cut(sector, tag);
+                rest.record.judge_after(sector, tag, is_cut);
             }
         }
     }

@@ -63,6 +63,25 @@ struct Memory {
     durable: Vec<u8>,
     pending: Vec<Store>,
     stores: u64,
+    /// Decides which stores of others have left their CPU already.
+    luck: Prng,
+}
+
+impl Memory {
+    /// What the thread `by` sees of memory: its own stores, what others have drained, and of what
+    /// they have not, any. (A disk, through which all threads see the same, has `visible`.)
+    fn seen(&mut self, by: ThreadId, at: usize, into: &mut [u8]) {
+        let end = at + into.len();
+        into.copy_from_slice(&self.durable[at..end]);
+        for store in &self.pending {
+            let (from, to) = (store.at as usize, store.at as usize + store.bytes.len());
+            let (first, last) = (from.max(at), to.min(end));
+            if first < last && (store.by == by || self.luck.one_in(2)) {
+                into[first - at..last - at]
+                    .copy_from_slice(&store.bytes[first - from..last - from]);
+            }
+        }
+    }
 }
 
 /// The cache medium: memory, or through [`TwinDisk`] a disk.
@@ -83,8 +102,8 @@ impl Twin {
             kernel_name: "twin".into(),
         };
         let len_bytes = image.len() as u64;
-        let memory =
-            Memory { durable: image.clone(), visible: image, pending: Vec::new(), stores: 0 };
+        let (durable, luck) = (image.clone(), Prng::new(len_bytes));
+        let memory = Memory { durable, visible: image, pending: Vec::new(), stores: 0, luck };
         Twin { medium, len_bytes, memory: Mutex::new(memory) }
     }
 
@@ -96,6 +115,18 @@ impl Twin {
         memory.stores += 1;
         let nth = memory.stores;
         memory.pending.push(Store { at, bytes: bytes.to_vec(), by, nth });
+    }
+
+    fn load_pieces(
+        &self,
+        at: u64,
+        into: &mut [u8],
+        mut look: impl FnMut(&mut Memory, usize, &mut [u8]),
+    ) {
+        for (nth, piece) in into.chunks_mut(PIECE).enumerate() {
+            others_may_go_on();
+            look(&mut self.memory.lock().unwrap(), at as usize + nth * PIECE, piece);
+        }
     }
 
     fn settle(&self, is_covered: impl Fn(&Store) -> bool) {
@@ -163,12 +194,8 @@ impl Pmem for Twin {
     }
 
     fn load(&self, at: u64, into: &mut [u8]) -> Result<(), Status> {
-        for (nth, piece) in into.chunks_mut(PIECE).enumerate() {
-            others_may_go_on();
-            let memory = self.memory.lock().unwrap();
-            let from = at as usize + nth * PIECE;
-            piece.copy_from_slice(&memory.visible[from..from + piece.len()]);
-        }
+        let by = current_thread().id();
+        self.load_pieces(at, into, |memory, at, piece| memory.seen(by, at, piece));
         Ok(())
     }
 
@@ -213,7 +240,12 @@ impl Disk for TwinDisk {
 
     fn start(&self, mut io: DiskIo, ring: &mut Ring) {
         match io.op {
-            Op::Read => self.twin.load(io.offset, io.buffer.as_mut_slice()).unwrap(),
+            Op::Read => {
+                let into = io.buffer.as_mut_slice();
+                self.twin.load_pieces(io.offset, into, |memory, at, piece| {
+                    piece.copy_from_slice(&memory.visible[at..at + piece.len()]);
+                });
+            }
             Op::Write => self.twin.store(io.offset, io.buffer.as_slice()),
             Op::Flush => {
                 let last = self.twin.memory.lock().unwrap().stores;

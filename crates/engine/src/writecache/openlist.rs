@@ -236,7 +236,9 @@ impl OpenLists {
             let place = |list| lists_at + (stripe * 2 + list) * list_words;
             let mut lists = [0, 1].map(|list| &words[place(list)..][..list_words]);
             lists.sort_by_key(|list| list[0].load(Ordering::Relaxed));
-            for list in lists {
+            let has_newer = lists[1][1].load(Ordering::Acquire) > 0;
+            let skipped = usize::from(has_newer && mutants::is(Mutant::OlderListIgnored));
+            for list in lists.into_iter().skip(skipped) {
                 let most = (list_words - LIST_HEADER_WORDS) / 2;
                 let count = (list[1].load(Ordering::Acquire) as usize).min(most);
                 for (nth, entry) in entries(list, count).enumerate() {

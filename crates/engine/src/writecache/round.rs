@@ -138,10 +138,14 @@ impl Writecache {
         }
         if commit.has_batch {
             let seq = commit.seq + 1;
-            self.open.announce_seq(seq);
+            if !mutants::is(Mutant::CounterUnannounced) {
+                self.open.announce_seq(seq);
+            }
             pmem.store(self.geometry.start + SEQ_COUNT_AT, &seq.to_le_bytes());
             settle()?;
-            self.open.confirm_seq(seq);
+            if !mutants::is(Mutant::CounterUnconfirmed) {
+                self.open.confirm_seq(seq);
+            }
             commit.seq = seq;
         }
         Ok(())
@@ -330,7 +334,9 @@ impl Writecache {
             }
             Phase::EntriesFlush if has_batch => {
                 let seq = commit.seq;
-                self.open.announce_seq(seq + 1);
+                if !mutants::is(Mutant::DiskCounterUnannounced) {
+                    self.open.announce_seq(seq + 1);
+                }
                 commit.phase = Phase::Counter;
                 let buffer = port.pool.take(self.unit_bytes() as usize);
                 port.ios.push_back(self.metadata_write(0, 1, seq, seq + 1, buffer));

@@ -299,7 +299,10 @@ impl Writecache {
         let Stage { mut bio, len, status, destination, .. } = stage;
         let first = self.block_at(bio.offset + bio.progress);
         match (&destination, status) {
-            (Destination::Origin, Ok(())) => _ = self.bypassed.fetch_add(1, Ordering::SeqCst),
+            (Destination::Origin, Ok(())) => {
+                let count = u64::from(!mutants::is(Mutant::BypassUncounted));
+                self.bypassed.fetch_add(count, Ordering::SeqCst);
+            }
             (Destination::Origin, Err(_)) => {}
             (Destination::Free(slots), Ok(())) => {
                 let has_room = self.publish(first, slots, self.data_of(&bio, slots));
@@ -328,7 +331,9 @@ impl Writecache {
     fn give_back(&self, first: u64, slots: &[u32]) {
         // In this order: a slot that is neither promised nor free would be one that never comes.
         self.pool.put_all(slots);
-        self.unpromise(first, slots.len());
+        if !mutants::is(Mutant::PromiseOfFailed) {
+            self.unpromise(first, slots.len());
+        }
         self.signal_room();
     }
 

@@ -423,7 +423,9 @@ impl Writecache {
             self.put_back(writeback, status);
             return self.plan_retry(background);
         }
-        if self.origin_flush_failures.load(Ordering::SeqCst) != writeback.flush_failures {
+        if self.origin_flush_failures.load(Ordering::SeqCst) != writeback.flush_failures
+            && !mutants::is(Mutant::OthersFailureIgnored)
+        {
             // Somebody else's flush failed meanwhile, and may have lost what this one covers.
             self.put_back(writeback, Status::Io);
             return self.plan_retry(background);
@@ -476,7 +478,8 @@ impl Writecache {
     }
 
     fn put_item_back(&self, locked: &mut Locked<'_>, slot: u32, is_last: bool) {
-        if self.index.word(slot).state() == State::Outdated {
+        let is_outdated = self.index.word(slot).state() == State::Outdated;
+        if is_outdated && !mutants::is(Mutant::OutdatedRevived) {
             return self.drop_outdated(locked, slot);
         }
         locked.set_state(slot, State::Live);

@@ -110,7 +110,8 @@ impl Writecache {
         let place = io.token as u32;
         let mut jobs = self.jobs.zeroes.of(port);
         let has_cached = jobs.value(place).has_cached;
-        if io.result.is_ok() && io.op == Op::WriteZeroes && has_cached {
+        let is_flushed = !has_cached || mutants::is(Mutant::ZeroesUnflushed);
+        if io.result.is_ok() && io.op == Op::WriteZeroes && !is_flushed {
             drop(jobs);
             port.ios.push_back(self.origin_io(Op::Flush, 0, 0, Buffer::empty(), io.token));
             return;

@@ -126,7 +126,7 @@ pub struct Machine {
     pub trace: Arc<Mutex<Trace>>,
     /// The model as far as clients know it; the explorer builds its own from the trace.
     pub(crate) model: Model,
-    pub(crate) subject: Option<Box<dyn Subject>>,
+    pub(crate) subject: Option<Arc<dyn Subject>>,
     pub(crate) port: Port,
     pub(crate) now: Nanos,
     pub(crate) prng: Prng,
@@ -156,6 +156,8 @@ pub struct Machine {
     pub(crate) asked: HashMap<u32, (usize, Vec<usize>)>,
     /// Writes and flushes that nobody waits for.
     pub(crate) posted: Vec<(u32, Ask)>,
+    /// What another client does within the next step.
+    pub(crate) arranged: Option<u32>,
 }
 
 impl Machine {
@@ -197,6 +199,7 @@ impl Machine {
             has_cache_failed: false,
             asked: HashMap::new(),
             posted: Vec::new(),
+            arranged: None,
         }
     }
 
@@ -223,6 +226,9 @@ impl Machine {
         self.attach(Who::Server)?;
         for step in program {
             self.step(*step).map_err(|what| format!("{step:?}: {what}"))?;
+            if !matches!(step, Step::Meanwhile { .. }) {
+                self.end_arranged();
+            }
         }
         self.is_holding_reads = false;
         self.release();
@@ -244,27 +250,18 @@ impl Machine {
                 self.ask(Ask::Write { first, count, fua, is_zero: false }, false)
             }
             Step::PostFlush => self.ask(Ask::Flush, false),
+            Step::PostZero { first, count } => {
+                self.has_passed_by |= self.kind.passes_by();
+                self.ask(Ask::Write { first, count, fua: false, is_zero: true }, false)
+            }
+            Step::Meanwhile { first, count, fences } => self.arrange(first, count, fences),
             Step::Percent(percent) => self.percent(percent),
             Step::Message(word) => self.message(word),
             Step::Read { first, count } => self.read(first, count),
             Step::HoldReads => self.hold(true, false, false),
             Step::HoldWrites => self.hold(false, true, false),
             Step::HoldCache => self.hold(false, false, true),
-            Step::OneWrite => {
-                self.one_write();
-                self.settle();
-                self.collect()
-            }
-            Step::OneCache => {
-                self.one_cache_io();
-                self.settle();
-                self.collect()
-            }
-            Step::Release => {
-                self.is_holding_reads = false;
-                self.release();
-                self.collect()
-            }
+            Step::OneWrite | Step::LastWrite | Step::OneCache | Step::Release => self.let_go(step),
             Step::Tick(tenths) => {
                 // As a real background does: it looks often.
                 for passed in (0..tenths).step_by(5) {
@@ -297,6 +294,21 @@ impl Machine {
             }
             Step::Kernel(what) => self.elsewhere(what),
         }
+    }
+
+    /// Some of what is held, or all of it, comes back.
+    fn let_go(&mut self, step: Step) -> Outcome {
+        match step {
+            Step::OneWrite => self.one_write(),
+            Step::LastWrite => self.end_write(self.writes.len().saturating_sub(1)),
+            Step::OneCache => self.one_cache_io(),
+            _ => {
+                self.is_holding_reads = false;
+                self.release();
+            }
+        }
+        self.settle();
+        self.collect()
     }
 
     fn hold(&mut self, reads: bool, writes: bool, cache: bool) -> Outcome {
@@ -353,7 +365,7 @@ impl Machine {
         }
         self.has_cache_failed = false;
         let subject = self.kind.open(self.devices.clone(), self.attaches, who);
-        self.subject = Some(subject.map_err(|error| format!("attach: {error}"))?);
+        self.subject = Some(subject.map_err(|error| format!("attach: {error}"))?.into());
         self.note(Event::Attached);
         self.model.show();
         self.claim();
@@ -414,6 +426,8 @@ impl Machine {
         self.cache_ios.clear();
         self.asked.clear();
         self.posted.clear();
+        self.devices.twin.arrange(None);
+        self.arranged = None;
         self.is_holding_reads = false;
         self.is_holding_writes = false;
         self.is_holding_cache = false;

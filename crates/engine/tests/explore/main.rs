@@ -9,6 +9,7 @@ mod explore;
 mod in_flight;
 mod judge;
 mod machine;
+mod meanwhile;
 mod media;
 mod model;
 mod of_pcache;

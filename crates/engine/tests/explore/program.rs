@@ -19,13 +19,23 @@ pub enum Step {
         fua: bool,
     },
     Flush,
-    /// As `Write` and `Flush`, but nobody waits for the end.
+    /// As `Write`, `Flush` and `Zero`, but nobody waits for the end.
     Post {
         first: usize,
         count: usize,
         fua: bool,
     },
     PostFlush,
+    PostZero {
+        first: usize,
+        count: usize,
+    },
+    /// Another client writes within the next step, behind that many of its fences.
+    Meanwhile {
+        first: usize,
+        count: usize,
+        fences: u32,
+    },
     Percent(u32),
     Message(&'static str),
     Read {
@@ -36,8 +46,9 @@ pub enum Step {
     HoldReads,
     /// Writes and flushes of the origin do not come back until `Release`.
     HoldWrites,
-    /// One held write or flush comes back.
+    /// One held write or flush comes back: any, or the one that was begun last.
     OneWrite,
+    LastWrite,
     /// The same for a cache that is a disk.
     HoldCache,
     OneCache,

@@ -140,6 +140,67 @@ pub const STORIES: &[&[Step]] = &[
     // What passed by is owed a flush, also by the next server.
     &[Message("cleaner"), w(0, 2), Kill, fua(2, 2), Flush, w(0, 2), Kill, Flush],
     &[w(0, 4), Message("flush_on_suspend"), Remove, Check, w(0, 2), Message("flush"), Check],
+    // Another client writes while a round is under way: behind the entries, behind the counter.
+    &[w(0, 2), Meanwhile { first: 4, count: 2, fences: 1 }, Flush, w(2, 2), Kill, Check],
+    &[w(0, 2), Meanwhile { first: 4, count: 2, fences: 2 }, Flush, fua(6, 2), Kill, Check],
+    &[
+        w(0, 2),
+        Flush,
+        w(0, 2),
+        Meanwhile { first: 0, count: 2, fences: 1 },
+        Flush,
+        Meanwhile { first: 2, count: 2, fences: 2 },
+        fua(4, 2),
+        Flush,
+    ],
+    // A write passes by, and ends, while somebody else's flush of the origin is under way.
+    &[
+        Message("cleaner"),
+        w(0, 2),
+        HoldWrites,
+        PostFlush,
+        post(2, 2),
+        LastWrite,
+        OneWrite,
+        Release,
+        Flush,
+        w(4, 2),
+        Check,
+    ],
+    // A discard's flush of the origin fails while write-back waits for its own.
+    &[
+        w(0, 2),
+        Flush,
+        HoldWrites,
+        Message("flush"),
+        Tick(1),
+        OneWrite,
+        w(8, 2),
+        Flush,
+        PostZero { first: 8, count: 2 },
+        LastWrite,
+        FailFlush,
+        LastWrite,
+        OneWrite,
+        Release,
+        Flush,
+        Check,
+    ],
+    // Writes to the cache fail, more than a list has room for.
+    &[
+        FailCache(Op::Write),
+        w(0, 8),
+        FailCache(Op::Write),
+        w(0, 8),
+        FailCache(Op::Write),
+        w(0, 8),
+        FailCache(Op::Write),
+        w(0, 8),
+        w(0, 8),
+        Flush,
+        Kill,
+        Check,
+    ],
     // The process dies while a counter is on its way that commits slots in the first sector of
     // entries and supersedes them in the second one.
     &[

@@ -72,7 +72,7 @@ impl Machine {
     }
 
     /// The same for whole blocks.
-    fn in_blocks(&self, ask: Ask) -> Ask {
+    pub(crate) fn in_blocks(&self, ask: Ask) -> Ask {
         match ask {
             Ask::Write { first, count, fua, is_zero } => {
                 let (first, count) = self.whole(first, count);
@@ -82,7 +82,7 @@ impl Machine {
         }
     }
 
-    fn bio(&mut self, id: u32, ask: Ask) -> Bio {
+    pub(crate) fn bio(&mut self, id: u32, ask: Ask) -> Bio {
         let token = u64::from(id);
         match ask {
             Ask::Write { first, count, fua, is_zero: true } => {
@@ -226,10 +226,17 @@ impl Machine {
 
     /// Completes any one write or flush of the origin.
     pub(crate) fn one_write(&mut self) {
-        if self.writes.is_empty() {
+        if !self.writes.is_empty() {
+            let nth = self.prng.below(self.writes.len() as u64) as usize;
+            self.end_write(nth);
+        }
+    }
+
+    /// Completes a write or flush of the origin, in the order in which they were begun.
+    pub(crate) fn end_write(&mut self, nth: usize) {
+        if nth >= self.writes.len() {
             return;
         }
-        let nth = self.prng.below(self.writes.len() as u64) as usize;
         let (id, mut io) = self.writes.remove(nth);
         let fails = match &mut self.failing {
             Some((op, left)) if *op == io.op => {

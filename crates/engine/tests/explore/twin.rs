@@ -56,6 +56,26 @@ pub struct Twin {
     /// Bytes of a line.
     line: usize,
     state: Mutex<State>,
+    meanwhile: Mutex<Option<Meanwhile>>,
+}
+
+/// What somebody else does behind a fence to come.
+pub struct Meanwhile {
+    fences: u32,
+    act: Box<dyn FnOnce() + Send>,
+}
+
+impl Meanwhile {
+    /// It is done behind the fence with this number, from 1 on.
+    pub fn new(fences: u32, act: Box<dyn FnOnce() + Send>) -> Meanwhile {
+        Meanwhile { fences, act }
+    }
+}
+
+impl std::fmt::Debug for Meanwhile {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "in {} fences", self.fences)
+    }
 }
 
 #[derive(Debug)]
@@ -107,7 +127,30 @@ impl Twin {
             beyond: None,
             recorder: None,
         };
-        Twin { len, medium, line, state: Mutex::new(state) }
+        Twin { len, medium, line, state: Mutex::new(state), meanwhile: Mutex::default() }
+    }
+
+    /// This is what somebody else is going to do.
+    pub fn arrange(&self, meanwhile: Option<Meanwhile>) {
+        *self.meanwhile.lock().unwrap() = meanwhile;
+    }
+
+    /// He does it now, if he has not yet.
+    pub fn interrupt_now(&self) {
+        let due = self.meanwhile.lock().unwrap().take();
+        due.into_iter().for_each(|due| (due.act)());
+    }
+
+    fn fence(&self) {
+        self.state().fence();
+        let mut meanwhile = self.meanwhile.lock().unwrap();
+        if let Some(waiting) = meanwhile.as_mut() {
+            waiting.fences -= 1;
+            if waiting.fences == 0 {
+                drop(meanwhile);
+                self.interrupt_now();
+            }
+        }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -342,14 +385,14 @@ impl Pmem for Twin {
 
     fn drain(&self) -> Result<(), Status> {
         if self.medium.persistence == Persistence::Cpu {
-            self.state().fence();
+            self.fence();
         }
         Ok(())
     }
 
     fn sync(&self) -> Result<(), Status> {
         if self.medium.persistence == Persistence::Msync {
-            self.state().fence();
+            self.fence();
         }
         Ok(())
     }

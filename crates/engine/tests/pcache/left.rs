@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use udm::error::Kind;
+use udm::pcache::inspect::inspect;
 use udm::pmem::sim::SimPmem;
 use udm::target::{FactValue, Target};
 
@@ -185,4 +186,43 @@ fn another_medium_in_the_same_place_gets_nothing() {
     world.open();
     assert!(notes(&world).is_empty(), "{:?}", notes(&world));
     assert_eq!(world.read(8192, 4096), [0xEE; 4096]);
+}
+
+#[test]
+fn keys_that_were_logged_and_whose_segment_was_reused_are_not_taken_up() {
+    // A thread logs the keys of its set, and loses its processor before it empties the set. What
+    // others do meanwhile needs none of its locks: they collect what it logged, and reuse the
+    // segment. Then the process dies.
+    let mut world = World::new(Setup::small().table("C B 2 retention fifo"));
+    world.open();
+    world.target().message(&["gc_percent".into(), "0".into()]).unwrap();
+    world.write(0, &[1; 4096], false);
+    let words =
+        || world.shared.words().iter().map(|word| word.load(std::sync::atomic::Ordering::SeqCst));
+    let left: Vec<u64> = words().collect();
+    for nth in 1..=90 {
+        world.write(nth << 12, &[2; 4096], nth % 30 == 0);
+    }
+    world.drain();
+    world.tick(2_000_000_000);
+    assert!(world.fact("recycled_segments_total") > 3, "its segment is free");
+    for nth in 1..=240 {
+        world.write((nth % 90) << 12, &[3; 4096], nth % 30 == 0);
+    }
+    world.drain();
+    world.kill();
+    // The sets, not what stands in front of them.
+    for (word, value) in world.shared.words().iter().zip(left).skip(16) {
+        word.store(value, std::sync::atomic::Ordering::SeqCst);
+    }
+    world.open();
+    assert_eq!(world.target().dirty().bytes, 0, "nothing of it is in the cache any more");
+    for nth in 0..90 {
+        assert!(world.read(nth << 12, 4096) == [3; 4096], "block {nth}");
+    }
+    world.write(0, &[4; 4096], true);
+    world.drain();
+    world.remove();
+    let report = inspect(world.pmem.clone(), world.setup.geometry).unwrap();
+    assert_eq!(report.stale_keys, 0, "keys of reused segments are not logged again");
 }

@@ -21,6 +21,7 @@ impl Run {
             Act::Resume => self.resume()?,
             Act::Message(number) => self.message(number)?,
             Act::Look => self.look()?,
+            Act::Load => self.load(prng)?,
             Act::Drain => self.drain(prng)?,
             Act::Remove { forgets } => self.remove(forgets, prng)?,
             Act::Kill { keeps, again } => self.kill(keeps, again, prng)?,
@@ -82,7 +83,23 @@ impl Run {
         result.or_else(|error| wrong(format!("resume: {error}")))
     }
 
+    /// Requests that wait go on with another table.
+    fn load(&mut self, prng: &mut Prng) -> Outcome {
+        let deaths = self.tally.deaths;
+        if !self.suspend(prng)? {
+            return if self.tally.deaths > deaths { Ok(()) } else { self.resume() };
+        }
+        let text = self.setup.table(prng);
+        let table = self.machine.build(&self.setup, &text);
+        let loaded = table.and_then(|table| self.server().device.load(table));
+        loaded.or_else(|error| wrong(format!("load {text}: {error}")))?;
+        self.resume()
+    }
+
     fn message(&mut self, number: u32) -> Outcome {
+        if self.setup.is_plain() {
+            return Ok(());
+        }
         let is_pcache = self.setup.is_pcache();
         let (words, is_valid) = match is_pcache {
             true => (vec!["gc_percent".to_string(), number.to_string()], number <= 90),
@@ -93,7 +110,8 @@ impl Run {
             }
         };
         let is_suspended = self.state() != DeviceState::Active;
-        let result = self.server().device.message(0, &words);
+        let sector = self.setup.cuts.0;
+        let result = self.server().device.message(sector, &words);
         let is_excused = self.has_medium_failed || !is_pcache && is_suspended;
         if result.is_ok() == is_valid || is_excused {
             return Ok(());
@@ -106,7 +124,13 @@ impl Run {
         let (status, table) = (device.status(), device.table());
         let (facts, info) = (device.facts(), device.info());
         let words = if self.setup.is_pcache() { 12 } else { 17 };
-        if status.len() != 1 || status[0].split(' ').count() != words || facts[0].facts.is_empty() {
+        let nth = usize::from(self.setup.is_cut());
+        let is_told = |line: &String| line.split(' ').count() == words;
+        let is_whole = status.len() == 1 + 2 * nth && table.len() == status.len();
+        if self.setup.is_plain() {
+            return Ok(());
+        }
+        if !is_whole || !is_told(&status[nth]) || facts[nth].facts.is_empty() {
             return wrong(format!("status {status:?}, table {table:?}, info {info:?}"));
         }
         let other = Table::parse("0 8 zero").expect("a table");
@@ -137,7 +161,7 @@ impl Run {
         })?;
         self.server().device.set_draining(false);
         if self.is_damaged {
-            let image = self.machine.disk.image();
+            let image = self.machine.image(&self.machine.disk);
             return self.oracle.check_known(&image).map_err(|what| told("origin: ", &what));
         }
         if !is_due || !self.is_healthy() {
@@ -148,10 +172,10 @@ impl Run {
         }
         // The power may have gone meanwhile, and what was drained is durable anyway.
         self.faulty_since = None;
-        let mut images = vec![self.machine.disk.image()];
-        // What passed a writecache by waits for a client's flush.
+        let mut images = vec![self.machine.image(&self.machine.disk)];
+        // What passed a cache by waits for a client's flush.
         if self.setup.is_pcache() {
-            images.push(self.machine.disk.crash(prng).image());
+            images.push(self.machine.image(&self.machine.disk.crash(prng)));
         }
         for image in images {
             self.oracle.check_current(&image).map_err(|what| told("drained origin: ", &what))?;
@@ -180,7 +204,10 @@ impl Run {
         self.set_removing(false);
         drop(self.take_server());
         self.forget_requests();
-        self.oracle.removed();
+        // What is not cached is as safe as on any disk: a suspend flushes nothing.
+        if !self.setup.is_bare() {
+            self.oracle.removed();
+        }
         if forgets {
             self.machine.forget_shared();
         }
@@ -207,7 +234,7 @@ impl Run {
     }
 
     fn origin_alone(&mut self, prng: &mut Prng) -> Outcome {
-        let image = self.machine.disk.crash(prng).image();
+        let image = self.machine.image(&self.machine.disk.crash(prng));
         if self.is_alone_checked() {
             return self.oracle.check_alone(&image).map_err(Stop::Wrong);
         }
@@ -234,6 +261,9 @@ impl Run {
             OriginFault::Tears { times } => Fault::new(Effect::Tear(Status::Io)).times(times),
             OriginFault::Sticks { op, times } => of(Fault::new(Effect::Stick), op).times(times),
         };
+        if self.setup.is_cut() {
+            self.machine.aside.inject(fault.clone());
+        }
         self.machine.disk.inject(fault);
         self.faulty_until = u64::MAX;
         self.faulty_since.get_or_insert(self.now);
@@ -242,6 +272,7 @@ impl Run {
     pub fn heal(&mut self) {
         if self.faulty_until == u64::MAX {
             self.machine.disk.heal();
+            self.machine.aside.heal();
             self.faulty_until = self.tally.moves;
         }
         self.machine.pmem.heal();

@@ -4,7 +4,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
-use udm::device::{Device, PortSeat};
+use udm::device::{Device, LoadedTable, PortSeat};
 use udm::disk::{Disk, Ring, SimDisk};
 use udm::error::Result;
 use udm::pcache::ReplayPace;
@@ -15,7 +15,7 @@ use udm::prng::Prng;
 use udm::shm::{Keeper, SharedWords};
 use udm::table::{DeviceWord, Table};
 use udm::target::{Port, Wake};
-use udm::units::Nanos;
+use udm::units::{Nanos, SECTOR};
 use udm::world::{BuildOptions, Opener, build};
 
 use crate::plan::{Engine, Setup};
@@ -26,6 +26,9 @@ pub struct Machine {
     /// The cache, where it is a disk.
     pub ssd: Arc<SimDisk>,
     pub disk: Arc<SimDisk>,
+    /// What lines beside the cached one are on.
+    pub aside: Arc<SimDisk>,
+    cuts: Option<(usize, usize)>,
     is_on_disk: bool,
     shared: Mutex<SharedWords>,
     attaches: u64,
@@ -71,7 +74,11 @@ impl Wake for Signal {
 
 impl Opener for Machine {
     fn disk(&self, word: &DeviceWord) -> Result<Arc<dyn Disk>> {
-        Ok(if word.path == "C" { self.ssd.clone() } else { self.disk.clone() })
+        Ok(match word.path.as_str() {
+            "C" => self.ssd.clone(),
+            "L" => self.aside.clone(),
+            _ => self.disk.clone(),
+        })
     }
 
     fn pmem(&self, _: &DeviceWord) -> Result<Arc<dyn Pmem>> {
@@ -93,12 +100,17 @@ impl Machine {
         };
         Machine {
             ssd: held(setup.cache_bytes(), "ssd"),
-            disk: held(setup.backing_bytes, "sim"),
+            disk: held((setup.cuts.1 - setup.cuts.0) * SECTOR, "sim"),
+            aside: held(setup.backing_bytes, "aside"),
+            cuts: setup.is_cut().then(|| {
+                let (from, to) = setup.cuts;
+                ((from * SECTOR) as usize, (to * SECTOR) as usize)
+            }),
             pmem: Arc::new(SimPmem::new(setup.cache_bytes(), setup.persistence)),
             is_on_disk: setup.is_on_disk(),
             shared: Mutex::new(SharedWords::private(match setup.engine {
                 Engine::Pcache { .. } => udm::pcache::shared_words(8),
-                Engine::Writecache { .. } => udm::writecache::shared_words(8),
+                Engine::Writecache { .. } | Engine::Plain => udm::writecache::shared_words(8),
             })),
             attaches: 0,
         }
@@ -107,24 +119,8 @@ impl Machine {
     /// Starts a server.
     pub fn start(&mut self, setup: &Setup) -> Result<Server> {
         self.attaches += 1;
-        let text = format!("0 {} {}", setup.sectors(), setup.words);
-        let geometry = match setup.engine {
-            Engine::Pcache { segment_bytes, .. } => {
-                Some(Geometry { segment_bytes, device_bytes_min: 0 })
-            }
-            Engine::Writecache { .. } => None,
-        };
-        let options = BuildOptions {
-            force_format: false,
-            attach_id: setup.seed << 16 | self.attaches,
-            geometry,
-            // Most servers serve before they have replayed the log.
-            replay: [None, Some(1), Some(5), Some(40)][(setup.seed + self.attaches) as usize % 4]
-                .map(|slice| ReplayPace { at_once_max: 0, slice }),
-            progress: Arc::default(),
-        };
-        let table = build(&Table::parse(&text)?, self, &options)?;
-        let device = Device::with_table("sim", table)?;
+        let text = setup.table(&mut Prng::new(setup.seed + self.attaches));
+        let device = Device::with_table("sim", self.build(setup, &text)?)?;
         let work = Arc::new(Signal::default());
         work.wake();
         device.events().set_background(Some(work.clone()));
@@ -143,6 +139,26 @@ impl Machine {
         Ok(Server { device, ports, work, next_tick: None })
     }
 
+    /// The targets of a table.
+    pub fn build(&self, setup: &Setup, text: &str) -> Result<LoadedTable> {
+        let geometry = match setup.engine {
+            Engine::Pcache { segment_bytes, .. } => {
+                Some(Geometry { segment_bytes, device_bytes_min: 0 })
+            }
+            Engine::Writecache { .. } | Engine::Plain => None,
+        };
+        let options = BuildOptions {
+            force_format: false,
+            attach_id: setup.seed << 16 | self.attaches,
+            geometry,
+            // Most servers serve before they have replayed the log.
+            replay: [None, Some(1), Some(5), Some(40)][(setup.seed + self.attaches) as usize % 4]
+                .map(|slice| ReplayPace { at_once_max: 0, slice }),
+            progress: Arc::default(),
+        };
+        build(&Table::parse(text)?, self, &options)
+    }
+
     /// The server of `self` has died: of the I/O under way, some still happens.
     pub fn end_io(&self, server: &mut Server, prng: &mut Prng) {
         for driver in &mut server.ports {
@@ -159,7 +175,16 @@ impl Machine {
     /// The disks that the device is made of.
     pub fn disks(&self) -> Vec<Arc<SimDisk>> {
         let ssd = self.is_on_disk.then(|| self.ssd.clone());
-        std::iter::once(self.disk.clone()).chain(ssd).collect()
+        let aside = self.cuts.map(|_| self.aside.clone());
+        std::iter::once(self.disk.clone()).chain(ssd).chain(aside).collect()
+    }
+
+    /// What all of the device reads as without its cache, of which the power cut left `disk`.
+    pub fn image(&self, disk: &SimDisk) -> Vec<u8> {
+        let Some((from, to)) = self.cuts else { return disk.image() };
+        let mut image = self.aside.image();
+        image[from..to].copy_from_slice(&disk.image());
+        image
     }
 
     /// Everything in memory is lost; `pmem` is what the cache was at that moment.
@@ -174,6 +199,9 @@ impl Machine {
         self.disk = after(&self.disk);
         if self.is_on_disk {
             self.ssd = after(&self.ssd);
+        }
+        if self.cuts.is_some() {
+            self.aside = after(&self.aside);
         }
         self.forget_shared();
     }

@@ -1,10 +1,11 @@
-//! The whole system from one seed: a device with a pcache, several clients, a background and
+//! The whole system from one seed: a device with a cache, alone or between other lines, or without
+//! one and with tables that change; several clients, a background and
 //! malicious devices on one virtual clock; what clients see is compared with a model.
 //!
 //! `cargo test -p udm --test simulate` runs the regression seeds and a fixed number of histories.
 //! Behind `--`: `--seed N [--ops K] [--keep LIST]` replays one; `--seconds S [--seed N]` soaks;
 //! `--histories N --survey` lists what fails; `--mutants` (with `--features mutants`) lets the
-//! simulation look for deliberate bugs.
+//! simulation look for deliberate bugs, `--own-mutants` for those that it must find.
 //!
 //! Not simulated, because nothing could notice: lost and misdirected writes of the origin (it says
 //! that it wrote, and nobody keeps checksums of the origin), rot of cached data without
@@ -28,13 +29,14 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use plan::WRITECACHE_FROM;
+use plan::{PLAIN_FROM, WRITECACHE_FROM};
 use run::Tally;
 use shrink::{Failure, replay, shrunk};
 
-/// Histories of a plain run, of pcache and of writecache, and their steps.
+/// Histories of a plain run, of pcache, of writecache and without a cache, and their steps.
 const HISTORIES: u64 = 500;
 const WRITECACHE_HISTORIES: u64 = 200;
+const PLAIN_HISTORIES: u64 = 100;
 const STEPS: usize = 400;
 /// How long real threads run.
 const STRESS: Duration = Duration::from_secs(8);
@@ -43,7 +45,8 @@ const STRESS: Duration = Duration::from_secs(8);
 const MUTANT_HISTORIES: u64 = 100;
 
 /// Seeds that found something once.
-const REGRESSIONS: &[u64] = &[10, 140, 20_026, 20_897, 4_294_967_312, 4_294_967_538, 4_315_228_534];
+const REGRESSIONS: &[u64] =
+    &[1_099_511_628_043, 10, 140, 20_026, 20_897, 4_294_967_312, 4_294_967_538, 4_315_228_534];
 
 #[derive(Default)]
 struct Args {
@@ -54,6 +57,7 @@ struct Args {
     histories: Option<u64>,
     is_survey: bool,
     is_mutants: bool,
+    is_own: bool,
     is_skipped: bool,
 }
 
@@ -65,7 +69,7 @@ fn main() -> ExitCode {
     std::panic::set_hook(Box::new(shrink::remember_panic));
     let steps = args.steps.unwrap_or(STEPS);
     if args.is_mutants {
-        return mutants(steps);
+        return mutants(steps, args.is_own);
     }
     if let (Some(seed), None, None) = (args.seed, args.seconds, args.histories) {
         return replay_one(seed, steps, args.keep);
@@ -91,7 +95,7 @@ fn run_many(args: &Args, regressions: &[u64]) -> (Tally, Option<Failure>) {
     let first = args.seed.unwrap_or(1);
     let histories = match seconds {
         Some(_) => u64::MAX,
-        None => args.histories.unwrap_or(HISTORIES + WRITECACHE_HISTORIES),
+        None => args.histories.unwrap_or(HISTORIES + WRITECACHE_HISTORIES + PLAIN_HISTORIES),
     };
     let is_plain = seconds.is_none() && args.histories.is_none();
     let start = Instant::now();
@@ -126,20 +130,27 @@ fn run_many(args: &Args, regressions: &[u64]) -> (Tally, Option<Failure>) {
             }
         }
     };
+    on_all_cores(work);
+    sum.into_inner().unwrap()
+}
+
+fn on_all_cores(work: impl Fn() + Copy + Send) {
     let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get());
     std::thread::scope(|scope| {
         for _ in 0..cores {
             scope.spawn(work);
         }
     });
-    sum.into_inner().unwrap()
 }
 
 /// The seed of history `nth`: a plain run goes through pcache's first, others take turns.
 fn seed_of(first: u64, nth: u64, is_plain: bool) -> u64 {
     let of_writecache = |nth| WRITECACHE_FROM.wrapping_add(first).wrapping_add(nth);
+    let of_none = |nth| PLAIN_FROM.wrapping_add(first).wrapping_add(nth);
     match nth.checked_sub(HISTORIES) {
-        Some(nth) if is_plain => of_writecache(nth),
+        Some(nth) if is_plain && nth < WRITECACHE_HISTORIES => of_writecache(nth),
+        Some(nth) if is_plain => of_none(nth - WRITECACHE_HISTORIES),
+        _ if !is_plain && first < WRITECACHE_FROM && nth % 16 == 15 => of_none(nth / 16),
         _ if is_plain || first >= WRITECACHE_FROM => first.wrapping_add(nth),
         _ if nth.is_multiple_of(2) => first.wrapping_add(nth / 2),
         _ => of_writecache(nth / 2),
@@ -191,25 +202,40 @@ fn stress_some(args: &Args) -> ExitCode {
     }
 }
 
-/// Which deliberate bugs the simulation finds, and in which seed.
+/// Which deliberate bugs the simulation finds, and in which seed. Those that are its own business
+/// must be found.
 #[cfg(feature = "mutants")]
-fn mutants(steps: usize) -> ExitCode {
+fn mutants(steps: usize, is_own: bool) -> ExitCode {
     use udm::mutants::{Mutant, set};
-    let all = Mutant::CRASHES.iter().map(|mutant| (mutant, 1));
-    let all = all.chain(Mutant::WRITECACHE.iter().map(|mutant| (mutant, WRITECACHE_FROM)));
-    for (&mutant, first) in all {
-        set(Some(mutant));
-        let mut seeds = first..first + MUTANT_HISTORIES;
-        let killer = seeds.find_map(|seed| replay(seed, steps, None).1);
-        set(None);
-        let what = killer.map_or("SURVIVES".to_string(), |failure| failure.headline());
-        println!("{mutant:?}: {what}");
-    }
-    ExitCode::SUCCESS
+    let from = |first: u64| (first..first + MUTANT_HISTORIES).collect::<Vec<_>>();
+    let of_any = |nth| [PLAIN_FROM + nth, WRITECACHE_FROM + nth, nth];
+    let any = (1..MUTANT_HISTORIES).flat_map(of_any);
+    let any: Vec<u64> = REGRESSIONS.iter().copied().chain(any).collect();
+    let own = Mutant::PIECES.iter().map(|mutant| (*mutant, any.clone()));
+    let others = Mutant::CRASHES.iter().map(|mutant| (*mutant, from(1)));
+    let others = others
+        .chain(Mutant::WRITECACHE.iter().map(|mutant| (*mutant, from(WRITECACHE_FROM))))
+        .filter(|_| !is_own);
+    let all: Vec<(Mutant, Vec<u64>)> = own.chain(others).collect();
+    let next = AtomicU64::new(0);
+    let has_survivor = AtomicBool::new(false);
+    let work = || {
+        while let Some((mutant, seeds)) = all.get(next.fetch_add(1, Ordering::SeqCst) as usize) {
+            set(Some(*mutant));
+            let killer = seeds.iter().find_map(|seed| replay(*seed, steps, None).1);
+            set(None);
+            let survives = killer.is_none() && Mutant::PIECES.contains(mutant);
+            has_survivor.fetch_or(survives, Ordering::SeqCst);
+            let what = killer.map_or("SURVIVES".to_string(), |failure| failure.headline());
+            println!("{mutant:?}: {what}");
+        }
+    };
+    on_all_cores(work);
+    if has_survivor.into_inner() { ExitCode::FAILURE } else { ExitCode::SUCCESS }
 }
 
 #[cfg(not(feature = "mutants"))]
-fn mutants(_: usize) -> ExitCode {
+fn mutants(_: usize, _: bool) -> ExitCode {
     println!("simulate: --mutants needs `--features mutants`");
     ExitCode::FAILURE
 }
@@ -226,6 +252,7 @@ fn parse(mut words: impl Iterator<Item = String>) -> Args {
             "--histories" => args.histories = Some(number()),
             "--keep" => args.keep = Some(shrink::parse_list(&words.next().expect("a list"))),
             "--mutants" => args.is_mutants = true,
+            "--own-mutants" => (args.is_mutants, args.is_own) = (true, true),
             "--survey" => args.is_survey = true,
             "--list" => args.is_skipped = true,
             filter if !filter.starts_with('-') => args.is_skipped |= !"simulate".contains(filter),

@@ -5,11 +5,13 @@
 use udm::bio::Op;
 use udm::pmem::Persistence;
 use udm::prng::Prng;
-use udm::units::{MIB, Nanos, SECOND};
+use udm::units::{MIB, Nanos, SECOND, SECTOR};
 
 /// Which target, on which cache.
 #[derive(Clone, Copy, Debug)]
 pub enum Engine {
+    /// No cache: lines that pass requests on, late or at once. Their table changes.
+    Plain,
     Pcache {
         segments: u64,
         segment_bytes: u64,
@@ -24,12 +26,20 @@ pub enum Engine {
 
 /// From this seed on, worlds are those of writecache.
 pub const WRITECACHE_FROM: u64 = 1 << 32;
+/// From this one on they have no cache.
+pub const PLAIN_FROM: u64 = 1 << 40;
+
+/// Sectors of the device.
+const SECTORS: u64 = 5 * MIB / SECTOR;
 
 /// What a world is made of.
 #[derive(Clone, Debug)]
 pub struct Setup {
     pub seed: u64,
     pub engine: Engine,
+    /// Sectors where the cached line begins and ends. What is in front of it and behind it are
+    /// lines of their own, on a disk of their own.
+    pub cuts: (u64, u64),
     pub backing_bytes: u64,
     pub persistence: Persistence,
     pub clients: usize,
@@ -91,6 +101,8 @@ pub enum Act {
     Message(u32),
     /// Status, table, facts; a table that may not be loaded.
     Look,
+    /// Another table that means the same, while requests wait.
+    Load,
     /// All goes to the origin.
     Drain,
     /// An orderly end and a new beginning; with a reboot between, shared memory is forgotten.
@@ -144,7 +156,37 @@ pub enum Rot {
 
 /// The world of a seed.
 pub fn setup(seed: u64) -> Setup {
-    if seed >= WRITECACHE_FROM { setup_writecache(seed) } else { setup_pcache(seed) }
+    match seed {
+        PLAIN_FROM.. => setup_plain(seed),
+        WRITECACHE_FROM.. => setup_writecache(seed),
+        _ => setup_pcache(seed),
+    }
+}
+
+/// All of the device, or for one writecache in four the middle of it: then requests cross lines.
+/// (A pcache is the only target of its table.)
+fn cuts(seed: u64) -> (u64, u64) {
+    let mut prng = Prng::new(seed ^ 0x0C07);
+    match seed % 4 {
+        3 => (8 * (1 + prng.below(60)), 8192 - 32 + 8 * prng.below(8)),
+        _ => (0, SECTORS),
+    }
+}
+
+fn setup_plain(seed: u64) -> Setup {
+    let mut prng = Prng::new(seed ^ 0x0091_A170);
+    let trouble = if prng.one_in(2) { Trouble::Origin } else { Trouble::Nothing };
+    Setup {
+        seed,
+        engine: Engine::Plain,
+        cuts: (0, SECTORS),
+        backing_bytes: SECTORS * SECTOR,
+        persistence: Persistence::Cpu,
+        clients: 1 + prng.below(4) as usize,
+        words: String::new(),
+        is_ordered: false,
+        trouble,
+    }
 }
 
 fn setup_writecache(seed: u64) -> Setup {
@@ -174,7 +216,8 @@ fn setup_writecache(seed: u64) -> Setup {
     Setup {
         seed,
         engine: Engine::Writecache { is_on_disk, cache_bytes, block_sectors },
-        backing_bytes: 5 * MIB,
+        cuts: cuts(seed),
+        backing_bytes: SECTORS * SECTOR,
         persistence,
         clients,
         words: format!("writecache {mode} B C {} {options}{tears}", block_sectors * 512),
@@ -211,7 +254,8 @@ fn setup_pcache(seed: u64) -> Setup {
     Setup {
         seed,
         engine: Engine::Pcache { segments, segment_bytes },
-        backing_bytes: 5 * MIB,
+        cuts: (0, SECTORS),
+        backing_bytes: SECTORS * SECTOR,
         persistence: if prng.one_in(3) { Persistence::Msync } else { Persistence::Cpu },
         clients: 1 + prng.below(4) as usize,
         words: format!("pcache C B {words}"),
@@ -229,15 +273,64 @@ impl Setup {
         match self.engine {
             Engine::Pcache { segments, segment_bytes } => 20480 + segments * segment_bytes,
             Engine::Writecache { cache_bytes, .. } => cache_bytes,
+            Engine::Plain => 64 << 10,
         }
+    }
+
+    /// Whether there is more than the cached line.
+    pub fn is_cut(&self) -> bool {
+        self.cuts != (0, SECTORS)
+    }
+
+    /// Whether clients reach a disk that nothing caches.
+    pub fn is_bare(&self) -> bool {
+        self.is_plain() || self.is_cut()
+    }
+
+    /// Whether a request for this range reaches such a disk.
+    pub fn is_range_bare(&self, first: usize, count: usize) -> bool {
+        let (start, end) = (first as u64, (first + count) as u64);
+        self.is_plain() || start < self.cuts.0 || end > self.cuts.1
+    }
+
+    /// The table of the device; one of many, by `prng`, where nothing is cached.
+    pub fn table(&self, prng: &mut Prng) -> String {
+        let (from, to) = self.cuts;
+        if !self.is_plain() {
+            let cached = format!("{from} {} {}", to - from, self.words);
+            return match self.is_cut() {
+                true => {
+                    let rest = SECTORS - to;
+                    format!("0 {from} linear L 0\n{cached}\n{to} {rest} linear L {to}")
+                }
+                false => cached,
+            };
+        }
+        let mut lines = Vec::new();
+        let mut at = 0;
+        while at < SECTORS {
+            let len =
+                if prng.one_in(3) { SECTORS - at } else { 8 * (1 + prng.below(SECTORS / 16)) };
+            let len = len.min(SECTORS - at);
+            lines.push(match prng.one_in(2) {
+                true => format!("{at} {len} linear B {at}"),
+                false => format!("{at} {len} delay B {at} {}", prng.below(3) * 40),
+            });
+            at += len;
+        }
+        lines.join("\n")
     }
 
     /// Sectors of the smallest request.
     pub fn block_sectors(&self) -> usize {
         match self.engine {
-            Engine::Pcache { .. } => 1,
+            Engine::Pcache { .. } | Engine::Plain => 1,
             Engine::Writecache { block_sectors, .. } => block_sectors,
         }
+    }
+
+    pub fn is_plain(&self) -> bool {
+        matches!(self.engine, Engine::Plain)
     }
 
     pub fn is_pcache(&self) -> bool {
@@ -263,13 +356,15 @@ fn act(setup: &Setup, prng: &mut Prng) -> Act {
         95..145 => Act::Pump { events: 1 + prng.below(60), is_slow: prng.one_in(4) },
         145..153 => Act::Pass { nanos: passing(prng) },
         153..157 => Act::Settle,
+        157..160 if setup.is_plain() => Act::Load,
         157..160 => Act::Suspend,
         160..164 => Act::Resume,
         164..166 => Act::Message(prng.below(100) as u32),
         166..168 => Act::Look,
         168..171 => Act::Drain,
         171..173 => Act::Remove { forgets: prng.one_in(2) },
-        173..177 => Act::Kill { keeps: !prng.one_in(4), again: again(prng) },
+        // Of a bare disk, nobody makes durable what a new run of the machine finds.
+        173..177 => Act::Kill { keeps: !prng.one_in(4) || setup.is_bare(), again: again(prng) },
         177..180 => Act::PowerCut {
             fences: if prng.one_in(2) { 0 } else { 1 + prng.below(20) },
             again: again(prng),
@@ -277,7 +372,7 @@ fn act(setup: &Setup, prng: &mut Prng) -> Act {
         180..183 => Act::OriginAlone,
         183 => Act::Scan,
         184..192 => Act::Heal,
-        _ => fault(setup.trouble, prng).unwrap_or_else(|| io(setup, prng)),
+        _ => fault(setup, prng).unwrap_or_else(|| io(setup, prng)),
     }
 }
 
@@ -288,6 +383,10 @@ fn io(setup: &Setup, prng: &mut Prng) -> Act {
         1 => prng.below(512),
         2 => 8192 - 32 + prng.below(64),
         _ => prng.below(sectors),
+    };
+    let first = match setup.cuts.0 {
+        cut if cut > 0 && prng.one_in(3) => cut.saturating_sub(prng.below(16)),
+        _ => first,
     };
     let count = match prng.below(20) {
         0 => 1 + prng.below(2048),
@@ -306,6 +405,8 @@ fn io(setup: &Setup, prng: &mut Prng) -> Act {
     // Zeroes pass a writecache by: a failing origin may lose them, as it may lose any disk's.
     let passes_by = !setup.is_pcache() && matches!(op, Op::Discard | Op::WriteZeroes);
     let op = if passes_by && setup.trouble == Trouble::Origin { Op::Write } else { op };
+    // What a disk reads as behind a discard is its own affair.
+    let op = if setup.is_bare() && op == Op::Discard { Op::WriteZeroes } else { op };
     let client = prng.below(setup.clients as u64) as usize;
     Act::Io { client, op, first, count, fua: prng.one_in(8) }
 }
@@ -325,8 +426,8 @@ fn passing(prng: &mut Prng) -> Nanos {
     }
 }
 
-fn fault(trouble: Trouble, prng: &mut Prng) -> Option<Act> {
-    let is_origin = match trouble {
+fn fault(setup: &Setup, prng: &mut Prng) -> Option<Act> {
+    let is_origin = match setup.trouble {
         Trouble::Nothing => return None,
         Trouble::Medium => {
             return prng.one_in(4).then(|| Act::MediumFails { after: 1 + prng.below(10) });
@@ -336,7 +437,7 @@ fn fault(trouble: Trouble, prng: &mut Prng) -> Option<Act> {
         Trouble::OriginAndCache => prng.one_in(2),
     };
     if is_origin {
-        return Some(Act::Fault(origin_fault(prng)));
+        return Some(Act::Fault(origin_fault(setup, prng)));
     }
     Some(match prng.below(8) {
         0..4 => Act::Rot(Rot::Data),
@@ -346,14 +447,18 @@ fn fault(trouble: Trouble, prng: &mut Prng) -> Option<Act> {
     })
 }
 
-fn origin_fault(prng: &mut Prng) -> OriginFault {
+fn origin_fault(setup: &Setup, prng: &mut Prng) -> OriginFault {
     let ops = [None, Some(Op::Read), Some(Op::Write), Some(Op::Flush), Some(Op::WriteZeroes)];
-    let op = ops[prng.below(5) as usize];
+    let op = match ops[prng.below(5) as usize] {
+        // What a disk loses with a flush that fails, nobody writes again who does not cache it.
+        None | Some(Op::Flush) if setup.is_bare() => Some(Op::Write),
+        op => op,
+    };
     let times = if prng.one_in(2) { 1 + prng.below(4) } else { u64::MAX };
     let (first, count) =
         if prng.one_in(2) { (prng.below(8192), 1 + prng.below(2048)) } else { (0, u64::MAX >> 16) };
     match prng.below(5) {
-        0 => OriginFault::Tears { times },
+        0 if !setup.is_bare() => OriginFault::Tears { times },
         1 => OriginFault::Sticks { op, times },
         _ => OriginFault::Fails { op, first, count, times },
     }

@@ -268,8 +268,10 @@ impl Run {
     fn may_fail(&self, request: &Request, status: Status) -> bool {
         let is_read = request.op == Op::Read;
         let is_hopeless = self.faulty_since.is_some_and(|since| self.now >= since + GIVE_UP_AFTER);
+        let is_uncached = self.setup.is_range_bare(request.first, request.count);
         match status {
             Status::Io if self.is_removing => true,
+            Status::Io if is_uncached && self.faulty_until >= request.since => true,
             _ if self.has_medium_failed => matches!(status, Status::Io | Status::NoSpace),
             // What a dead server let pass by may be owed a flush of the origin.
             Status::Io if !self.setup.is_pcache() && (request.op == Op::Flush || request.fua) => {
@@ -428,7 +430,8 @@ impl Run {
     /// Whether the origin alone can be asked for consistency.
     pub fn is_alone_checked(&self) -> bool {
         let trouble = self.setup.trouble;
-        self.setup.is_ordered && !trouble.has_cache() && trouble != Trouble::Medium
+        let is_whole = self.setup.is_ordered && !self.setup.is_cut();
+        is_whole && !trouble.has_cache() && trouble != Trouble::Medium
     }
 }
 

@@ -33,6 +33,8 @@ pub(crate) const STORIES: &[Story] = &[
     Story { name: "late", play: whole::late, times: 1 },
     Story { name: "joins", play: whole::joins, times: 2 },
     Story { name: "cut", play: whole::cut, times: 1 },
+    Story { name: "dies", play: whole::dies, times: 1 },
+    Story { name: "moves", play: whole::moves, times: 2 },
 ];
 
 impl Pcache {

@@ -8,6 +8,7 @@ use crate::error::Status;
 use crate::local::ManualClock;
 use crate::pcache::Pcache;
 use crate::prng::Prng;
+use crate::schedules::scene::deaths;
 use crate::schedules::stage::{Client, Frozen, Origin, Part, content, together};
 use crate::target::{Port, Target};
 use crate::units::SECOND;
@@ -401,5 +402,55 @@ pub fn cut(mut prng: Prng) {
     keeper.stop();
     let plan = world.plan;
     drop(world);
+    World::judge_rest(plan, rest);
+}
+
+/// The server dies at a few moments of `overlap`: the next one has all that was acknowledged.
+pub fn dies(mut prng: Prng) {
+    let world = World::new(Plan { segments: 9, table: "C B 0", areas: TWO_BLOCKS });
+    let keeper = world.keep(ManualClock::default());
+    let mut threads = Vec::new();
+    for _ in 0..3 {
+        threads.push(thread::spawn(part(&world, &mut prng, |client, prng| {
+            (0..4).for_each(|_| anything(client, prng));
+        })));
+    }
+    let rests = deaths(&mut prng, || world.die());
+    threads.into_iter().for_each(|thread| thread.join().unwrap());
+    keeper.stop();
+    let plan = world.plan;
+    drop(world);
+    rests.into_iter().for_each(|rest| World::judge_rest(plan, rest));
+}
+
+/// Some blocks are read again and again, so that collection moves them, while others go round the
+/// segments; and clients flush, which logs what was moved together with what they wrote. Whoever
+/// finds a moved block in its new place finds its data there; the power is cut at some moment.
+pub fn moves(mut prng: Prng) {
+    let world = World::new(Plan { segments: 9, table: "C B 0", areas: &[(0, 40)] });
+    let keeper = world.keep(ManualClock::default());
+    let mut first = world.client();
+    (0..2).for_each(|block| first.write(block * 8, 8, true));
+    (0..4).for_each(|nth| drop(first.read(nth % 2 * 8, 8).unwrap()));
+    drop(first);
+    let mut parts = Vec::new();
+    for nth in 0..3 {
+        parts.push(part(&world, &mut prng, move |client, prng| {
+            for turn in 0..6 {
+                match nth {
+                    0 => client.write((2 + turn % 3) * 8, 8, prng.one_in(3)),
+                    _ if prng.one_in(4) => client.flush(),
+                    _ => drop(client.read(prng.below(2) * 8, 8).unwrap()),
+                }
+            }
+        }));
+    }
+    let threads: Vec<_> = parts.into_iter().map(thread::spawn).collect();
+    (0..prng.below(400)).for_each(|_| thread::yield_now());
+    let rest = world.cut(&mut prng);
+    threads.into_iter().for_each(|thread| thread.join().unwrap());
+    keeper.stop();
+    let plan = world.plan;
+    world.judge();
     World::judge_rest(plan, rest);
 }

@@ -133,13 +133,19 @@ impl World {
         self.scene.drain(|| !self.cache.has_open_keys() && !self.cache.is_replaying());
     }
 
-    /// Attaches what a cut left and judges it.
-    pub fn judge_rest(plan: Plan, rest: Rest) {
-        // The power went: the machine has been started again.
-        let shared = SharedWords::private(shared_words(2)).in_boot(1);
+    /// The server dies at this very moment; the world itself goes on.
+    pub fn die(&self) -> Rest {
+        self.scene.die(&self.shared)
+    }
+
+    /// Attaches what a cut, or a death, left and judges it.
+    pub fn judge_rest(plan: Plan, mut rest: Rest) {
+        let shared = rest.shared(shared_words(2));
         let history = Arc::new(History::default());
-        let world = World::open(plan, rest.image, rest.platter, history, shared, 2, AT_ONCE);
-        world.judge_after_cut(&rest.record);
+        let (image, platter) = (std::mem::take(&mut rest.image), rest.platter.clone());
+        let world = World::open(plan, image, platter, history, shared, 2, AT_ONCE);
+        world.audit();
+        world.judge_after(&rest);
         world.drain();
     }
 }

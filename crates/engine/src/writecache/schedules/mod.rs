@@ -33,6 +33,7 @@ pub(crate) const STORIES: &[Story] = &[
     Story { name: "pause", play: whole::pause, times: 1 },
     Story { name: "talk", play: whole::talk, times: 1 },
     Story { name: "loss", play: whole::loss, times: 2 },
+    Story { name: "death", play: whole::death, times: 2 },
 ];
 
 impl Writecache {

@@ -5,6 +5,7 @@ use shuttle::thread;
 use super::world::{Plan, World};
 use crate::local::ManualClock;
 use crate::prng::Prng;
+use crate::schedules::scene::deaths;
 use crate::schedules::stage::{Ask, Client, Frozen, together};
 use crate::target::Target;
 use crate::writecache::Mode;
@@ -232,6 +233,34 @@ pub fn handover(mut prng: Prng) {
     together(parts);
     keeper.stop();
     world.judge();
+}
+
+/// The server dies while several clients have several requests under way each: at a few moments,
+/// of which some are in the middle of a round. The next one has all that was acknowledged.
+pub fn death(mut prng: Prng) {
+    let world = World::new(any_plan(&mut prng, 12, TWO_AREAS));
+    let keeper = world.keeper(&mut prng);
+    let mut threads = Vec::new();
+    for _ in 0..3 {
+        threads.push(thread::spawn(world.part(&mut prng, |client, prng| {
+            for _ in 0..3 {
+                match prng.below(3) {
+                    0 => client.several(&any_asks(prng)),
+                    1 => client.flush(),
+                    _ => {}
+                }
+                let base = if prng.one_in(2) { OTHER } else { 0 };
+                let (sector, count) = any_range(prng, base);
+                client.write(sector, count, false);
+            }
+        })));
+    }
+    let rests = deaths(&mut prng, || world.die());
+    threads.into_iter().for_each(|thread| thread.join().unwrap());
+    keeper.stop();
+    let plan = world.plan;
+    drop(world);
+    rests.into_iter().for_each(|rest| World::judge_rest(plan, rest));
 }
 
 /// Writes with pauses, in which the background may fall asleep. It must commit all the same.
