@@ -84,8 +84,10 @@ mutants! {
     FillNotCancelled,
     /// The keys in shared memory are ignored.
     SharedIgnored,
-    /// Shared memory of any attach of any medium is believed.
+    /// Shared memory of any attach of any medium is believed, in the place that the label names.
     SharedOfAnybody,
+    /// The same where servers before this version kept it, by the path of the medium.
+    OldSharedOfAnybody,
     /// Shared memory is cleared before its keys are logged.
     SharedClearedFirst,
     /// The label says that the cache is served only after its memory has been used.
@@ -144,8 +146,10 @@ mutants! {
     UncommittedBelieved,
     /// The entries in shared memory are ignored.
     HeldIgnored,
-    /// Shared memory of any attach of any medium is believed.
+    /// Shared memory of any attach of any medium is believed, in the place that the label names.
     HeldOfAnybody,
+    /// The same where servers before this version kept it, by the path of the medium.
+    OldHeldOfAnybody,
     /// The label never says that the cache is served.
     ServedUnsaid,
     /// The label says that the cache was detached before everything is committed.

@@ -79,17 +79,20 @@ pub fn its_memory(
     }
     let Some(label) = label else { return Ok(None) };
     let id = label.attach_id;
+    let is_its = |words: &SharedWords, bug| Ok(openset::is_of(words, id)? || mutants::is(bug));
     if label.served.is_none() {
         // A server before this version named it by the medium's path, and the label says nothing.
         let old = keeper.find_old()?;
-        return match old.as_ref().map(|words| openset::is_of(words, id)).transpose()? {
+        return match old
+            .as_ref()
+            .map(|words| is_its(words, Mutant::OldSharedOfAnybody))
+            .transpose()?
+        {
             Some(true) => Ok(old),
             _ => Ok(None),
         };
     }
-    let is_its = |words: &SharedWords| {
-        Ok(openset::is_of(words, id)? || mutants::is(Mutant::SharedOfAnybody))
-    };
+    let is_its = |words: &SharedWords| is_its(words, Mutant::SharedOfAnybody);
     recall(keeper, served(&label, keeper).as_ref(), accepts_loss, media.name(), is_its, notes)
 }
 

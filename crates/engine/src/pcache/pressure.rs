@@ -17,6 +17,7 @@
 //! segment, never more than [`PIECE_KEYS`] keys, and once in the life of a request each. Media that
 //! are synced by the kernel are left to the background: a sync would be the longest part.
 
+use crate::mutants::{self, Mutant};
 use crate::pmem::Persistence;
 use crate::sync::atomic::Ordering;
 use crate::sync::lock;
@@ -127,7 +128,8 @@ impl Pcache {
     pub(super) fn collect_piece(&self) -> bool {
         let is_slow = self.media.pmem.medium().persistence == Persistence::Msync;
         // What is still to be replayed needs the log as it is.
-        if self.is_replaying() || is_slow || self.is_suspended() {
+        let is_replaying = self.is_replaying() && !mutants::is(Mutant::CollectedBeforeReplayed);
+        if is_replaying || is_slow || self.is_suspended() {
             return false;
         }
         // Who holds it makes room.

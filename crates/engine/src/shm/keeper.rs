@@ -27,6 +27,8 @@ enum Place {
     Folder(Folder),
     /// One piece of memory, for tests; words that are all zero stand for nothing.
     One(Mutex<Option<SharedWords>>, u64),
+    /// What a server before this version left in the place of old, for tests.
+    Old(SharedWords),
     /// Nothing outlives the process.
     Nowhere,
 }
@@ -69,6 +71,11 @@ impl Keeper {
         Keeper(Arc::new(Place::One(Mutex::new(None), boot)))
     }
 
+    /// One piece of memory where servers before this version kept it: for tests.
+    pub fn old(words: SharedWords) -> Keeper {
+        Keeper(Arc::new(Place::Old(words)))
+    }
+
     /// Memory of this process alone: what it acknowledges and does not flush dies with it.
     pub fn nowhere() -> Keeper {
         Keeper(Arc::new(Place::Nowhere))
@@ -84,6 +91,7 @@ impl Keeper {
         match &*self.0 {
             Place::Folder(_) | Place::Nowhere => boot(),
             Place::One(_, boot) => *boot,
+            Place::Old(words) => words.boot(),
         }
     }
 
@@ -91,7 +99,7 @@ impl Keeper {
     pub fn place(&self) -> String {
         match &*self.0 {
             Place::Folder(folder) => folder.path.to_string_lossy().into_owned(),
-            Place::One(..) => "memory".into(),
+            Place::One(..) | Place::Old(_) => "memory".into(),
             Place::Nowhere => String::new(),
         }
     }
@@ -117,7 +125,7 @@ impl Keeper {
                 let one = lock(one).clone();
                 Ok(one.filter(|words| words.words()[0].load(Ordering::SeqCst) != 0))
             }
-            Place::Nowhere => Ok(None),
+            Place::Old(_) | Place::Nowhere => Ok(None),
         }
     }
 
@@ -125,6 +133,7 @@ impl Keeper {
     pub fn find_old(&self) -> Result<Option<SharedWords>> {
         match &*self.0 {
             Place::Folder(Folder { old: Some(path), .. }) => SharedWords::open_existing(path),
+            Place::Old(words) => Ok(Some(words.clone())),
             _ => Ok(None),
         }
     }
@@ -143,6 +152,7 @@ impl Keeper {
                 known.words().iter().for_each(|word| word.store(0, Ordering::SeqCst));
                 Ok(known.clone())
             }
+            Place::Old(old) => Ok(SharedWords::private(words).in_boot(old.boot())),
             Place::Nowhere => Ok(SharedWords::private(words)),
         }
     }

@@ -386,7 +386,8 @@ fn take_up(
     left: LeftBehind,
     origin: &DiskLimits,
 ) -> Result<()> {
-    let is_ours = left.seqs.contains(seq) || mutants::is(Mutant::HeldOfAnybody);
+    let is_believed = mutants::is(Mutant::HeldOfAnybody) || mutants::is(Mutant::OldHeldOfAnybody);
+    let is_ours = left.seqs.contains(seq) || is_believed;
     let mut wanted: BTreeMap<u64, u32> = BTreeMap::new();
     wanted.extend(left.held.iter().copied());
     if left.has_failed && is_ours {
@@ -449,9 +450,10 @@ fn is_to_be_committed(
     }
 }
 
-/// A commit as any other: entries and marks, then the counter. But first all that was found: who
-/// died while the counter was on its way may have left one that is read and not durable yet, and
-/// an older version must not be marked free before the one that the counter commits is safe.
+/// A commit as any other: entries and marks, then the counter. Who died while the counter was on
+/// its way may have left one that is read and not durable yet, and an older version must not be
+/// marked free before the one that the counter commits is safe: the label of this attach has
+/// settled all that was found.
 fn commit_left(
     medium: &Medium,
     geometry: &Geometry,
@@ -464,9 +466,6 @@ fn commit_left(
     let entries: BTreeMap<u32, Entry> =
         missing.iter().map(|(block, slot)| (*slot, entry(*block))).collect();
     let freed = std::mem::take(&mut found.stale);
-    if !mutants::is(Mutant::FoundUnsettled) {
-        medium.settle()?;
-    }
     let at = |slot: u32| geometry.entry_at(u64::from(slot));
     let (mark, fresh) = (FREE.to_le_bytes(), Entry::FRESH);
     // Its other half stays: a torn mark would be a live entry for a block that is none.

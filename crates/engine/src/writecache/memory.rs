@@ -96,18 +96,22 @@ pub fn its_memory(
     notes: &mut Vec<String>,
 ) -> Result<Option<SharedWords>> {
     let id = label.attach_id();
+    let is_its = |words: &SharedWords, bug| Ok(openlist::is_of(words, id)? || mutants::is(bug));
     if label.is_valid() && !label.is_served() {
         // A server before this version named it by the medium's path, and the label says nothing.
         let old = keeper.find_old()?;
-        return match old.as_ref().map(|words| openlist::is_of(words, id)).transpose()? {
+        return match old
+            .as_ref()
+            .map(|words| is_its(words, Mutant::OldHeldOfAnybody))
+            .transpose()?
+        {
             Some(true) => Ok(old),
             _ => Ok(None),
         };
     }
-    let is_its =
-        |words: &SharedWords| Ok(openlist::is_of(words, id)? || mutants::is(Mutant::HeldOfAnybody));
     let served = served(medium, geometry, label, keeper);
     let name = format!("writecache: {}", medium.name());
+    let is_its = |words: &SharedWords| is_its(words, Mutant::HeldOfAnybody);
     recall(keeper, served.as_ref(), accepts_loss, &name, is_its, notes)
 }
 
@@ -217,14 +221,17 @@ impl Memory {
     }
 }
 
-/// First the number of the attach, then the rest.
+/// First the number of the attach, then the rest. Settles all that was found, too: what a dead
+/// server had on its way may be read, and not durable yet, and the attach is about to build on it.
 fn store_label(medium: &Medium, geometry: &Geometry, label: &Label) -> Result<()> {
     let at = geometry.start + LABEL_AT;
     let (rest, attach) = label.as_bytes().split_at(Label::ATTACH_AT);
+    let is_unsettled = mutants::is(Mutant::FoundUnsettled) && matches!(medium, Medium::Disk(_));
+    let settle = || if is_unsettled { Ok(()) } else { medium.settle() };
     medium.store(at + Label::ATTACH_AT as u64, attach)?;
-    medium.settle()?;
+    settle()?;
     medium.store(at, rest)?;
-    medium.settle()
+    settle()
 }
 
 /// The label says that nobody serves the cache any more.

@@ -103,6 +103,8 @@ struct Walk {
     shared: Vec<u64>,
     /// Shared memory of an earlier attach: must not be taken for this one's.
     stale_shared: Vec<u64>,
+    /// Shared memory as it once was, but of an attach of another medium.
+    foreign_shared: Vec<u64>,
     image_hash: u64,
     attaches: u64,
     boot: u64,
@@ -144,6 +146,7 @@ impl Explorer {
             ssd: Ssd::new(&twin, scene.image.len()),
             origin: Origin::named("origin", &twin),
             shared: shared_of(&*self.kind, &[]).in_boot(scene.boot),
+            is_old: false,
         };
         let mut walk = Walk {
             twin,
@@ -152,6 +155,7 @@ impl Explorer {
             in_flight: InFlight::found(ground, &scene.unflushed),
             shared: words(&shared_of(&*self.kind, &scene.shared)),
             stale_shared: scene.shared.clone(),
+            foreign_shared: Vec::new(),
             image_hash: hash_of(&scene.image, ground.line()),
             attaches: attaches + 1,
             boot: scene.boot,
@@ -194,7 +198,7 @@ impl Explorer {
                 in_flight.disk(event, twin, |at, bytes| settle(twin, image_hash, at, bytes));
             }
             Event::Shared(changed) => {
-                if changed.iter().any(|(nth, _)| *nth == self.kind.owner_word()) {
+                if changed.iter().any(|(nth, _)| *nth == self.kind.owner_words()[0]) {
                     walk.stale_shared = walk.shared.clone();
                 }
                 for (nth, value) in changed {
@@ -327,27 +331,49 @@ impl Explorer {
     }
 
     /// The process dies here, and then its memory is not found: the attach is refused, or
-    /// everything acknowledged is there all the same.
+    /// everything acknowledged is there all the same. What another cache's server left changes
+    /// nothing of that, wherever it lies.
     fn people(&mut self, walk: &mut Walk) -> Found {
         if !self.prng.one_in(4) {
             return Ok(());
         }
+        let is_refused =
+            |found: &Found| found.as_ref().is_err_and(|what| what.starts_with("attach is refused"));
+        let lost = self.after_loss(walk, false, false);
+        let is_asked_for = is_refused(&lost);
+        if !is_asked_for {
+            lost.map_err(|what| format!("{what} (death of the process, then memory is lost)"))?;
+        }
+        let is_memory = walk.shared[0] != 0;
+        if is_memory && (walk.foreign_shared.is_empty() || self.prng.one_in(6)) {
+            walk.foreign_shared.clone_from(&walk.shared);
+            for word in self.kind.owner_words() {
+                walk.foreign_shared[word as usize] ^= 1 << 40;
+            }
+        }
+        let found = self.after_loss(walk, true, !is_asked_for);
+        match is_asked_for && is_refused(&found) {
+            true => Ok(()),
+            false => found.map_err(|what| format!("{what} (another cache's memory lies there)")),
+        }
+    }
+
+    /// The process dies, and its memory is gone; in its place, or where servers before this
+    /// version kept theirs, there may be a foreign one.
+    fn after_loss(&mut self, walk: &mut Walk, is_foreign: bool, is_old: bool) -> Found {
         let lines = walk.in_flight.left_by_death(&walk.twin);
         let visible = walk.in_flight.visible();
-        set_words(&walk.judge, &[]);
+        set_words(&walk.judge, if is_foreign { &walk.foreign_shared } else { &[] });
         let is_origin_fine = walk.is_origin_fine;
         let scope = Scope { is_power_cut: false, is_origin_fine, inspects: false };
+        walk.judge.devices.is_old = is_old;
         walk.twin.begin(&lines, &[], Beyond::Oldest);
         walk.twin.apply(visible.iter().copied());
         let verdict = quietly(|| walk.judge.state(&walk.twin, &walk.model, scope, walk.attaches));
         walk.twin.end();
+        walk.judge.devices.is_old = false;
         self.counts.judged += 1;
-        match verdict {
-            Err(what) if !what.starts_with("attach is refused") => {
-                Err(format!("{what} (death of the process, then memory is lost)"))
-            }
-            _ => Ok(()),
-        }
+        verdict.map(drop)
     }
 
     fn one_death(

@@ -174,7 +174,13 @@ impl Machine {
         let ssd = Ssd::new(&twin, scene.image.len());
         Machine {
             kind: kind.clone(),
-            devices: Devices { ssd, origin: Origin::named("origin", &twin), twin, shared },
+            devices: Devices {
+                ssd,
+                origin: Origin::named("origin", &twin),
+                twin,
+                shared,
+                is_old: false,
+            },
             trace,
             model: scene.model.clone(),
             subject: None,

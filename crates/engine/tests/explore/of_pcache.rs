@@ -74,8 +74,8 @@ impl Kind for PcacheKind {
         shared_words(STRIPES)
     }
 
-    fn owner_word(&self) -> u32 {
-        2
+    fn owner_words(&self) -> [u32; 2] {
+        [2, 11]
     }
 
     fn open(&self, devices: Devices, attaches: u64, who: Who) -> Result<Box<dyn Subject>, String> {
@@ -89,8 +89,9 @@ impl Kind for PcacheKind {
             flat_from: flat_from(attaches, who),
             ..OpenOptions::new(attaches.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 1)
         };
-        let Devices { twin, origin, shared, .. } = devices;
-        let pcache = Pcache::open(args, ORIGIN_BYTES, twin, origin, shared, &options);
+        let keeper = devices.keeper();
+        let Devices { twin, origin, .. } = devices;
+        let pcache = Pcache::open(args, ORIGIN_BYTES, twin, origin, keeper, &options);
         pcache.map(|pcache| Box::new(pcache) as _).map_err(|error| error.to_string())
     }
 

@@ -70,8 +70,8 @@ impl Kind for WritecacheKind {
         shared_words_for(STRIPES, LIST_MAX)
     }
 
-    fn owner_word(&self) -> u32 {
-        2
+    fn owner_words(&self) -> [u32; 2] {
+        [2, 7]
     }
 
     fn open(&self, devices: Devices, attaches: u64, who: Who) -> Result<Box<dyn Subject>, String> {
@@ -80,14 +80,15 @@ impl Kind for WritecacheKind {
             stripes: STRIPES,
             ..OpenOptions::new(attaches.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 1)
         };
-        let Devices { twin, ssd, origin, shared } = devices;
+        let keeper = devices.keeper();
+        let Devices { twin, ssd, origin, .. } = devices;
         let args = self.args.clone();
         let target = match self.ground {
             Ground::Memory(_) => {
-                Writecache::open_pmem(args, ORIGIN_BYTES, origin, twin, shared, &options)
+                Writecache::open_pmem(args, ORIGIN_BYTES, origin, twin, keeper, &options)
             }
             Ground::Disk => {
-                Writecache::open_disk(args, ORIGIN_BYTES, origin, ssd, shared, &options)
+                Writecache::open_disk(args, ORIGIN_BYTES, origin, ssd, keeper, &options)
             }
         };
         target.map(|target| Box::new(target) as _).map_err(|error| error.to_string())

@@ -98,12 +98,13 @@ pub fn written(nth: usize) -> Vec<Step> {
         Some(1) => laps(),
         Some(2) => hot_laps(),
         Some(3) => pressed_laps(),
+        Some(4) => outlived(),
         Some(_) => log_laps(),
     }
 }
 
 /// How many there are.
-pub const WRITTEN: usize = SHORT.len() + 5;
+pub const WRITTEN: usize = SHORT.len() + 6;
 
 const SHORT: &[&[Step]] = &[
     &[],
@@ -199,6 +200,21 @@ fn pressed_laps() -> Vec<Step> {
         }
     }
     steps.push(Check);
+    steps
+}
+
+/// While a long log is being replayed, what was written since goes round the segments; an older
+/// version of it stands in the log in front of what is hot and shares a segment with that.
+fn outlived() -> Vec<Step> {
+    let mut steps = vec![Remove, z(0, 1), w(8, 1), Flush, Drain];
+    for nth in 0..50 {
+        steps.push(Zero { first: nth % 4, count: 1, fua: true });
+    }
+    steps.extend([Drain, w(12, 1), Flush, Kill, w(8, 2), Flush, Drain]);
+    for nth in 0..16 {
+        steps.extend([w(nth % 4 * 2, 2), Flush, Drain]);
+    }
+    steps.extend([Tick(250), r(8, 1), Check]);
     steps
 }
 

@@ -5,7 +5,7 @@ use std::fmt::Debug;
 use std::sync::Arc;
 
 use udm::pmem::Persistence;
-use udm::shm::SharedWords;
+use udm::shm::{Keeper, SharedWords};
 use udm::target::Target;
 
 use crate::elsewhere::What;
@@ -43,6 +43,17 @@ pub struct Devices {
     pub ssd: Arc<Ssd>,
     pub origin: Arc<Origin>,
     pub shared: SharedWords,
+    /// The memory lies where servers before this version kept it.
+    pub is_old: bool,
+}
+
+impl Devices {
+    pub fn keeper(&self) -> Keeper {
+        match self.is_old {
+            true => Keeper::old(self.shared.clone()),
+            false => self.shared.clone().into(),
+        }
+    }
 }
 
 /// Who opens.
@@ -80,8 +91,9 @@ pub trait Kind: Debug + Send + Sync {
 
     fn shared_words(&self) -> usize;
 
-    /// The word of shared memory that names the attach to which it belongs.
-    fn owner_word(&self) -> u32;
+    /// The words of shared memory that name the attaches to which it belongs: the one that has
+    /// it, and the one that is taking it over.
+    fn owner_words(&self) -> [u32; 2];
 
     fn open(&self, devices: Devices, attaches: u64, who: Who) -> Result<Box<dyn Subject>, String>;
 
