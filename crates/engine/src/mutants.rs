@@ -206,6 +206,10 @@ mutants! {
     OutdatedRevived,
     /// Of a stripe's two lists, the next server takes up the newer one only.
     OlderListIgnored,
+    /// The number of the open batch follows the counter, which some rounds leave as it is.
+    BatchByCounter,
+    /// What a block looked like is asked for though it was overwritten since, long ago.
+    PastLookAsked,
     }
 
     /// What only threads that run into each other show.

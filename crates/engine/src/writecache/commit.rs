@@ -369,7 +369,10 @@ impl Writecache {
             if commit.closed == 0 {
                 // Not by the counter, which a round of overwritten blocks leaves as it is: of a
                 // stripe's two lists, the next server must know which one is the newer.
-                self.batch.fetch_add(1, Ordering::AcqRel);
+                match mutants::is(Mutant::BatchByCounter) {
+                    true => self.batch.store(commit.seq + 1, Ordering::Release),
+                    false => _ = self.batch.fetch_add(1, Ordering::AcqRel),
+                }
             }
             commit.closed |= 1 << stripe;
             let is_fresh = self.has_fresh(stripe, filling).load(Ordering::Relaxed);

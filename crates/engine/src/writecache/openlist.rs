@@ -249,7 +249,9 @@ impl OpenLists {
                     // An entry that is not looked at says that what an older one knew is past.
                     let is_looked_at = version > 2 && nth + LOOKED_AT_MAX >= count;
                     let look = if is_looked_at { entry.look } else { 0 };
-                    looks.push(((entry.block, entry.slot), look));
+                    if is_looked_at || !mutants::is(Mutant::PastLookAsked) {
+                        looks.push(((entry.block, entry.slot), look));
+                    }
                 }
             }
         }

@@ -144,6 +144,7 @@ pub struct Machine {
     pub(crate) is_holding_writes: bool,
     pub(crate) is_holding_reads: bool,
     pub(crate) is_holding_cache: bool,
+    pub(crate) is_holding_flushes: bool,
     pub(crate) failing: Option<(Op, u32)>,
     /// While requests are under way.
     pub(crate) has_origin_failed: bool,
@@ -198,6 +199,7 @@ impl Machine {
             is_holding_writes: false,
             is_holding_reads: false,
             is_holding_cache: false,
+            is_holding_flushes: false,
             failing: None,
             has_origin_failed: false,
             has_passed_by: false,
@@ -267,6 +269,10 @@ impl Machine {
             Step::HoldReads => self.hold(true, false, false),
             Step::HoldWrites => self.hold(false, true, false),
             Step::HoldCache => self.hold(false, false, true),
+            Step::HoldFlushes => {
+                self.is_holding_flushes = true;
+                Ok(())
+            }
             Step::OneWrite | Step::LastWrite | Step::OneCache | Step::Release => self.let_go(step),
             Step::Tick(tenths) => {
                 // As a real background does: it looks often.
@@ -437,6 +443,7 @@ impl Machine {
         self.is_holding_reads = false;
         self.is_holding_writes = false;
         self.is_holding_cache = false;
+        self.is_holding_flushes = false;
         self.failing_cache = None;
     }
 

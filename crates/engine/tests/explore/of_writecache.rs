@@ -12,8 +12,8 @@ use crate::subject::{Devices, Ground, Kind, Subject, Who};
 use crate::twin::Twin;
 
 const STRIPES: usize = 2;
-/// Uncommitted blocks of a stripe.
-const LIST_MAX: usize = 14;
+/// Uncommitted blocks of a stripe, in a cache of a few blocks and of many.
+const LIST_MAX: [usize; 2] = [14, 90];
 
 impl Subject for Writecache {
     fn is_origin_consistent(&self) -> bool {
@@ -67,7 +67,7 @@ impl Kind for WritecacheKind {
     }
 
     fn shared_words(&self) -> usize {
-        shared_words_for(STRIPES, LIST_MAX)
+        shared_words_for(STRIPES, LIST_MAX[usize::from(self.blocks > 64)])
     }
 
     fn owner_words(&self) -> [u32; 2] {

@@ -52,6 +52,8 @@ pub enum Step {
     /// The same for a cache that is a disk.
     HoldCache,
     OneCache,
+    /// Of these, only the flushes.
+    HoldFlushes,
     Release,
     /// So many tenths of a second pass.
     Tick(u64),

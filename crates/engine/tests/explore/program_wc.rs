@@ -201,6 +201,42 @@ pub const STORIES: &[&[Step]] = &[
         Kill,
         Check,
     ],
+    // Blocks are overwritten, and rounds close those alone, which leave the counter as it is; then
+    // two lists of one stripe are filled, and the process dies.
+    &[fua(0, 2), w(0, 2), Flush, w(4, 2), HoldFlushes, PostFlush, w(4, 2), Kill, Check],
+    &[
+        fua(0, 2),
+        w(0, 2),
+        Flush,
+        w(0, 2),
+        Flush,
+        w(4, 2),
+        HoldFlushes,
+        PostFlush,
+        w(4, 2),
+        Kill,
+        Check,
+    ],
+    // A block is overwritten before a round and within it, and a lot is written behind that: what
+    // it looked like the first time is past.
+    &[
+        fua(0, 1),
+        w(0, 1),
+        HoldFlushes,
+        PostFlush,
+        w(0, 1),
+        w(1, 8),
+        w(1, 8),
+        w(1, 8),
+        w(1, 8),
+        w(1, 8),
+        w(1, 8),
+        w(1, 8),
+        w(1, 8),
+        w(1, 8),
+        Kill,
+        Check,
+    ],
     // The process dies while a counter is on its way that commits slots in the first sector of
     // entries and supersedes them in the second one.
     &[

@@ -173,7 +173,7 @@ impl Machine {
                 continue;
             }
             let origin = !self.is_holding_writes && !self.writes.is_empty();
-            let cache = !self.is_holding_cache && !self.cache_ios.is_empty();
+            let cache = !self.is_holding_cache && !self.free_cache_ios().is_empty();
             match (origin, cache) {
                 (false, false) => return,
                 (true, false) => self.one_write(),
@@ -269,12 +269,20 @@ impl Machine {
         }
     }
 
+    /// Writes and flushes of the cache that may come back, by number.
+    fn free_cache_ios(&self) -> Vec<usize> {
+        let is_held = |io: &DiskIo| self.is_holding_flushes && io.op == Op::Flush;
+        let ios = self.cache_ios.iter().enumerate();
+        ios.filter(|(_, (_, io))| !is_held(io)).map(|(nth, _)| nth).collect()
+    }
+
     /// Completes any one write or flush of the cache.
     pub(crate) fn one_cache_io(&mut self) {
-        if self.cache_ios.is_empty() {
+        let free = self.free_cache_ios();
+        if free.is_empty() {
             return;
         }
-        let nth = self.prng.below(self.cache_ios.len() as u64) as usize;
+        let nth = free[self.prng.below(free.len() as u64) as usize];
         let (id, mut io) = self.cache_ios.remove(nth);
         let fails = self.failing_cache == Some(io.op);
         let end = match fails {
@@ -304,6 +312,7 @@ impl Machine {
     pub(crate) fn release(&mut self) {
         self.is_holding_writes = false;
         self.is_holding_cache = false;
+        self.is_holding_flushes = false;
         self.settle();
     }
 

@@ -93,8 +93,12 @@ fn of_writecache(seed: u64) -> Story {
     let nth = seed.wrapping_sub(WRITECACHE.start) as usize;
     if nth < 6 * stories.len() {
         let (variant, nth) = (nth / stories.len(), nth % stories.len());
-        // The last one needs entries in two sectors.
-        let blocks = if nth + 1 == stories.len() { 33 } else { 13 };
+        // The last one needs entries in two sectors, the one before it a long list of them.
+        let blocks = match stories.len() - nth {
+            1 => 33,
+            2 => 110,
+            _ => 13,
+        };
         let (ground, options) = [
             (Ground::Disk, "0"),
             (Ground::Memory(Persistence::Cpu), "0"),
