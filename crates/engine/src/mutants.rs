@@ -270,6 +270,8 @@ mutants! {
     JoinedUnlocked,
     /// A key can be seen before its data, which was moved, has left the CPU.
     MoveUndrained,
+    /// A write does its piece of collection beside the background's, without the lock.
+    PieceUnlocked,
     }
 
     /// writecache: what only threads that run into each other show.

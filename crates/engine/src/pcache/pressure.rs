@@ -23,6 +23,7 @@ use crate::sync::atomic::Ordering;
 use crate::sync::lock;
 use crate::units::BLOCK;
 
+use super::gc::Gc;
 use super::layout::Position;
 use super::retain::Pass;
 use super::segment::LOG_RESERVE;
@@ -131,6 +132,10 @@ impl Pcache {
         let is_replaying = self.is_replaying() && !mutants::is(Mutant::CollectedBeforeReplayed);
         if is_replaying || is_slow || self.is_suspended() {
             return false;
+        }
+        if mutants::is(Mutant::PieceUnlocked) {
+            let passed = self.collect_slice(&mut Gc::default(), Slice::piece(Pass::Yield));
+            return passed.is_ok() && self.has_room();
         }
         // Who holds it makes room.
         let Ok(mut gc) = self.collector.try_lock() else { return false };
