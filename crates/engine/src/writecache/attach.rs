@@ -233,7 +233,7 @@ impl Opening<'_> {
             seq = seq.saturating_sub(1);
         }
         let census = look(medium, &geometry, seq, limits.size_bytes, &mut found, options)?;
-        check_binding(args, medium, &superblock, &census, limits)?;
+        check_binding(args, medium, &superblock, dirty_blocks(&census, left.as_ref()), limits)?;
         if let Some(what) = left.as_ref().and_then(|left| difference(medium, &geometry, seq, left))
         {
             return match args.accepts_loss {
@@ -351,17 +351,21 @@ fn check_devices(
     Ok(())
 }
 
+/// How many blocks the cache has that its origin has not, also in memory alone.
+pub(super) fn dirty_blocks(census: &Census, left: Option<&LeftBehind>) -> u64 {
+    census.live + census.damaged + left.map_or(0, |left| left.held.len() as u64)
+}
+
 /// Dirty blocks of one origin are not written to another.
 pub(super) fn check_binding(
     args: &TableArgs,
     medium: &Medium,
     superblock: &Superblock,
-    census: &Census,
+    dirty: u64,
     origin: &DiskLimits,
 ) -> Result<()> {
     let label = &superblock.label;
     let is_ours = label.is_valid() && !label.is_bound_to(&origin.identity, origin.size_bytes);
-    let dirty = census.live + census.damaged;
     if !is_ours || dirty == 0 || args.rebinds {
         return Ok(());
     }

@@ -23,7 +23,7 @@ use crate::sync::Arc;
 use crate::units::SECTOR;
 
 use super::args::TableArgs;
-use super::attach::check_binding;
+use super::attach::{check_binding, dirty_blocks};
 use super::inspect::load_geometry;
 use super::layout::{ENTRY_BYTES, Geometry, SUPERBLOCK_BYTES};
 use super::media::Medium;
@@ -62,8 +62,10 @@ pub fn salvage(
     let seq = superblock.seq_count.get();
     let mut salvor = Salvor { args, medium, geometry, seq, limits, out };
     let census = salvor.entries(cut)?;
-    check_binding(args, &salvor.medium, &superblock, &census, limits)?;
-    if let Some(left) = memory.as_ref().map(OpenLists::left_behind).transpose()?.flatten() {
+    let left = memory.as_ref().map(OpenLists::left_behind).transpose()?.flatten();
+    let dirty = dirty_blocks(&census, left.as_ref());
+    check_binding(args, &salvor.medium, &superblock, dirty, limits)?;
+    if let Some(left) = left {
         salvor.memory(&left)?;
     }
     Ok(salvor.out)

@@ -58,6 +58,23 @@ fn dirty_blocks_of_another_origin_are_refused() {
     });
 }
 
+/// A server that died with writes that no entry names yet: they are dirty blocks as any others.
+#[test]
+fn writes_in_memory_alone_do_not_go_to_another_origin() {
+    in_both_modes("4096 0", |mut world| {
+        world.open();
+        world.write(0, &[1; 4096], false);
+        world.kill();
+        let mine = world.origin.clone();
+        world.origin = Arc::new(SimDisk::new(4 * MIB, 512).named("another"));
+        let (kind, text) = refusal(&mut world);
+        assert!(kind == Kind::Refused && text.contains("caches another origin"), "{text}");
+        world.origin = mine;
+        world.open();
+        assert_eq!(world.read(0, 4096), [1; 4096]);
+    });
+}
+
 #[test]
 fn a_cache_without_a_label_is_a_kernels_and_is_taken() {
     in_both_modes("4096 0", |mut world| {
