@@ -83,6 +83,12 @@ pub fn kill_server(pid: u64) -> bool {
     kill_process(process(pid), Signal::KILL).is_ok()
 }
 
+/// Stops a server, or lets it go on.
+pub fn stop_server(pid: u64, is_stopped: bool) {
+    let signal = if is_stopped { Signal::STOP } else { Signal::CONT };
+    kill_process(process(pid), signal).unwrap();
+}
+
 /// Whether a process is there, and not a zombie that nobody waits for. A process's files are open
 /// until its last thread has ended, which need not be the first one.
 pub fn is_alive(pid: u64) -> bool {

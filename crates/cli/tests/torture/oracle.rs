@@ -12,8 +12,8 @@
 //! written and answered at that moment.
 
 use std::collections::VecDeque;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
 
 use crate::load::Asked;
 
@@ -259,7 +259,8 @@ impl Oracle {
 
     /// The last things that were done.
     pub fn show_notes(&self) {
-        let events = self.events.lock().unwrap();
+        // Whoever tells of a wrong sector panics with them in hand.
+        let events = self.events.lock().unwrap_or_else(PoisonError::into_inner);
         let notes: Vec<&Event> =
             events.iter().filter(|event| matches!(event, Event::Note(_))).collect();
         notes.iter().skip(notes.len().saturating_sub(EVENTS_SHOWN)).for_each(|note| note.show());

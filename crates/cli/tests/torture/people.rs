@@ -3,11 +3,15 @@
 //! Whatever was done, a server that starts is right about every sector, or it is refused. Where it
 //! is refused, the act is undone, and what is as it was must be taken up.
 
-use std::fs::OpenOptions;
+use std::fs::{File, OpenOptions};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Duration;
 
+use crate::commands;
 use crate::oracle::Loss;
+use crate::scene::Target;
 use crate::world::World;
 
 /// What is done.
@@ -25,15 +29,27 @@ enum Act {
     CutOrigin,
     /// A second server takes the same files.
     SecondServer,
+    /// An older copy of a cache is put in its place.
+    RolledBack,
+    /// Another file is put in an origin's place.
+    ReplacedOrigin,
+    /// The memory that servers share is removed.
+    LostMemory,
+    /// A server that only reads comes in between.
+    ReadOnly,
 }
 
-const ACTS: [Act; 6] = [
+const ACTS: [Act; 10] = [
     Act::MovedCache,
     Act::CopiedCache,
     Act::Elsewhere,
     Act::CutCache,
     Act::CutOrigin,
     Act::SecondServer,
+    Act::RolledBack,
+    Act::ReplacedOrigin,
+    Act::LostMemory,
+    Act::ReadOnly,
 ];
 
 impl World {
@@ -55,6 +71,10 @@ impl World {
             Act::CutCache => self.cut(&cache),
             Act::CutOrigin => self.cut(&self.origins[nth].clone()),
             Act::SecondServer => self.second_server(),
+            Act::RolledBack => self.roll_back(&cache),
+            Act::ReplacedOrigin => self.replace_origin(nth, &cache),
+            Act::LostMemory => self.lose_memory(),
+            Act::ReadOnly => self.read_only(false),
         }
     }
 
@@ -120,6 +140,10 @@ impl World {
         let refused = self.try_create(&[]);
         assert!(refused.is_err(), "a file that was cut to its half is taken up");
         self.tally.refused += 1;
+        if self.caches.iter().flatten().any(|cache| cache == file) {
+            // What is left can be read, if it is known what that is.
+            self.read_only(true);
+        }
         copy(&whole, file);
         std::fs::remove_file(&whole).unwrap();
         false
@@ -137,6 +161,99 @@ impl World {
         opened.set_len(bytes / 2 / 4096 * 4096).unwrap();
         let pause = std::time::Duration::from_millis(self.random.below(200));
         std::thread::sleep(pause);
+    }
+
+    /// A copy of a cache that was made while a server was idle is refused, or right, when that has
+    /// died; and the newest is taken up.
+    fn roll_back(&mut self, cache: &Path) -> bool {
+        self.create();
+        self.judge(Loss::Process, false, "before a copy");
+        let older = beside(cache, "older");
+        let server = self.server.unwrap();
+        if self.random.one_in(2) {
+            self.ok(&["flush", "vol"]);
+        }
+        commands::stop_server(server, true);
+        std::thread::sleep(Duration::from_millis(20));
+        copy(cache, &older);
+        commands::stop_server(server, false);
+        self.killed_under_load();
+        let newest = beside(cache, "newest");
+        std::fs::rename(cache, &newest).unwrap();
+        std::fs::rename(&older, cache).unwrap();
+        let serves = self.attempt();
+        if serves {
+            std::fs::remove_file(&newest).unwrap();
+        } else {
+            std::fs::rename(&newest, cache).unwrap();
+        }
+        serves
+    }
+
+    /// Another file in an origin's place never gets what a cache has for the old one.
+    fn replace_origin(&mut self, nth: usize, cache: &Path) -> bool {
+        let origin = self.origins[nth].clone();
+        let found = self.udm(&["inspect", "--json", cache.to_str().unwrap()]);
+        let found: serde_json::Value = serde_json::from_str(&found.out).unwrap();
+        let is_dirty = found["dirty_bytes"].as_u64() != Some(0);
+        let is_bound = matches!(self.scene.lines[nth].target, Target::Pcache { .. });
+        let aside = beside(&origin, "aside");
+        std::fs::rename(&origin, &aside).unwrap();
+        File::create(&origin).unwrap().set_len(self.scene.lines[nth].bytes).unwrap();
+        match self.try_create(&[]) {
+            Ok(()) => {
+                assert!(!is_bound && !is_dirty, "another origin is taken: {found}");
+                self.ok(&["flush", "vol"]);
+                self.ok(&["drain", "vol"]);
+                self.kill();
+                let blocks = File::open(&origin).unwrap().metadata().unwrap().blocks();
+                assert_eq!(blocks, 0, "another origin was written to: {found}");
+            }
+            Err(_) => self.tally.refused += 1,
+        }
+        std::fs::rename(&aside, &origin).unwrap();
+        false
+    }
+
+    /// Without the memory that a dead server left, nothing is taken up, or nothing was in it; and
+    /// whoever accepts the loss gets what was durable.
+    fn lose_memory(&mut self) -> bool {
+        for entry in std::fs::read_dir(&self.runtime).unwrap().flatten() {
+            if entry.file_name().to_str().is_some_and(|name| name.ends_with(".shm")) {
+                std::fs::remove_file(entry.path()).unwrap();
+            }
+        }
+        if self.attempt() {
+            return true;
+        }
+        self.words = " lost_memory accept";
+        self.create();
+        self.words = "";
+        self.judge(Loss::Memory, false, "without the memory of a dead server");
+        true
+    }
+
+    /// A server that may not write shows what the next one will. Of a cache that was cut, that
+    /// `is_partial`, it shows what is left, or is refused.
+    fn read_only(&mut self, is_partial: bool) -> bool {
+        self.is_read_only = true;
+        let made = self.try_create(&[]);
+        self.is_read_only = false;
+        if let Err(error) = made {
+            assert!(is_partial, "what is whole can be read: {error}");
+            self.tally.refused += 1;
+            return false;
+        }
+        self.judge(Loss::Process, is_partial, "by a server that only reads");
+        assert_ne!(self.refused_write(), 0, "a write to what is read only");
+        if self.random.one_in(2) {
+            self.kill();
+        } else {
+            let pid = self.server.take().unwrap();
+            self.ok(&["remove", "vol"]);
+            commands::wait_for_end(pid);
+        }
+        false
     }
 
     /// While a server has the files, nobody else gets them, whatever they are called.

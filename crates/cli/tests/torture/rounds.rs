@@ -127,6 +127,11 @@ impl World {
     fn round(&mut self, nth: u64) -> Fate {
         let end = ENDS[self.random.below(ENDS.len() as u64) as usize];
         self.oracle.note(format!("round {nth}: {end:?}"));
+        self.under_load(|world, load| world.bring_about(end, load))
+    }
+
+    /// What `act` comes to, while clients send requests; each of them comes to its end.
+    fn under_load(&mut self, act: impl FnOnce(&mut World, &Load) -> Fate) -> Fate {
         let (seeds, moment) = (self.random.next_u64(), 5_000 + self.random.below(500_000));
         let (load, pid) = (self.load(), self.server.unwrap());
         let fate = std::thread::scope(|scope| {
@@ -137,7 +142,7 @@ impl World {
             // Whoever panics here leaves clients that would wait for a server.
             let _guard = KillOnPanic { pid, load: &load };
             std::thread::sleep(Duration::from_micros(moment));
-            let fate = self.bring_about(end, &load);
+            let fate = act(self, &load);
             load.is_over.store(true, Ordering::SeqCst);
             self.await_answers(&clients, pid);
             fate
@@ -146,6 +151,12 @@ impl World {
         self.tally.answered += load.answered.load(Ordering::SeqCst);
         self.tally.in_flight += load.in_flight.load(Ordering::SeqCst);
         fate
+    }
+
+    /// Some load, and a server that does not survive it.
+    pub fn killed_under_load(&mut self) {
+        self.under_load(|world, load| world.bring_about(End::Killed, load));
+        self.oracle.server_is_gone();
     }
 
     fn load(&self) -> Load {

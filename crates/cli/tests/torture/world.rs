@@ -28,6 +28,10 @@ pub struct World {
     pub origins: Vec<PathBuf>,
     /// Where the next server runs.
     pub runtime: PathBuf,
+    /// Whether the next server only reads.
+    pub is_read_only: bool,
+    /// Words for the table lines of caches, beside the scene's.
+    pub words: &'static str,
     pub oracle: Arc<Oracle>,
     pub random: Prng,
     pub server: Option<u64>,
@@ -48,6 +52,8 @@ impl World {
             caches: Vec::new(),
             origins: Vec::new(),
             runtime,
+            is_read_only: false,
+            words: "",
             oracle,
             random,
             server: None,
@@ -93,16 +99,21 @@ impl World {
         let mut table = String::new();
         for (nth, line) in self.scene.lines.iter().enumerate() {
             let sectors = line.bytes / SECTOR as u64;
-            let origin = self.origins[nth].to_str().unwrap();
-            let cache = self.caches[nth].as_ref().map_or("", |cache| cache.to_str().unwrap());
+            let shown = |path: &Path| {
+                let readonly = if self.is_read_only { "?readonly" } else { "" };
+                format!("{}{readonly}", path.display())
+            };
+            let origin = shown(&self.origins[nth]);
+            let cache = self.caches[nth].as_deref().map_or_else(String::new, shown);
+            let more = self.words;
             let words = match &line.target {
                 Target::Linear => format!("linear {origin} 0"),
                 Target::Pcache { data_crc, retention } => format!(
                     "pcache {cache} {origin} 4 cache_mode writeback data_crc {data_crc} \
-                     retention {retention}"
+                     retention {retention}{more}"
                 ),
                 Target::Writecache { mode, block, words } => {
-                    format!("writecache {mode} {origin} {cache} {block} {words}")
+                    format!("writecache {mode} {origin} {cache} {block} {words}{more}")
                 }
             };
             table += &format!("{at} {sectors} {words}\n");
@@ -210,6 +221,19 @@ impl World {
             self.oracle.judge(offset / SECTOR as u64, data, loss, what);
         }
         self.oracle.note(format!("everything is right ({what}, {failed} reads failed)"));
+    }
+
+    /// A write that the server must refuse; its error.
+    pub fn refused_write(&self) -> u32 {
+        let mut nbd = Nbd::connect(&self.socket(), self.scene.bytes()).expect("it takes clients");
+        let len = self.scene.granule() as u32 * SECTOR as u32;
+        let command = Command::Write;
+        nbd.ask(
+            &Request { command, is_fua: true, cookie: 1, offset: 0, len },
+            &vec![9; len as usize],
+        );
+        nbd.send().expect("the server is there");
+        nbd.receive().expect("a reply").1
     }
 
     /// Removes the device with everything written back; the origins alone must hold it.

@@ -7,6 +7,9 @@
 //!    must look. That costs a system call, so writes look every [`LOOK_EVERY`], and each time that
 //!    they reach the end, because such a write alone could make a short file as long as it was.
 //!    Flushes always look, behind their work: what a client is told is durable lies within.
+//!    A gap that is known: a write behind the cut, on its way then or sent before the next look,
+//!    makes the file longer again. What was lost in front of it reads as zeroes; a write up to the
+//!    old end hides that there was a cut at all.
 //! 3. A loop device keeps its size when its file is cut: so that file is looked at, too.
 //! 4. A name is looked at when somebody asks. A deleted file lives as long as it is open.
 
