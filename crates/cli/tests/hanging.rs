@@ -212,3 +212,45 @@ fn a_drain_ends_with_its_command() {
     drain.wait().unwrap();
     udm.ok(&["remove", "vol", "--drain"]);
 }
+
+/// The server that a `create` has started.
+fn child_of(pid: u32) -> Option<u64> {
+    let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).ok()?;
+    children.split_whitespace().next()?.parse().ok()
+}
+
+#[test]
+fn a_server_that_hangs_while_it_opens_a_cache_is_told_about() {
+    let udm = Udm::new();
+    let origin = udm.file("origin.img", 64 * MIB);
+    let cache = udm.file("cache.img", 512 * MIB);
+    let table = format!("0 131072 pcache {} {}", text(&cache), text(&origin));
+    // Stopped before it serves, which may take some tries.
+    let (create, server) = (0..100)
+        .find_map(|_| {
+            let mut create = udm.spawn(&["create", "vol", "--table", &table]);
+            let mut server = None;
+            wait_until("there is a server", || {
+                server = server.or_else(|| child_of(create.id()));
+                server.is_some() || create.try_wait().unwrap().is_some()
+            });
+            server.into_iter().for_each(|pid| signal(pid, "STOP"));
+            std::thread::sleep(Duration::from_millis(300));
+            if let (Some(server), None) = (server, create.try_wait().unwrap()) {
+                return Some((create, server));
+            }
+            server.into_iter().for_each(|pid| signal(pid, "KILL"));
+            let _ = create.wait();
+            None
+        })
+        .expect("a server that is stopped in time");
+    std::thread::sleep(SILENCE + Duration::from_secs(1));
+    signal(server, "KILL");
+    let start = Instant::now();
+    let output = create.wait_with_output().unwrap();
+    assert!(start.elapsed() < SLACK, "it does not wait for a server that has died");
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    let is_told = said.contains("has come no further for 10 s") && said.contains("kill -CONT");
+    assert!(is_told && said.contains("ended by signal 9"), "{said}");
+}

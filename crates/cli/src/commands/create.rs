@@ -4,6 +4,9 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::process::CommandExt;
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail};
 use serde_json::Value;
@@ -15,8 +18,12 @@ use crate::args::{CreateArgs, JsonArgs, TableSource};
 use crate::attaching::{Shown, Step};
 use crate::control::Answer;
 use crate::output::{Usage, print_note};
+use crate::process::doing;
 use crate::runtime::{DeviceName, RuntimeDir};
 use crate::server::{Spec, serve_here, title};
+
+/// A server that comes no further for so long is told about.
+const SILENCE: Duration = Duration::from_secs(10);
 
 /// The longest table that is read; the engine's own limit is lower.
 const TABLE_BYTES_MAX: u64 = 1 << 20;
@@ -90,7 +97,15 @@ fn start_server(runtime: &RuntimeDir, name: &DeviceName, spec: &Spec) -> Result<
     let _ = input.write_all(&serde_json::to_vec(spec)?);
     drop(input);
     let mut shown = Shown::new(name.as_str());
-    let heard = hear(BufReader::new(output), |step| shown.show(step))
+    let pid = i32::try_from(server.id()).unwrap_or_default();
+    let silent = || {
+        let seconds = SILENCE.as_secs();
+        print_note(&format!(
+            "{name}: its server has come no further for {seconds} s, and is waited for: {}",
+            doing(pid)
+        ));
+    };
+    let heard = hear(output, |step| shown.show(step), silent)
         .with_context(|| format!("{name}: hear from the server"))?;
     drop(shown);
     match heard {
@@ -99,18 +114,48 @@ fn start_server(runtime: &RuntimeDir, name: &DeviceName, spec: &Spec) -> Result<
     }
 }
 
-/// The server's last word, if it says one; before, how far it is.
-fn hear(from: impl BufRead, mut show: impl FnMut(&Step)) -> std::io::Result<Option<Answer>> {
-    for line in from.lines() {
-        let Ok(answer) = serde_json::from_str::<Answer>(&line?) else { return Ok(None) };
+/// The server's last word, if it says one; before, how far it is. `silent` is called whenever it
+/// has come no further for [`SILENCE`]. It is waited for as long as it lives; its end closes
+/// `from`.
+fn hear(
+    from: impl Read + Send + 'static,
+    mut show: impl FnMut(&Step),
+    mut silent: impl FnMut(),
+) -> std::io::Result<Option<Answer>> {
+    let (said, lines) = channel();
+    // Not joined: a server that is given up is not waited for.
+    let reader = thread::Builder::new().name("udm-hear".into());
+    reader.spawn(move || {
+        for line in BufReader::new(from).lines() {
+            if said.send(line).is_err() {
+                return;
+            }
+        }
+    })?;
+    let mut last: Option<(String, u64)> = None;
+    let mut news = Instant::now();
+    loop {
+        let line = match lines.recv_timeout(SILENCE.saturating_sub(news.elapsed())) {
+            Ok(line) => line?,
+            Err(RecvTimeoutError::Disconnected) => return Ok(None),
+            Err(RecvTimeoutError::Timeout) => {
+                silent();
+                news = Instant::now();
+                continue;
+            }
+        };
+        let Ok(answer) = serde_json::from_str::<Answer>(&line) else { return Ok(None) };
         if !answer.continues {
             return Ok(Some(answer));
         }
         if let Ok(step) = serde_json::from_value::<Step>(answer.parameters) {
+            let place = Some((step.what.clone(), step.done));
+            if place != last {
+                (last, news) = (place, Instant::now());
+            }
             show(&step);
         }
     }
-    Ok(None)
 }
 
 /// The server ended without a word: says how, and what its log says last.
@@ -158,8 +203,6 @@ fn announce(json: JsonArgs, ready: &Value) -> Result<()> {
 mod tests {
     #![allow(clippy::unwrap_used)]
 
-    use std::time::Duration;
-
     use serde_json::json;
     use udm::attaching::AttachProgress;
 
@@ -186,7 +229,7 @@ mod tests {
             writeln!(writer, "{}", serde_json::to_string(&Answer::done(json!(7))).unwrap())
         });
         let mut steps = Vec::new();
-        let answer = hear(BufReader::new(reader), |step| steps.push(step.clone())).unwrap();
+        let answer = hear(reader, |step| steps.push(step.clone()), || {}).unwrap();
         server.join().unwrap().unwrap();
         assert_eq!(answer.unwrap().parameters, json!(7));
         assert!(!steps.is_empty() && steps.len() < 4, "{steps:?}");
@@ -201,7 +244,8 @@ mod tests {
         let mut said = Vec::new();
         write_step(&mut said, &step).unwrap();
         let mut steps = Vec::new();
-        let answer = hear(&said[..], |step| steps.push(step.clone())).unwrap();
+        let said = std::io::Cursor::new(said);
+        let answer = hear(said, |step| steps.push(step.clone()), || {}).unwrap();
         assert!(answer.is_none() && steps == [step]);
     }
 }
