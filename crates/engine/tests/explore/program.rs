@@ -276,6 +276,28 @@ pub fn random(prng: &mut Prng, len: usize, has_kernel: bool) -> Vec<Step> {
     steps
 }
 
+/// The same, with others at work in between: they post what nobody waits for, and let requests of
+/// disks end out of order. (No [`Meanwhile`]: that is for places where no lock is held that a write
+/// needs, as written programs know them.)
+pub fn with_others(prng: &mut Prng, steps: Vec<Step>, is_disk: bool) -> Vec<Step> {
+    // Zeroes may pass by, which not every program is made for.
+    let zeroes = steps.iter().any(|step| matches!(step, Zero { .. }));
+    let mut mixed = Vec::with_capacity(steps.len() * 2);
+    for step in steps {
+        let (first, count) = range(prng, 3);
+        let other = match prng.below(20) {
+            0 | 1 => Some(LastWrite),
+            2 if is_disk => Some(HoldFlushes),
+            3 if zeroes => Some(PostZero { first, count }),
+            4 => Some(Post { first, count, fua: prng.one_in(4) }),
+            5 => Some(PostFlush),
+            _ => None,
+        };
+        mixed.extend(other.into_iter().chain([step]));
+    }
+    mixed
+}
+
 /// What happens after a crash, in a few steps.
 pub fn aftermath(prng: &mut Prng) -> Vec<Step> {
     let (first, count) = range(prng, 3);

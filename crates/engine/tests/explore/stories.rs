@@ -8,7 +8,7 @@ use udm::prng::Prng;
 
 use crate::of_pcache::PcacheKind;
 use crate::of_writecache::WritecacheKind;
-use crate::program::{Step, WRITTEN, random, written};
+use crate::program::{Step, WRITTEN, random, with_others, written};
 use crate::program_wc;
 use crate::subject::{Ground, Kind};
 
@@ -47,7 +47,8 @@ fn of_pcache(seed: u64) -> Story {
     let len = 6 + prng.below(longest) as usize;
     let has_kernel = prng.one_in(3);
     let kind = PcacheKind::new(segments, persistence, table);
-    (Arc::new(kind), random(&mut prng, len, has_kernel))
+    let program = random(&mut prng, len, has_kernel);
+    (Arc::new(kind), maybe_with_others(seed, &mut prng, program, false))
 }
 
 /// Seeds of writecache's histories in the normal run.
@@ -74,6 +75,16 @@ const OPTIONS: [&str; 8] = [
     "2 autocommit_blocks 0",
     "2 high_watermark 100",
 ];
+
+/// Half of the long histories have others at work beside them; those that once found a defect
+/// stay as they were.
+fn maybe_with_others(seed: u64, prng: &mut Prng, program: Vec<Step>, is_disk: bool) -> Vec<Step> {
+    let is_old = REGRESSIONS.contains(&seed) || WRITECACHE_REGRESSIONS.contains(&seed);
+    match seed >= LONG_FROM && !is_old && prng.one_in(2) {
+        true => with_others(prng, program, is_disk),
+        false => program,
+    }
+}
 
 /// A target and what is done with it.
 pub type Story = (Arc<dyn Kind>, Vec<Step>);
@@ -119,6 +130,7 @@ fn of_writecache(seed: u64) -> Story {
     let longest = if seed < LONG_FROM { 40 } else { 120 };
     let len = 6 + prng.below(longest) as usize;
     let has_kernel = prng.one_in(3);
-    let program = program_wc::random(&mut prng, len, has_kernel, ground == Ground::Disk);
-    (Arc::new(kind), program)
+    let is_disk = ground == Ground::Disk;
+    let program = program_wc::random(&mut prng, len, has_kernel, is_disk);
+    (Arc::new(kind), maybe_with_others(seed, &mut prng, program, is_disk))
 }
