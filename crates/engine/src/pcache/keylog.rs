@@ -60,8 +60,26 @@ struct Head {
     last: LastSet,
     /// Whether a mark is owed before anything else is logged; see [`KeyLog::owe_mark`].
     owes_mark: bool,
-    scratch: Box<[u8; KSET_BYTES_MAX + KSET_HEADER_BYTES]>,
 }
+
+/// What every append changes, apart from what every write reads.
+#[derive(Debug)]
+#[repr(align(128))]
+struct Front {
+    head: Mutex<Head>,
+    /// A copy of the head's position, packed, for those who only look.
+    head_seen: AtomicU64,
+    /// Flush marks that were appended. Changes under the head's lock.
+    marks: AtomicU64,
+    /// See [`KeyLog::keys`].
+    logged: AtomicU64,
+    keys_dirty: AtomicU64,
+    keys_kept: AtomicU64,
+}
+
+/// Key sets of up to so many keys are made before the log is locked.
+const SMALL_KEYS: usize = 4;
+const SMALL_BYTES: usize = kset_bytes(SMALL_KEYS) + KSET_HEADER_BYTES;
 
 #[derive(Debug)]
 struct TailState {
@@ -75,18 +93,12 @@ struct TailState {
 pub struct KeyLog {
     media: Media,
     segments: Arc<Segments>,
-    head: Mutex<Head>,
-    /// A copy of the head's position, packed, for those who only look.
-    head_seen: AtomicU64,
+    front: Front,
+    /// Where large key sets are made. Taken under the head's lock.
+    scratch: Mutex<Box<[u8; KSET_BYTES_MAX + KSET_HEADER_BYTES]>>,
     key_tail: Mutex<TailState>,
     dirty_tail: Mutex<TailState>,
     has_failed: AtomicBool,
-    /// Flush marks that were appended. Changes under the head's lock.
-    marks: AtomicU64,
-    /// See [`KeyLog::keys`].
-    logged: AtomicU64,
-    keys_dirty: AtomicU64,
-    keys_kept: AtomicU64,
 }
 
 /// How many keys: all of them, and those that write-back has not passed.
@@ -153,29 +165,31 @@ impl KeyLog {
         KeyLog {
             media,
             segments,
-            head: Mutex::new(Head {
-                position: head,
-                zeroed_until: head.offset,
-                is_unmarked: true,
-                last: LastSet::default(),
-                owes_mark: false,
-                scratch: Box::new([0; KSET_BYTES_MAX + KSET_HEADER_BYTES]),
-            }),
-            head_seen: AtomicU64::new(pack(head)),
+            front: Front {
+                head: Mutex::new(Head {
+                    position: head,
+                    zeroed_until: head.offset,
+                    is_unmarked: true,
+                    last: LastSet::default(),
+                    owes_mark: false,
+                }),
+                head_seen: AtomicU64::new(pack(head)),
+                marks: AtomicU64::new(0),
+                logged: AtomicU64::new(0),
+                keys_dirty: AtomicU64::new(0),
+                keys_kept: AtomicU64::new(0),
+            },
+            scratch: Mutex::new(Box::new([0; KSET_BYTES_MAX + KSET_HEADER_BYTES])),
             key_tail: tail(KEY_TAIL_AT, key_tail),
             dirty_tail: tail(DIRTY_TAIL_AT, dirty_tail),
             has_failed: AtomicBool::new(false),
-            marks: AtomicU64::new(0),
-            logged: AtomicU64::new(0),
-            keys_dirty: AtomicU64::new(0),
-            keys_kept: AtomicU64::new(0),
         }
     }
 
     /// How many flush marks were appended since the attach. What is appended behind a mark is so
     /// after that mark is counted.
     pub fn marks(&self) -> u64 {
-        self.marks.load(Ordering::Acquire)
+        self.front.marks.load(Ordering::Acquire)
     }
 
     /// How many keys were logged ever, those that the attach found among them: before the head,
@@ -183,27 +197,27 @@ impl KeyLog {
     /// on it.
     pub fn keys(&self) -> (u64, u64) {
         let load = |count: &AtomicU64| count.load(Ordering::Relaxed);
-        let behind = load(&self.keys_dirty) + load(&self.keys_kept);
-        let logged = load(&self.logged);
+        let behind = load(&self.front.keys_dirty) + load(&self.front.keys_kept);
+        let logged = load(&self.front.logged);
         (logged, logged.saturating_sub(behind))
     }
 
     /// So many keys are in the log now that were not.
     pub fn note_logged(&self, counts: KeyCounts) {
-        self.logged.fetch_add(counts.all, Ordering::Relaxed);
-        self.keys_dirty.fetch_add(counts.dirty, Ordering::Relaxed);
-        self.keys_kept.fetch_add(counts.kept, Ordering::Relaxed);
+        self.front.logged.fetch_add(counts.all, Ordering::Relaxed);
+        self.front.keys_dirty.fetch_add(counts.dirty, Ordering::Relaxed);
+        self.front.keys_kept.fetch_add(counts.kept, Ordering::Relaxed);
     }
 
     /// Write-back has passed so many keys.
     pub fn note_written_back(&self, counts: KeyCounts) {
-        take_from(&self.keys_dirty, counts.dirty);
-        take_from(&self.keys_kept, counts.kept);
+        take_from(&self.front.keys_dirty, counts.dirty);
+        take_from(&self.front.keys_kept, counts.kept);
     }
 
     /// Where the next key set goes.
     pub fn head(&self) -> Position {
-        unpack(self.head_seen.load(Ordering::Acquire))
+        unpack(self.front.head_seen.load(Ordering::Acquire))
     }
 
     /// Everything before has been collected.
@@ -265,15 +279,27 @@ impl KeyLog {
     /// Logs `keys` in order, durably. With `mark`, a key set without keys follows and says: here
     /// a client was told that everything before is durable.
     pub fn append(&self, keys: &[Key], mark: bool) -> Result<(), AppendError> {
-        let mut head = lock_soon(&self.head);
-        let result = self.append_locked(&mut head, keys, mark);
+        // What all appends share is locked for as little as possible: the set is made before.
+        let mut small = [0; SMALL_BYTES];
+        let is_small = (1..=SMALL_KEYS).contains(&keys.len());
+        let sealed = if is_small { seal(&mut small, keys, mark) } else { &[] };
+        let mut head = lock_soon(&self.front.head);
+        let result = self.append_locked(&mut head, keys, sealed, mark);
+        drop(head);
         if let Err(AppendError::Medium(_)) = result {
             self.has_failed.store(true, Ordering::Relaxed);
         }
         result
     }
 
-    fn append_locked(&self, head: &mut Head, keys: &[Key], mark: bool) -> Result<(), AppendError> {
+    /// `sealed` are the keys as a set, if they are few.
+    fn append_locked(
+        &self,
+        head: &mut Head,
+        keys: &[Key],
+        sealed: &[u8],
+        mark: bool,
+    ) -> Result<(), AppendError> {
         if self.has_failed() {
             return Err(AppendError::Medium(Status::Io));
         }
@@ -287,6 +313,9 @@ impl KeyLog {
         if head.owes_mark && !keys.is_empty() {
             self.append_set(head, &[], false)?;
             head.owes_mark = false;
+        }
+        if !sealed.is_empty() {
+            return self.append_sealed(head, keys, sealed, mark);
         }
         let sets = keys.len().div_ceil(KEYS_MAX);
         for (nth, set) in keys.chunks(KEYS_MAX).enumerate() {
@@ -304,7 +333,7 @@ impl KeyLog {
     /// and build on it, so write-back must not mix it with what comes. The mark is stored with
     /// the next append; an attach alone changes nothing.
     pub fn owe_mark(&self) {
-        lock(&self.head).owes_mark = true;
+        lock(&self.front.head).owes_mark = true;
     }
 
     /// Whether `keys` keys find room: in the head's segment, or with one more.
@@ -317,9 +346,20 @@ impl KeyLog {
     }
 
     fn append_set(&self, head: &mut Head, keys: &[Key], mark: bool) -> Result<(), AppendError> {
-        let set_bytes = kset_bytes(keys.len());
-        let bytes = set_bytes + if mark { KSET_HEADER_BYTES } else { 0 };
-        let needed = (bytes + KSET_HEADER_BYTES) as u32;
+        let mut scratch = lock(&self.scratch);
+        let sealed = seal(&mut scratch[..], keys, mark);
+        self.append_sealed(head, keys, sealed, mark || keys.is_empty())
+    }
+
+    /// Stores a key set of `keys`, which ends in a mark if `is_marked`. One store, one fence.
+    fn append_sealed(
+        &self,
+        head: &mut Head,
+        keys: &[Key],
+        sealed: &[u8],
+        is_marked: bool,
+    ) -> Result<(), AppendError> {
+        let needed = (sealed.len() + KSET_HEADER_BYTES) as u32;
         if self.media.geometry.data_bytes() - head.position.offset < needed {
             self.next_segment(head)?;
             if keys.is_empty() {
@@ -328,36 +368,32 @@ impl KeyLog {
             }
         }
         self.zero_ahead(head, head.position.offset + needed + ZERO_BEHIND)?;
-        let scratch = &mut head.scratch[..bytes];
-        scratch[KSET_HEADER_BYTES..set_bytes].copy_from_slice(keys.as_bytes());
-        seal_kset(scratch, keys.len());
-        if mark {
-            seal_kset(&mut scratch[set_bytes..], 0);
-        }
         let at = self.segments.data_at(head.position.segment, head.position.offset);
         if !keys.is_empty() {
-            let crc = u32::from_le_bytes([0, 1, 2, 3].map(|nth| head.scratch[nth]));
+            let crc = u32::from_le_bytes([0, 1, 2, 3].map(|nth| sealed[nth]));
             head.last = LastSet::new(head.position, crc);
         }
-        let offset = head.position.offset + bytes as u32;
+        let offset = head.position.offset + sealed.len() as u32;
         let end = LogEnd { position: Position { offset, ..head.position }, last: head.last };
         self.media.announce_end(end);
         if mutants::is(Mutant::HeadSeenEarly) {
-            let offset = head.position.offset + bytes as u32;
-            self.head_seen.store(pack(Position { offset, ..head.position }), Ordering::Release);
+            let offset = head.position.offset + sealed.len() as u32;
+            self.front
+                .head_seen
+                .store(pack(Position { offset, ..head.position }), Ordering::Release);
         }
-        self.media.store(at, &head.scratch[..bytes]);
+        self.media.store(at, sealed);
         if !mutants::is(Mutant::PositionBeforeKset) {
             self.media.settle()?;
         }
         self.media.confirm_end(end);
-        if mark || keys.is_empty() {
-            self.marks.fetch_add(1, Ordering::Release);
+        if is_marked {
+            self.front.marks.fetch_add(1, Ordering::Release);
         }
-        head.position.offset += bytes as u32;
+        head.position.offset += sealed.len() as u32;
         self.note_logged(KeyCounts::of(keys));
-        head.is_unmarked = !mark && !mutants::is(Mutant::LoggedUnmarked);
-        self.head_seen.store(pack(head.position), Ordering::Release);
+        head.is_unmarked = !is_marked && !mutants::is(Mutant::LoggedUnmarked);
+        self.front.head_seen.store(pack(head.position), Ordering::Release);
         Ok(())
     }
 
@@ -401,9 +437,21 @@ impl KeyLog {
         }
         head.position = Position { segment: next, offset: 0 };
         head.zeroed_until = end;
-        self.head_seen.store(pack(head.position), Ordering::Release);
+        self.front.head_seen.store(pack(head.position), Ordering::Release);
         Ok(())
     }
+}
+
+/// Makes a key set of `keys` in `scratch`, with `mark` a mark behind it.
+fn seal<'a>(scratch: &'a mut [u8], keys: &[Key], mark: bool) -> &'a [u8] {
+    let set_bytes = kset_bytes(keys.len());
+    let sealed = &mut scratch[..set_bytes + if mark { KSET_HEADER_BYTES } else { 0 }];
+    sealed[KSET_HEADER_BYTES..set_bytes].copy_from_slice(keys.as_bytes());
+    seal_kset(sealed, keys.len());
+    if mark {
+        seal_kset(&mut sealed[set_bytes..], 0);
+    }
+    sealed
 }
 
 /// Reads records one after the other, through a window so that small key sets cost little.

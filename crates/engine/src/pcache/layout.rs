@@ -402,7 +402,7 @@ impl KsetHeader {
 }
 
 /// Bytes of a key set of `keys` keys.
-pub fn kset_bytes(keys: usize) -> usize {
+pub const fn kset_bytes(keys: usize) -> usize {
     KSET_HEADER_BYTES + keys * KEY_BYTES
 }
 

@@ -328,6 +328,11 @@ impl OpenSets {
         count + 1
     }
 
+    /// One of a set's keys.
+    pub fn key(&self, stripe: usize, nth: usize) -> Key {
+        load_key(self.stripe(stripe), nth)
+    }
+
     /// Adds a set's keys to `keys`.
     pub fn collect(&self, stripe: usize, keys: &mut Vec<Key>) {
         let words = self.stripe(stripe);

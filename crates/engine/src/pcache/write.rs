@@ -287,6 +287,12 @@ impl Pcache {
         if mutants::is(Mutant::ServedSaidLate) {
             self.say_served();
         }
+        if self.open.len(stripe) == 1 {
+            // A FUA write, mostly: nothing that other stripes use is needed.
+            self.log.append(&[self.open.key(stripe, 0)], mark)?;
+            self.open.clear(stripe);
+            return Ok(());
+        }
         let mut keys = lock_soon(&self.close_scratch);
         keys.clear();
         self.open.collect(stripe, &mut keys);
