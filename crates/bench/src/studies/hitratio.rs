@@ -61,6 +61,9 @@ impl Disk for VoidDisk {
 /// How the table begins that compares several traces.
 pub const DIFFERENCES: &str = "Hit ratio of the engine minus the best";
 
+/// How often, in the second half of a trace, the blocks are counted that can be read.
+const HELD_COUNTS: usize = 16;
+
 /// One trace: what each policy keeps of it, by cache size.
 struct Found {
     trace: String,
@@ -68,6 +71,9 @@ struct Found {
     sizes: Vec<(f64, u64)>,
     engine: Vec<(&'static str, Vec<f64>)>,
     on_paper: Vec<(&'static str, Vec<f64>)>,
+    /// Blocks that the engine with `retention hot` had on average, and what the best policy on
+    /// paper keeps with so many.
+    held: Vec<(u64, f64)>,
 }
 
 impl Found {
@@ -129,43 +135,60 @@ fn replay_all(setup: &Setup, trace: &Trace, study: &mut Study) -> Result<Found> 
     study.fact(format!("trace {}", trace.name), numbers);
     let sizes = sizes(setup, unique);
     let percent = |hits: u64| 100.0 * hits as f64 / references.len() as f64;
-    let mut jobs = Vec::new();
-    for who in 0..ENGINES.len() + Policy::ALL.len() {
-        jobs.extend((0..sizes.len()).map(|size| (who, size)));
-    }
+    let on_paper = |policy: usize, blocks: u64| {
+        percent(Policy::ALL[policy].hits(&references, unique, blocks as usize))
+    };
+    let engine = each(ENGINES.len(), sizes.len(), |who, size| {
+        let name = format!("hitratio-{who}-{size}");
+        let counts = measure(setup, &name, trace, sizes[size].1, ENGINES[who].1)?;
+        ensure!(counts.references == references.len() as u64, "requests got lost");
+        Ok((percent(counts.hits), counts.held))
+    })?;
+    let ratios =
+        each(Policy::ALL.len(), sizes.len(), |policy, size| Ok(on_paper(policy, sizes[size].1)))?;
+    let held: Vec<u64> = engine[HOT].iter().map(|(_, held)| *held).collect();
+    let at_held = each(ABLE, sizes.len(), |policy, size| Ok(on_paper(policy, held[size])))?;
+    let best = |size: usize| at_held.iter().map(|ratios| ratios[size]).fold(0.0, f64::max);
+    let held = held.iter().enumerate().map(|(size, held)| (*held, best(size))).collect();
+    let hits = |row: &Vec<(f64, u64)>| row.iter().map(|(ratio, _)| *ratio).collect();
+    Ok(Found {
+        trace: trace.name.clone(),
+        sizes,
+        engine: ENGINES.iter().map(|(name, _)| *name).zip(engine.iter().map(hits)).collect(),
+        on_paper: Policy::ALL.iter().map(|policy| policy.name()).zip(ratios).collect(),
+        held,
+    })
+}
+
+/// `measure` of each of `rows` and each of `columns`, on all processors.
+fn each<T: Send + Default + Clone>(
+    rows: usize,
+    columns: usize,
+    measure: impl Fn(usize, usize) -> Result<T> + Sync,
+) -> Result<Vec<Vec<T>>> {
     let next = AtomicUsize::new(0);
-    let work = || -> Result<Vec<(usize, usize, f64)>> {
+    let work = || -> Result<Vec<(usize, T)>> {
         let mut done = Vec::new();
-        while let Some(&(who, size)) = jobs.get(next.fetch_add(1, Ordering::Relaxed)) {
-            let blocks = sizes[size].1;
-            let hits = match who.checked_sub(ENGINES.len()) {
-                Some(policy) => Policy::ALL[policy].hits(&references, unique, blocks as usize),
-                None => {
-                    let name = format!("hitratio-{who}-{size}");
-                    let counts = measure(setup, &name, trace, blocks, ENGINES[who].1)?;
-                    ensure!(counts.references == references.len() as u64, "requests got lost");
-                    counts.hits
-                }
-            };
-            done.push((who, size, percent(hits)));
+        loop {
+            let nth = next.fetch_add(1, Ordering::Relaxed);
+            if nth >= rows * columns {
+                return Ok(done);
+            }
+            done.push((nth, measure(nth / columns, nth % columns)?));
         }
-        Ok(done)
     };
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
-    let mut ratios = vec![vec![0.0; sizes.len()]; ENGINES.len() + Policy::ALL.len()];
+    let mut all = vec![vec![T::default(); columns]; rows];
     let parts: Vec<_> = std::thread::scope(|scope| {
         let threads: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
         threads.into_iter().map(|thread| thread.join().expect("no panic")).collect()
     });
     for part in parts {
-        for (who, size, ratio) in part? {
-            ratios[who][size] = ratio;
+        for (nth, found) in part? {
+            all[nth / columns][nth % columns] = found;
         }
     }
-    let on_paper = ratios.split_off(ENGINES.len());
-    let engine = ENGINES.iter().map(|(name, _)| *name).zip(ratios).collect();
-    let on_paper = Policy::ALL.iter().map(|policy| policy.name()).zip(on_paper).collect();
-    Ok(Found { trace: trace.name.clone(), sizes, engine, on_paper })
+    Ok(all)
 }
 
 fn show(study: &mut Study, found: &Found) {
@@ -187,6 +210,29 @@ fn show(study: &mut Study, found: &Found) {
     }
     study.tables.push(table);
     study.plots.push(plot);
+    study.tables.push(price_of_the_log(found, &columns));
+}
+
+/// What is lost to old copies, to the log and to reserves, and what to the choice of what stays:
+/// policies on paper have no old copies, and are asked about as many blocks as the engine had.
+fn price_of_the_log(found: &Found, columns: &[(&str, Unit)]) -> Table {
+    let title = format!(
+        "{}: of the cache's room, what `retention hot` had on average in the second half; the best \
+         policy on paper with so many blocks; and the engine minus that, in percentage points",
+        found.trace
+    );
+    let mut table = Table::new(title, columns);
+    let share = |((_, blocks), (held, _)): (&(f64, u64), &(u64, f64))| {
+        100.0 * *held as f64 / *blocks as f64
+    };
+    let shares: Vec<f64> = found.sizes.iter().zip(&found.held).map(share).collect();
+    let best: Vec<f64> = found.held.iter().map(|(_, best)| *best).collect();
+    let hot = &found.engine[HOT].1;
+    let differences: Vec<f64> = hot.iter().zip(&best).map(|(hot, best)| hot - best).collect();
+    table.row("readable blocks / room", &shares);
+    table.row("best on paper with those", &best);
+    table.row("udm, hot, minus that", &differences);
+    table
 }
 
 /// All traces in one table; one that is too short for the sizes of the first is left out.
@@ -232,6 +278,8 @@ fn sizes(setup: &Setup, unique: usize) -> Vec<(f64, u64)> {
 struct Counts {
     references: u64,
     hits: u64,
+    /// Blocks that could be read from the cache, on average in the second half.
+    held: u64,
 }
 
 /// Sends the trace through a cache with data areas of `blocks` blocks.
@@ -271,8 +319,10 @@ fn replay(cache: &Cache, trace: &Trace, blocks: u64) -> Result<Counts> {
     let requests_per_flush = (blocks / REQUESTS_SHARE).clamp(1, 128) as usize;
     let clock = ManualClock::default();
     let mut local = Local::without_kernel(&cache.device)?.with_background(clock.clone());
-    let mut counts = Counts { references: 0, hits: 0 };
+    let mut counts = Counts { references: 0, hits: 0, held: 0 };
     let mut memory = Vec::new();
+    let count_every = (trace.requests.len() / 2 / HELD_COUNTS).max(1);
+    let (mut held, mut times) = (0, 0_u32);
     for (nth, request) in trace.requests.iter().enumerate() {
         let (offset, len) = (request.block * BLOCK, u64::from(request.count) * BLOCK);
         counts.references += u64::from(request.count);
@@ -291,6 +341,11 @@ fn replay(cache: &Cache, trace: &Trace, blocks: u64) -> Result<Counts> {
             cache.device.events().work();
             local.turn();
         }
+        if nth > trace.requests.len() / 2 && nth % count_every == 0 {
+            held += cache.pcache.cached_bytes_in(0, trace.device_blocks() * BLOCK) / BLOCK;
+            times += 1;
+        }
     }
+    counts.held = held / u64::from(times.max(1));
     Ok(counts)
 }

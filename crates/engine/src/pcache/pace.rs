@@ -6,12 +6,12 @@
 //! 1. space is short and nothing clean is left to be collected, or everything is to be drained:
 //!    then nothing is held back;
 //! 2. nobody has read or written for a moment;
-//! 3. so much of the cache is dirty (`high_watermark`), or so long (`max_age`), or so much hot data
-//!    is kept behind dirty data, where it cannot make room (pressure.rs): then write-back
-//!    takes a share of the time, and rests for the others' sake between its batches. The share
-//!    grows with what is dirty beyond the mark and with the age, up to all of the time halfway
-//!    from the mark to a full cache, and at twice the age. So under any load dirty data gets no
-//!    older than the backing device can help.
+//! 3. so much of the cache is dirty (`high_watermark`; a quarter of that in a full cache that keeps
+//!    hot data), or so long (`max_age`), or so much hot data is kept behind dirty data, where it
+//!    cannot make room (pressure.rs): then write-back takes a share of the time, and rests for the
+//!    others' sake between its batches. The share grows with what is dirty beyond the mark and with
+//!    the age, up to all of the time halfway from the mark to a full cache, and at twice the age. So
+//!    under any load dirty data gets no older than the backing device can help.
 
 use std::collections::VecDeque;
 
@@ -38,6 +38,11 @@ const SHARE_MIN: u64 = 25;
 const SHARE_ALL: u64 = 100;
 /// Of what may be kept behind dirty data, in percent, so much is there without hurry.
 const KEPT_BEHIND_MARK: u64 = 25;
+/// From so much on, in percent, a full cache lets only a part (1 / n) of the mark wait: what is read
+/// again is worth more than writes that are saved. Measured with the trace cloudPhysicsIO: a cache
+/// of 40 % of its blocks answers 38.0 % of the references instead of 35.7 %.
+const KEPT_MARK: u64 = 10;
+const MARK_SHARE: u64 = 4;
 /// Longest rest between two batches.
 const REST_MAX: Nanos = SECOND / 4;
 /// Bytes of a batch while clients are at work; one batch is one piece of work of the background.
@@ -243,7 +248,9 @@ impl Pcache {
         pace.share = match is_urgent || is_idle || came <= went {
             true => SHARE_ALL,
             false => {
-                let mark = self.dirty_mark();
+                // What waits cannot be passed by collection, and takes the room of what is hot.
+                let makes_room_for_hot = self.is_space_short() && self.kept_behind() >= KEPT_MARK;
+                let mark = self.dirty_mark() / if makes_room_for_hot { MARK_SHARE } else { 1 };
                 let of_fill = match self.dirty_bytes().checked_sub(mark) {
                     None | Some(0) => 0,
                     Some(beyond) => grown(beyond, self.dirty_mark_full() - mark),
