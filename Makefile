@@ -22,17 +22,21 @@ ORDERINGS = $(CARGO) test --locked -p udm --features mutants,loom --lib ordering
 
 define CLIPPY
 $(CARGO) clippy --workspace --all-targets --locked -- -D warnings
+endef
+# The same with the features that the nets are built with.
+define CLIPPY_NETS
 $(CARGO) clippy -p udm --features mutants --test explore --locked -- -D warnings
 $(CARGO) clippy -p udm --features mutants,shuttle --lib --profile test --locked -- -D warnings
 $(CARGO) clippy -p udm --features mutants,loom --lib --profile test --locked -- -D warnings
 endef
 
-.PHONY: help build demo test lint fmt bench check-report install lab fuzz explore schedules soak torture \
-  clean
+.PHONY: help build demo test prove lint fmt bench check-report install lab fuzz explore schedules soak \
+  torture clean
 
 help:
 	@echo "make demo      a slow file becomes a fast, crash-safe block device (two minutes)"
-	@echo "make test      everything that must hold: format, clippy, all tests with real clients"
+	@echo "make test      everything that must hold: format, clippy, all tests, crash states"
+	@echo "make prove     the nets' own proof: every deliberate bug and race is found; torture (longer)"
 	@echo "make lint      clippy, and the licences and sources of dependencies"
 	@echo "make fmt       formats the code"
 	@echo "make bench     measures udm on this machine, beside what it is compared with; leaves report/"
@@ -58,15 +62,23 @@ test:
 	rustfmt --check --edition 2024 lab/*.rs fuzz/fuzz_targets/*.rs
 	$(CLIPPY)
 	$(CARGO) test --workspace --locked
-	$(EXPLORE)
+	$(EXPLORE) every_crash_state
+
+# What takes longer: every deliberate bug and race is found, and servers are killed for two minutes.
+prove:
+	@scripts/install-tools.sh
+	$(CLIPPY_NETS)
+	$(EXPLORE) every_mutant
 	$(SIMULATE)
 	$(SCHEDULES)
 	$(ORDERINGS)
+	$(MAKE) --no-print-directory torture TORTURE_SECONDS=120
 
 lint:
 	$(CARGO) fmt --all --check
 	rustfmt --check --edition 2024 lab/*.rs fuzz/fuzz_targets/*.rs
 	$(CLIPPY)
+	$(CLIPPY_NETS)
 	@if $(CARGO) deny --version > /dev/null 2>&1; then \
 	  $(CARGO) deny --offline check licenses bans sources; \
 	else \

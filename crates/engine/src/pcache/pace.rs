@@ -9,9 +9,9 @@
 //! 3. so much of the cache is dirty (`high_watermark`; a quarter of that in a full cache that keeps
 //!    hot data), or so long (`max_age`), or so much hot data is kept behind dirty data, where it
 //!    cannot make room (pressure.rs): then write-back takes a share of the time, and rests for the
-//!    others' sake between its batches. The share grows with what is dirty beyond the mark and with
-//!    the age, up to all of the time halfway from the mark to a full cache, and at twice the age. So
-//!    under any load dirty data gets no older than the backing device can help.
+//!    others' sake between its batches. The share grows with what is dirty beyond the mark and
+//!    with the age, up to all of the time halfway from the mark to a full cache, and at twice the
+//!    age. So under any load dirty data gets no older than the backing device can help.
 
 use std::collections::VecDeque;
 
@@ -38,9 +38,9 @@ const SHARE_MIN: u64 = 25;
 const SHARE_ALL: u64 = 100;
 /// Of what may be kept behind dirty data, in percent, so much is there without hurry.
 const KEPT_BEHIND_MARK: u64 = 25;
-/// From so much on, in percent, a full cache lets only a part (1 / n) of the mark wait: what is read
-/// again is worth more than writes that are saved. Measured with the trace cloudPhysicsIO: a cache
-/// of 40 % of its blocks answers 38.0 % of the references instead of 35.7 %.
+/// From so much on, in percent, a full cache lets only a part (1 / n) of the mark wait: what is
+/// read again is worth more than writes that are saved. Measured with the trace cloudPhysicsIO: a
+/// cache of 40 % of its blocks answers 38.0 % of the references instead of 35.7 %.
 const KEPT_MARK: u64 = 10;
 const MARK_SHARE: u64 = 4;
 /// Longest rest between two batches.
