@@ -20,6 +20,7 @@ mod columns;
 mod commands;
 mod control;
 mod directory;
+mod flushing;
 mod ground;
 mod http;
 mod journal;

@@ -14,18 +14,18 @@ use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Context, Result, bail};
 use serde::Serialize;
 use serde_json::{Value, json};
 use udm::device::{Device, DeviceState, LateRequest};
 use udm::disk::Claims;
-use udm::local::Local;
 use udm::queue::Queue;
 use udm::sync::Arc;
 use udm::target::{Dirty, Fact, FactValue, Health};
 use udm::units::human_bytes;
 use udm_export::nbd::{Server as NbdServer, Uri};
 
+use crate::flushing::flush;
 use crate::ground;
 use crate::loading::{Given, LoadHow, load_table};
 use crate::log;
@@ -212,8 +212,7 @@ impl Served {
     /// Makes everything written so far durable.
     pub fn flush(&self) -> Result<()> {
         self.refuse_suspended()?;
-        let mut local = Local::new(&self.device)?;
-        local.flush().map_err(|status| anyhow!("flush: {status}"))
+        flush(&self.device)
     }
 
     /// How a table is loaded beside the active one.

@@ -254,3 +254,28 @@ fn a_server_that_hangs_while_it_opens_a_cache_is_told_about() {
     let is_told = said.contains("has come no further for 10 s") && said.contains("kill -CONT");
     assert!(is_told && said.contains("ended by signal 9"), "{said}");
 }
+
+#[test]
+fn a_flush_of_a_command_that_hangs_is_told_as_a_clients() {
+    let udm = Udm::new();
+    let origin = udm.file("origin.img", MIB);
+    let origin = text(&origin);
+    let table = format!("0 2048 delay {origin} 0 0 {origin} 0 0 {origin} 0 14000");
+    udm.ok(&["create", "vol", "--table", &table]);
+    let flush = udm.spawn(&["flush", "vol"]);
+    std::thread::sleep(SILENCE);
+    let mut late = serde_json::Value::Null;
+    wait_until("the flush is late", || {
+        late = udm.json(&["info", "vol"])["late_requests"].clone();
+        late != serde_json::json!([])
+    });
+    assert!(late.to_string().contains("flush"), "{late}");
+    let log = std::fs::read_to_string(udm.runtime().join("vol.log")).unwrap();
+    assert!(log.contains("flush: not answered for 10 s"), "{log}");
+    assert_eq!(flush.wait_with_output().unwrap().status.code(), Some(0));
+    let info = udm.json(&["info", "vol"]);
+    assert_eq!(
+        (&info["late_requests"], &info["late_requests_total"]),
+        (&serde_json::json!([]), &1.into())
+    );
+}

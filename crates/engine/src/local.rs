@@ -108,6 +108,11 @@ impl Local {
         self.seat.device()
     }
 
+    /// The number of its port.
+    pub fn port_id(&self) -> usize {
+        self.port.id
+    }
+
     /// Memory for bios: what is taken here and comes back with a bio can be put here again.
     pub fn pool(&mut self) -> &mut BufferPool {
         &mut self.port.pool

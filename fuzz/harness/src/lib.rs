@@ -32,6 +32,8 @@ mod attaching;
 mod control;
 #[path = "../../../crates/cli/src/directory.rs"]
 mod directory;
+#[path = "../../../crates/cli/src/flushing.rs"]
+mod flushing;
 #[allow(dead_code)]
 #[path = "../../../crates/cli/src/http.rs"]
 mod http;

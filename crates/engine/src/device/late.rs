@@ -84,9 +84,14 @@ impl std::fmt::Debug for LateRequests {
 impl Device {
     /// A port's late requests are these, and no others.
     pub fn set_late(&self, port: &Port, requests: Vec<LateRequest>) {
+        self.set_late_of(port.id, requests);
+    }
+
+    /// The same, for whoever looks after the port of a thread that waits.
+    pub fn set_late_of(&self, port: usize, requests: Vec<LateRequest>) {
         let mut late = lock(&self.late.0);
         let late = &mut *late;
-        late.requests.retain(|request| request.port != port.id);
+        late.requests.retain(|request| request.port != port);
         for request in &requests {
             if request.is_new {
                 late.total += 1;

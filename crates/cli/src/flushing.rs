@@ -1,0 +1,44 @@
+//! A flush that somebody asked for over the control socket: carried out on that call's own thread,
+//! and watched as a client's request is, so that one that hangs is seen in the log and by `info`.
+
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, anyhow};
+use udm::bio::Op;
+use udm::device::{Device, LATE_SECONDS, LateRequest};
+use udm::local::Local;
+use udm::sync::Arc;
+
+/// Time between two looks at a flush that is late.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+
+/// Makes everything that was written to `device` durable.
+pub fn flush(device: &Arc<Device>) -> Result<()> {
+    let mut local = Local::new(device)?;
+    let port = local.port_id();
+    let (done, is_done) = channel::<()>();
+    let flushed = thread::scope(|scope| {
+        scope.spawn(move || watch(device, port, &is_done));
+        let flushed = local.flush();
+        drop(done);
+        flushed
+    });
+    flushed.map_err(|status| anyhow!("flush: {status}"))
+}
+
+/// Lets the device know of the flush once it is late, until it is done.
+fn watch(device: &Device, port: usize, is_done: &Receiver<()>) {
+    let start = Instant::now();
+    let mut wait = Duration::from_secs(LATE_SECONDS);
+    let mut is_new = true;
+    while is_done.recv_timeout(wait) == Err(RecvTimeoutError::Timeout) {
+        let age = u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        let waits_for = "the devices below (asked for by a command)";
+        let late = LateRequest { port, op: Op::Flush, offset: 0, len: 0, age, waits_for, is_new };
+        device.set_late_of(port, vec![late]);
+        (wait, is_new) = (LOOK_EVERY, false);
+    }
+    device.set_late_of(port, Vec::new());
+}
