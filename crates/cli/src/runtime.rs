@@ -133,6 +133,11 @@ impl RuntimeDir {
         self.path.join(format!("{name}.table"))
     }
 
+    /// Where it is written before it takes that name.
+    pub fn new_table(&self, name: &DeviceName) -> PathBuf {
+        self.path.join(format!("{name}.table.new"))
+    }
+
     /// Removes the oldest logs of devices that are gone.
     pub fn forget_logs(&self) {
         let mut logs = Vec::new();
@@ -245,6 +250,7 @@ impl RuntimeDir {
     pub fn clear(&self, lock: &NameLock, keep_log: KeepLog) {
         let _ = fs::remove_file(self.control(&lock.name));
         let _ = fs::remove_file(self.table(&lock.name));
+        let _ = fs::remove_file(self.new_table(&lock.name));
         if keep_log == KeepLog::No {
             let _ = fs::remove_file(self.log(&lock.name));
         }

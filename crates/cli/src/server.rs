@@ -237,7 +237,8 @@ fn refuse_another_table(spec: &Spec, runtime: &RuntimeDir, name: &DeviceName) ->
     let wanted = canonical(&spec.table, &directory);
     let had = std::fs::read_to_string(runtime.table(name));
     let (Some(wanted), Ok(had)) = (wanted, had) else { return Ok(()) };
-    if !is_same_device(&wanted, &had) {
+    // A server of an older version left it empty when it died too early.
+    if !had.is_empty() && !is_same_device(&wanted, &had) {
         bail!(
             "{name}: its server died, and it had another table ({}): that one goes on where it \
              was; `udm remove --force {name}` forgets the device, and then the name is free",
@@ -396,9 +397,11 @@ impl Server {
     /// Writes down what is served, for whoever finds this server dead.
     pub fn note_table(&self) {
         let path = self.runtime.table(&self.name());
-        // Without it, the next server asks nobody.
-        let _ = std::fs::remove_file(&path);
-        let _ = std::fs::write(&path, self.served.given_table());
+        let new = self.runtime.new_table(&self.name());
+        // Without it, the next server asks nobody. A server that dies here leaves a whole one.
+        let _ = std::fs::remove_file(&new);
+        let is_written = std::fs::write(&new, self.served.given_table());
+        let _ = is_written.and_then(|()| std::fs::rename(&new, &path));
     }
 
     /// Moves the device to another name, if that is free.

@@ -322,6 +322,13 @@ fn a_dead_device_keeps_its_name_and_table() {
         assert!(line.contains("a.img 0)") && line.contains("`udm remove --force d`"), "{line}");
         assert_eq!(udm.json(&["ls"])[0]["state"], "dead", "it is as it was");
     }
+    // A server of an older version that died in its first moment left it empty.
+    let note = udm.path("run/d.table");
+    let had = std::fs::read(&note).unwrap();
+    std::fs::write(&note, "").unwrap();
+    udm.ok(&["create", "d", "--table", first]);
+    udm.kill_server("d");
+    assert_eq!(std::fs::read(&note).unwrap(), had);
     // The same table, written otherwise and from elsewhere, goes on.
     let path = udm.path("a.img?io=buffered");
     let same = format!(" 0  2048 linear {} 0 # the first", text(&path));

@@ -217,8 +217,8 @@ fn show(study: &mut Study, found: &Found) {
 /// policies on paper have no old copies, and are asked about as many blocks as the engine had.
 fn price_of_the_log(found: &Found, columns: &[(&str, Unit)]) -> Table {
     let title = format!(
-        "{}: of the cache's room, what `retention hot` had on average in the second half; the best \
-         policy on paper with so many blocks; and the engine minus that, in percentage points",
+        "{}: of the cache's room, what `retention hot` had on average in the second half, and the \
+         hit ratio of the best policy on paper with so many blocks",
         found.trace
     );
     let mut table = Table::new(title, columns);
@@ -227,11 +227,9 @@ fn price_of_the_log(found: &Found, columns: &[(&str, Unit)]) -> Table {
     };
     let shares: Vec<f64> = found.sizes.iter().zip(&found.held).map(share).collect();
     let best: Vec<f64> = found.held.iter().map(|(_, best)| *best).collect();
-    let hot = &found.engine[HOT].1;
-    let differences: Vec<f64> = hot.iter().zip(&best).map(|(hot, best)| hot - best).collect();
     table.row("readable blocks / room", &shares);
     table.row("best on paper with those", &best);
-    table.row("udm, hot, minus that", &differences);
+    table.row("udm, hot", &found.engine[HOT].1);
     table
 }
 

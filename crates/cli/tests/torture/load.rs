@@ -60,6 +60,9 @@ pub struct Load {
     pub trims_to_zero: bool,
     /// Requests may fail: something was taken away.
     pub may_fail: AtomicBool,
+    /// Nothing touches the last sector of a line: a write up to the end of a file that is being cut
+    /// would hide the cut, a gap that is known (`disk/recent.rs`).
+    pub spares_ends: AtomicBool,
     pub is_over: AtomicBool,
     pub answered: AtomicU64,
     /// Requests that were in flight when the server ended.
@@ -148,7 +151,12 @@ impl Load {
     }
 
     fn choose(&self, random: &mut Prng) -> Asked {
-        let (first, count) = self.place(random);
+        let (mut first, mut count) = self.place(random);
+        while self.spares_ends.load(Ordering::SeqCst)
+            && self.borders.iter().any(|border| (first..first + count).contains(&(border - 1)))
+        {
+            (first, count) = self.place(random);
+        }
         let mut asked = Asked {
             command: Command::Write,
             is_fua: random.one_in(8),

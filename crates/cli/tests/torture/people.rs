@@ -150,7 +150,7 @@ impl World {
     }
 
     /// A file of some line loses its second half while it is served.
-    pub fn cut_under_server(&mut self) {
+    pub fn cut_under_server(&mut self) -> (PathBuf, u64) {
         let nth = self.random.below(self.caches.len() as u64) as usize;
         let origin = self.origins[nth].clone();
         let cache = self.caches[nth].clone().filter(|_| self.random.one_in(2));
@@ -161,6 +161,7 @@ impl World {
         opened.set_len(bytes / 2 / 4096 * 4096).unwrap();
         let pause = std::time::Duration::from_millis(self.random.below(200));
         std::thread::sleep(pause);
+        (file, bytes)
     }
 
     /// A copy of a cache that was made while a server was idle is refused, or right, when that has

@@ -66,6 +66,8 @@ enum Fate {
     Drained,
     /// Nothing more can be done with the files.
     Spoiled,
+    /// The same, and nobody can know.
+    Hidden,
 }
 
 /// How long clients may take to hear the replies to all that they sent.
@@ -77,6 +79,9 @@ impl World {
         self.first_format();
         for nth in 0..self.scene.rounds {
             let fate = self.round(nth);
+            if fate == Fate::Hidden {
+                return;
+            }
             if fate == Fate::Spoiled {
                 self.oracle.server_is_gone();
                 if self.try_create(&[]).is_ok() {
@@ -174,6 +179,7 @@ impl World {
             is_batched: self.scene.is_batched,
             trims_to_zero: self.scene.trims_to_zero(),
             may_fail: AtomicBool::new(false),
+            spares_ends: AtomicBool::new(false),
             is_over: AtomicBool::new(false),
             answered: AtomicU64::new(0),
             in_flight: AtomicU64::new(0),
@@ -218,10 +224,16 @@ impl World {
             }
             End::Talking => self.talk(),
             End::Cut => {
+                load.spares_ends.store(true, Ordering::SeqCst);
+                std::thread::sleep(Duration::from_millis(200));
                 load.may_fail.store(true, Ordering::SeqCst);
-                self.cut_under_server();
+                let (cut, bytes) = self.cut_under_server();
                 // Not awaited: a full cache whose origin fails keeps writers for a minute.
                 self.kill();
+                if std::fs::metadata(&cut).unwrap().len() == bytes {
+                    println!("WARNING: a write hid that {} was cut, a known gap", cut.display());
+                    return Fate::Hidden;
+                }
                 return Fate::Spoiled;
             }
             End::Loading => {

@@ -135,9 +135,11 @@ impl Disk for FileDisk {
         if io.len == 0 && io.op != Op::Flush {
             return ring.finish(io, Ok(()));
         }
+        let write = is_change.then(|| self.files.whole.begin_write(io.offset, io.len));
         let mut job = FileJob {
             io,
             files: self.files.clone(),
+            write: write.flatten(),
             way,
             done: 0,
             retries: 0,
@@ -160,7 +162,12 @@ impl Disk for FileDisk {
         if self.files.is_block_device || end > self.files.whole.left_bytes() {
             return (len, Extent::Data);
         }
-        holes::extent(&self.files.buffered, offset, len)
+        let (len, extent) = holes::extent(&self.files.buffered, offset, len);
+        // A hole may be new: see `recent`.
+        let is_there = extent == Extent::Data
+            || self.files.whole.look(&self.files.buffered)
+            || offset + len <= self.files.whole.left_bytes();
+        (len, if is_there { extent } else { Extent::Data })
     }
 
     fn errors(&self) -> DiskErrors {
@@ -233,6 +240,8 @@ const ZERO_MODES: [i32; 2] = [PUNCH, ZERO];
 pub(super) struct FileJob {
     io: DiskIo,
     files: Arc<Files>,
+    /// Which of the writes under way it is, to a file.
+    write: Option<u64>,
     way: Way,
     /// Bytes that are through.
     done: u64,
@@ -363,7 +372,15 @@ impl FileJob {
         })
     }
 
-    fn end(mut self, memory: Buffer, result: std::result::Result<(), Status>) -> DiskIo {
+    fn end(mut self, memory: Buffer, mut result: std::result::Result<(), Status>) -> DiskIo {
+        let Files { whole, buffered, .. } = &*self.files;
+        whole.end_write(self.write.take());
+        if self.io.op == Op::Read
+            && result.is_ok()
+            && !whole.believes(buffered, self.io.offset, memory.as_slice())
+        {
+            result = Err(Status::Io);
+        }
         if matches!(self.io.op, Op::Read | Op::Write) {
             self.io.buffer = memory;
         }

@@ -31,6 +31,7 @@ mod lazy;
 mod open;
 mod pagecache;
 mod ram;
+mod recent;
 mod ring;
 mod sim;
 #[cfg(test)]

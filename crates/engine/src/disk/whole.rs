@@ -6,10 +6,10 @@
 //! 2. Nobody tells of a file that is cut short. A read that meets its end does; otherwise somebody
 //!    must look. That costs a system call, so writes look every [`LOOK_EVERY`], and each time that
 //!    they reach the end, because such a write alone could make a short file as long as it was.
-//!    Flushes always look, behind their work: what a client is told is durable lies within.
-//!    A gap that is known: a write behind the cut, on its way then or sent before the next look,
-//!    makes the file longer again. What was lost in front of it reads as zeroes; a write up to the
-//!    old end hides that there was a cut at all.
+//!    Flushes always look, behind their work: what a client is told is durable lies within. So do
+//!    reads that find zeroes in a file: a write behind the cut, on its way then or sent before
+//!    the next look, makes the file longer again, and leaves a hole. How much is left then says
+//!    `recent`.
 //! 3. A loop device keeps its size when its file is cut: so that file is looked at, too.
 //! 4. A name is looked at when somebody asks. A deleted file lives as long as it is open.
 
@@ -19,7 +19,9 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{FileType, Mode, OFlags, SeekFrom, Stat, fstat};
 use rustix::time::{ClockId, clock_gettime};
 
+use super::recent::Recent;
 use crate::sync::statics::atomic::{AtomicU64, Ordering};
+use crate::units::SECTOR;
 
 /// Milliseconds between two looks of those who only glance.
 const LOOK_EVERY: u64 = 20;
@@ -32,6 +34,8 @@ pub(crate) struct Whole {
     /// The shortest that was seen.
     left_bytes: AtomicU64,
     next_look: AtomicU64,
+    /// Writes of a file since it was seen whole; devices grow by no write.
+    recent: Option<Recent>,
     under: Option<Under>,
 }
 
@@ -72,6 +76,10 @@ impl Whole {
             opened_bytes: bytes,
             left_bytes: AtomicU64::new(bytes),
             next_look: AtomicU64::new(0),
+            recent: fstat(&file)
+                .ok()
+                .filter(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile)
+                .map(|_| Recent::default()),
             under: Under::of(file, bytes),
         }
     }
@@ -90,7 +98,11 @@ impl Whole {
 
     /// Looks. Whether it is whole, now and before.
     pub(crate) fn look(&self, file: impl AsFd) -> bool {
-        if let Some(bytes) = length(&file) {
+        let left = match &self.recent {
+            Some(recent) => recent.look(&file, self.opened_bytes),
+            None => length(&file),
+        };
+        if let Some(bytes) = left {
             self.left_bytes.fetch_min(bytes, Ordering::Relaxed);
         }
         if let Some(under) = &self.under
@@ -114,6 +126,28 @@ impl Whole {
         }
         self.next_look.store(now + LOOK_EVERY, Ordering::Relaxed);
         self.look(file)
+    }
+
+    /// A write of a range is about to be sent. The answer is for [`Whole::end_write`].
+    pub(crate) fn begin_write(&self, offset: u64, len: u64) -> Option<u64> {
+        Some(self.recent.as_ref()?.begin((offset, offset + len)))
+    }
+
+    /// It is back.
+    pub(crate) fn end_write(&self, ticket: Option<u64>) {
+        if let (Some(recent), Some(ticket)) = (&self.recent, ticket) {
+            recent.end(ticket);
+        }
+    }
+
+    /// Whether `data`, which was read from an `offset`, is what the file has there, and no hole of
+    /// a file that was cut and became longer again.
+    pub(crate) fn believes(&self, file: impl AsFd, offset: u64, data: &[u8]) -> bool {
+        let is_zero = |sector: &[u8]| sector.first_chunk::<8>().is_none_or(|word| *word == [0; 8]);
+        if self.recent.is_none() || !data.chunks(SECTOR as usize).any(is_zero) {
+            return true;
+        }
+        self.look(file) || offset + data.len() as u64 <= self.left_bytes()
     }
 
     /// What it lost, behind its name, if it did; looks.
