@@ -4,8 +4,8 @@ use std::collections::HashMap;
 use std::fmt::{self, Display, Formatter};
 use std::io::{self, ErrorKind};
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 
 use udm::prng::Prng;
 
@@ -63,6 +63,9 @@ pub struct Load {
     /// Nothing touches the last sector of a line: a write up to the end of a file that is being cut
     /// would hide the cut, a gap that is known (`disk/recent.rs`).
     pub spares_ends: AtomicBool,
+    /// The file that is being cut, and how long it was. Write-back and a cache's own slots may
+    /// reach its end: a read while it is as long as it was is not judged.
+    pub cut: Mutex<Option<(PathBuf, u64)>>,
     pub is_over: AtomicBool,
     pub answered: AtomicU64,
     /// Requests that were in flight when the server ended.
@@ -208,7 +211,8 @@ impl Load {
         if asked.is_read() {
             let mut bytes = vec![0; if error == 0 { asked.count as usize * SECTOR } else { 0 }];
             nbd.receive_data(&mut bytes)?;
-            self.oracle.was_read(&asked, begin, (error == 0).then_some(&bytes));
+            let is_judged = error == 0 && !is_hidden(&self.cut);
+            self.oracle.was_read(&asked, begin, is_judged.then_some(&bytes));
         } else {
             self.oracle.answered(&asked, begin, error);
         }
@@ -218,6 +222,13 @@ impl Load {
         assert!(error == 0 || may_fail, "{asked} is answered with error {error}");
         Ok(())
     }
+}
+
+/// Whether a file was cut, and is as long as it was.
+fn is_hidden(cut: &Mutex<Option<(PathBuf, u64)>>) -> bool {
+    let cut = cut.lock().unwrap();
+    cut.as_ref()
+        .is_some_and(|(path, bytes)| std::fs::metadata(path).is_ok_and(|file| file.len() == *bytes))
 }
 
 fn listed(open: &Open) -> String {

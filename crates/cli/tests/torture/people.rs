@@ -10,6 +10,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use crate::commands;
+use crate::load::Load;
 use crate::oracle::Loss;
 use crate::scene::Target;
 use crate::world::World;
@@ -150,7 +151,7 @@ impl World {
     }
 
     /// A file of some line loses its second half while it is served.
-    pub fn cut_under_server(&mut self) -> (PathBuf, u64) {
+    pub fn cut_under_server(&mut self, load: &Load) -> (PathBuf, u64) {
         let nth = self.random.below(self.caches.len() as u64) as usize;
         let origin = self.origins[nth].clone();
         let cache = self.caches[nth].clone().filter(|_| self.random.one_in(2));
@@ -158,6 +159,7 @@ impl World {
         self.oracle.note(format!("{} is cut", file.display()));
         let opened = OpenOptions::new().write(true).open(&file).unwrap();
         let bytes = opened.metadata().unwrap().len();
+        *load.cut.lock().unwrap() = Some((file.clone(), bytes));
         opened.set_len(bytes / 2 / 4096 * 4096).unwrap();
         let pause = std::time::Duration::from_millis(self.random.below(200));
         std::thread::sleep(pause);

@@ -1,5 +1,6 @@
 //! A world's life: rounds of load, each of which a server does not survive.
 
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::ScopedJoinHandle;
 use std::time::{Duration, Instant};
@@ -180,6 +181,7 @@ impl World {
             trims_to_zero: self.scene.trims_to_zero(),
             may_fail: AtomicBool::new(false),
             spares_ends: AtomicBool::new(false),
+            cut: Mutex::new(None),
             is_over: AtomicBool::new(false),
             answered: AtomicU64::new(0),
             in_flight: AtomicU64::new(0),
@@ -227,7 +229,7 @@ impl World {
                 load.spares_ends.store(true, Ordering::SeqCst);
                 std::thread::sleep(Duration::from_millis(200));
                 load.may_fail.store(true, Ordering::SeqCst);
-                let (cut, bytes) = self.cut_under_server();
+                let (cut, bytes) = self.cut_under_server(load);
                 // Not awaited: a full cache whose origin fails keeps writers for a minute.
                 self.kill();
                 if std::fs::metadata(&cut).unwrap().len() == bytes {
