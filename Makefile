@@ -90,7 +90,7 @@ fmt:
 	$(CARGO) fmt --all
 	rustfmt --edition 2024 lab/*.rs fuzz/fuzz_targets/*.rs
 
-# Traces whose hit ratios the README shows; CONTRIBUTING.md says where they are from.
+# Traces whose hit ratios docs/benchmarks.md shows; CONTRIBUTING.md says where they are from.
 TRACES ?= traces
 TRACE_FILES = $(wildcard $(addprefix $(TRACES)/,OLTP.lis.zst w106.trace.xz cloudPhysicsIO.csv))
 

@@ -60,8 +60,16 @@ pub use studies::STUDIES_OF_ALL;
 
 /// The part of the README that numbers are in, as the JSON of `--numbers` has them.
 pub fn readme_numbers(json: &str) -> Result<String> {
-    let pages: Vec<Page> = serde_json::from_str(json).context("the numbers")?;
-    Ok(markdown::write(&pages))
+    Ok(markdown::first(&pages(json)?))
+}
+
+/// The same of docs/benchmarks.md.
+pub fn benchmarks_numbers(json: &str) -> Result<String> {
+    Ok(markdown::write(&pages(json)?))
+}
+
+fn pages(json: &str) -> Result<Vec<Page>> {
+    serde_json::from_str(json).context("the numbers")
 }
 
 /// Carries out `udm bench`. Whether all promises hold, or nobody asked.

@@ -12,6 +12,8 @@ const QUOTED: [(&str, &str); 2] = [("randwrite", ""), ("hitratio", DIFFERENCES)]
 const TOLD: [&str; 3] = ["copy", "recovery", "scaling"];
 /// Facts that are quoted.
 const LOAD: &str = "load";
+/// The one table that the README quotes: of which study, and how its title begins.
+const FIRST: (&str, &str) = ("randwrite", "fio over NBD");
 
 /// What is quoted of `pages`, and nothing else: small enough to be kept beside the documents.
 pub fn main_numbers(pages: &[Page]) -> Vec<Page> {
@@ -36,6 +38,29 @@ fn is_quoted(study: &str, table: &Table) -> bool {
 
 fn is_told(study: &str, claim: &Claim) -> bool {
     TOLD.contains(&study) || claim.promise.is_some()
+}
+
+/// What a reader of the README is told: one table, and whether its study can be trusted.
+pub fn first(pages: &[Page]) -> String {
+    let mut out = String::new();
+    for Page { machine, study } in pages.iter().filter(|page| page.study.name == FIRST.0) {
+        let _ = writeln!(
+            out,
+            "Measured on {},\n{}, udm {}, by `udm bench {}`:",
+            machine.sentence(),
+            machine.date,
+            machine.udm,
+            study.name
+        );
+        let tables = study.tables.iter().filter(|table| table.title.starts_with(FIRST.1));
+        tables.for_each(|one| table(&mut out, one));
+        let noise = study.noise.as_ref().filter(|noise| !noise.is_quiet);
+        if let Some(noise) = noise {
+            let reasons = noise.reasons();
+            let _ = writeln!(out, "\nToo noisy for absolute numbers: {reasons}.");
+        }
+    }
+    out
 }
 
 /// What `pages` say, in short.
