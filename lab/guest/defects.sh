@@ -1,4 +1,4 @@
-# Payload: the steps that show defects B, C, C2 and E of dm-writecache (ARCHITECTURE.md), in mode s.
+# Payload: the steps that show defects B, C, C2 and E of dm-writecache (docs/kernel-defects.md), in mode s.
 # /dev/mapper/origin lies over /dev/vda; the cache is /dev/vdb.
 #
 #   defects.sh WHO STEP...
