@@ -3,12 +3,17 @@
 // A test may stop where it is wrong.
 #![allow(clippy::unwrap_used)]
 
+#[path = "tidy/formats.rs"]
+mod formats;
+
 use std::fs;
 use std::path::{Path, PathBuf};
 
 const LINE_CHARS_MAX: usize = 100;
 const FILE_LINES_MAX: usize = 600;
 const FUNCTION_LINES_MAX: usize = 75;
+/// What a newcomer can read in ten minutes, in bytes.
+const FIRST_PAGES: [(&str, usize); 2] = [("README.md", 10 << 10), ("ARCHITECTURE.md", 12 << 10)];
 
 /// The only files with `unsafe` code.
 const UNSAFE_FILES: [&str; 15] = [
@@ -158,6 +163,43 @@ fn the_engine_knows_no_protocol_and_no_command() {
         let word = words.iter().find(|word| code_of(line).contains(**word))?;
         is_engine.then(|| format!("'{word}'"))
     });
+}
+
+#[test]
+fn the_first_pages_are_read_in_ten_minutes() {
+    for (name, bytes_max) in FIRST_PAGES {
+        let bytes = fs::metadata(root().join(name)).unwrap().len() as usize;
+        assert!(bytes <= bytes_max, "{name} has {bytes} bytes, more than {bytes_max}");
+    }
+}
+
+/// What a document links to, as paths from the root.
+fn links_of(name: &str, text: &str) -> Vec<PathBuf> {
+    let folder = root().join(name).parent().unwrap().to_owned();
+    let links = text.split("](").skip(1).filter_map(|rest| rest.split_once(')'));
+    let paths = links.map(|(link, _)| link.split('#').next().unwrap_or_default());
+    let is_local = |path: &&str| !path.is_empty() && !path.contains("://");
+    paths.filter(is_local).map(|path| folder.join(path)).collect()
+}
+
+#[test]
+fn documents_link_to_what_is_there() {
+    let mut folders = vec![String::new(), "docs/".into(), "docs/decisions/".into()];
+    let mut count = 0;
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(root().join(&folder)).unwrap() {
+            let name = format!("{folder}{}", entry.unwrap().file_name().to_string_lossy());
+            if !name.ends_with(".md") {
+                continue;
+            }
+            let text = fs::read_to_string(root().join(&name)).unwrap();
+            for link in links_of(&name, &text) {
+                assert!(link.exists(), "{name} links to {}, which is not there", link.display());
+                count += 1;
+            }
+        }
+    }
+    assert!(count > 20, "the documents' links were not found");
 }
 
 #[test]
