@@ -8,7 +8,6 @@
 // These are checks: they may stop where something is wrong.
 #![allow(clippy::unwrap_used)]
 
-mod attach;
 mod calls;
 mod client;
 mod ground;
@@ -19,6 +18,7 @@ mod loading;
 mod log;
 mod messages;
 mod nbd;
+mod pcache;
 mod table;
 mod writecache;
 
@@ -62,10 +62,10 @@ mod server;
 #[path = "../../../crates/cli/src/work.rs"]
 mod work;
 
-pub use attach::attach;
 pub use calls::calls;
 pub use messages::control;
 pub use nbd::nbd;
+pub use pcache::pcache;
 pub use table::table;
 pub use writecache::writecache;
 
@@ -74,10 +74,10 @@ pub type Target = (&'static str, fn(&[u8]));
 
 /// Every target; seeds are in `fuzz/seeds/NAME`.
 pub const TARGETS: [Target; 6] = [
-    ("attach", attach),
     ("calls", calls),
     ("control", control),
     ("nbd", nbd),
+    ("pcache", pcache),
     ("table", table),
     ("writecache", writecache),
 ];

@@ -88,8 +88,8 @@ fn explore(name: &str) {
 }
 
 #[test]
-fn hostile_cache_devices_do_no_harm() {
-    explore("attach");
+fn hostile_pcaches_do_no_harm() {
+    explore("pcache");
 }
 
 #[test]

@@ -2,7 +2,7 @@
 //! again.
 //!
 //! The input first makes a cache by using it, then damages it field by field (`damage`), then uses
-//! what still opens. The promises are those of `attach`.
+//! what still opens. The promises are those of `pcache`.
 
 mod damage;
 mod world;

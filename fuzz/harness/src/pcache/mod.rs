@@ -1,4 +1,4 @@
-//! Cache devices with arbitrary content: looked at, opened, used, removed and opened again.
+//! Pcaches with arbitrary content: looked at, opened, used, removed and opened again.
 //!
 //! The input first makes a cache on a small simulated device by using it, then damages it field
 //! by field with checksums put right (`damage`), then uses what still opens.
@@ -22,7 +22,7 @@ use damage::damage;
 use world::{BACKING_BYTES, DAMAGE_MAX, OPERATIONS_MAX, World};
 
 /// A cache device's content and what happens to it.
-pub fn attach(bytes: &[u8]) {
+pub fn pcache(bytes: &[u8]) {
     let mut input = Input::new(bytes);
     let mut world = World::from_input(&mut input);
     if world.open().is_ok() {

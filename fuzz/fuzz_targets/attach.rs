@@ -1,5 +1,0 @@
-//! See `udm_fuzz_harness::attach`.
-
-#![no_main]
-
-libfuzzer_sys::fuzz_target!(|bytes: &[u8]| udm_fuzz_harness::attach(bytes));
