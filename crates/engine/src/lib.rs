@@ -3,7 +3,7 @@
 //! The house, from the ground up; an arrow points one way only:
 //!
 //! * nouns: [`units`], [`error`], [`bio`], [`buffer`], [`crc`], [`prng`];
-//! * ground, the only rooms that touch the world: [`disk`] and [`pmem`];
+//! * ground, the only rooms that touch the world: [`ring`], [`disk`] and [`pmem`];
 //! * engines, plain state machines without clock, thread or file: [`target`] is their contract,
 //!   [`simple`], [`pcache`] and [`writecache`] keep it;
 //! * assembly: [`table`] (dmsetup's lines), [`world`] (from lines to targets), [`device`] (active
@@ -30,12 +30,14 @@ mod near;
 mod orderings;
 pub mod pcache;
 pub mod pending;
+pub mod per_port;
 pub mod pmem;
 pub mod prng;
 pub mod probe;
 pub mod queue;
 pub mod rescue;
 mod retry;
+pub mod ring;
 #[cfg(test)]
 #[cfg(feature = "shuttle")]
 mod schedules;

@@ -12,7 +12,6 @@
 //! 3. Stopping is asked for with [`Queue::stop`]; the role ends in its own time, but in bounded
 //!    time, and dropping the queue waits for that.
 
-mod bell;
 mod clients;
 mod device;
 mod prefault;
@@ -23,22 +22,19 @@ use std::sync::mpsc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use rustix::event::EventfdFlags;
 use rustix::net::Shutdown;
 use rustix::time::ClockId;
 
-#[cfg(all(test, feature = "shuttle"))]
-pub(crate) use bell::schedules;
 pub use clients::{Conversation, InFlight, Space};
 pub use prefault::prefault;
 pub use watch::{Watched, watched};
 
-use bell::Bell;
 use device::{Background, DeviceEnd};
 
 use crate::device::Device;
-use crate::disk::{Event, Ring};
+use crate::disk::{DiskIo, Ring};
 use crate::error::{Error, Result};
+use crate::ring::{Desk, Event, Mailbox};
 use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::sync::{Arc, Weak};
 use crate::target::Wake;
@@ -46,8 +42,6 @@ use crate::units::{Nanos, SECOND};
 
 /// Submissions that a queue's ring has room for at a time.
 const RING_ENTRIES: u32 = 256;
-/// The event of the eventfd that wakes a queue. Roles use other tags.
-const TAG_WAKE: u64 = 0;
 /// A queue that is asked to stop drops what still waits for others after this long.
 const STOP_SECONDS_MAX: u64 = 20;
 
@@ -60,17 +54,13 @@ pub fn now() -> Nanos {
 /// What others know of a queue.
 #[derive(Debug)]
 struct Shared {
-    eventfd: Arc<OwnedFd>,
-    bell: Bell,
+    mailbox: Arc<Mailbox<DiskIo>>,
     is_stopping: AtomicBool,
 }
 
 impl Wake for Shared {
     fn wake(&self) {
-        if self.bell.ring() {
-            // The only way to fail is a counter that is full, and then it wakes as well.
-            let _ = rustix::io::write(&self.eventfd, &1_u64.to_le_bytes());
-        }
+        self.mailbox.wake();
     }
 }
 
@@ -86,34 +76,34 @@ enum Turn {
 
 /// What a queue does.
 trait Role {
+    /// What it asks of the ring, as an event names it.
+    type Tag: Copy + PartialEq;
+
     /// Something asked of the ring has ended.
-    fn event(&mut self, event: Event, core: &mut Core);
+    fn event(&mut self, event: Event<Self::Tag>, core: &mut Core<Self::Tag>);
     /// Does what can be done now. `is_stopping` from the first time on that a stop was asked for.
-    fn turn(&mut self, core: &mut Core, is_stopping: bool) -> Turn;
+    fn turn(&mut self, core: &mut Core<Self::Tag>, is_stopping: bool) -> Turn;
 }
 
 /// The loop's own state, which roles use.
-struct Core {
+struct Core<T> {
     shared: Arc<Shared>,
-    ring: Ring,
-    is_wake_armed: bool,
+    desk: Desk<T, DiskIo>,
 }
 
-impl Core {
-    fn new(shared: Arc<Shared>) -> Result<Core> {
-        Ok(Core { shared, ring: Ring::new(RING_ENTRIES)?, is_wake_armed: false })
+impl<T: Copy + PartialEq> Core<T> {
+    fn new() -> Result<Core<T>> {
+        let mut ring = Ring::new(RING_ENTRIES)?;
+        let mailbox = ring.mailbox()?;
+        let shared = Arc::new(Shared { mailbox, is_stopping: AtomicBool::new(false) });
+        Ok(Core { shared, desk: Desk::new(ring) })
     }
 
-    fn run(&mut self, role: &mut dyn Role) {
+    fn run(&mut self, role: &mut impl Role<Tag = T>) {
         loop {
-            self.shared.bell.answer();
-            while let Some(event) = self.ring.pop_event() {
-                if event.tag == TAG_WAKE {
-                    self.is_wake_armed = false;
-                    let _ = rustix::io::read(&self.shared.eventfd, &mut [0_u8; 8]);
-                } else {
-                    role.event(event, self);
-                }
+            self.desk.ring().answer_wakes();
+            while let Some(event) = self.desk.pop_event() {
+                role.event(event, self);
             }
             let is_stopping = self.shared.is_stopping.load(Ordering::SeqCst);
             match role.turn(self, is_stopping) {
@@ -125,15 +115,8 @@ impl Core {
     }
 
     fn sleep(&mut self, deadline: Option<Nanos>) {
-        if !self.is_wake_armed {
-            self.ring.poll_readable(&self.shared.eventfd, TAG_WAKE);
-            self.is_wake_armed = true;
-        }
         let timeout = deadline.map(|at| Duration::from_nanos(at.saturating_sub(now())));
-        if self.shared.bell.lie_down() {
-            self.ring.submit_and_wait(timeout);
-        }
-        self.shared.bell.get_up();
+        self.desk.ring_mut().sleep(timeout);
     }
 }
 
@@ -159,12 +142,12 @@ impl Queue {
         let device = device.clone();
         let socket = Arc::new(socket);
         let client = Arc::downgrade(&socket);
-        let arrive = move |core: &mut Core| {
+        let arrive = move |core: &mut Core<_>| {
             Ok(clients::Client::new(socket, conversation, DeviceEnd::new(&device, core)?))
         };
         let mut queue = Queue::spawn(name, arrive, |core, mut client| {
             core.run(&mut client);
-            farewell(client.leave(&mut core.ring));
+            farewell(client.leave(&mut core.desk));
         })?;
         queue.client = Some(client);
         Ok(queue)
@@ -173,10 +156,10 @@ impl Queue {
     /// Runs the background work of `device`. A device has one such queue at a time.
     pub fn background(name: &str, device: &Arc<Device>) -> Result<Queue> {
         let device = device.clone();
-        let arrive = move |core: &mut Core| Ok(Background::new(DeviceEnd::new(&device, core)?));
+        let arrive = move |core: &mut Core<_>| Ok(Background::new(DeviceEnd::new(&device, core)?));
         Queue::spawn(name, arrive, |core, mut background| {
             core.run(&mut background);
-            background.leave(&mut core.ring);
+            background.leave(&mut core.desk);
         })
     }
 
@@ -186,33 +169,23 @@ impl Queue {
         listener: OwnedFd,
         welcome: impl FnMut(OwnedFd) + Send + 'static,
     ) -> Result<Queue> {
-        let arrive = |_: &mut Core| Ok(clients::Doorman::new(listener, Box::new(welcome)));
+        let arrive = |_: &mut Core<_>| Ok(clients::Doorman::new(listener, Box::new(welcome)));
         Queue::spawn(name, arrive, |core, mut doorman| core.run(&mut doorman))
     }
 
     /// Starts a thread on which `arrive` makes a role and `stay` runs it to its end. Returns when
     /// `arrive` has.
-    fn spawn<R>(
+    fn spawn<R: Role>(
         name: &str,
-        arrive: impl FnOnce(&mut Core) -> Result<R> + Send + 'static,
-        stay: impl FnOnce(&mut Core, R) + Send + 'static,
+        arrive: impl FnOnce(&mut Core<R::Tag>) -> Result<R> + Send + 'static,
+        stay: impl FnOnce(&mut Core<R::Tag>, R) + Send + 'static,
     ) -> Result<Queue> {
-        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
-        let eventfd = rustix::event::eventfd(0, flags)
-            .map_err(|source| Error::from_io("creating", "an eventfd", source.into()))?;
-        let shared = Arc::new(Shared {
-            eventfd: Arc::new(eventfd),
-            bell: Bell::default(),
-            is_stopping: AtomicBool::new(false),
-        });
         let (report, arrived) = mpsc::sync_channel(1);
-        let for_thread = shared.clone();
         let body = move || {
-            let made = Core::new(for_thread)
-                .and_then(|mut core| arrive(&mut core).map(|role| (core, role)));
+            let made = Core::new().and_then(|mut core| arrive(&mut core).map(|role| (core, role)));
             match made {
                 Ok((mut core, role)) => {
-                    let _ = report.send(Ok(()));
+                    let _ = report.send(Ok(core.shared.clone()));
                     stay(&mut core, role);
                 }
                 Err(error) => {
@@ -224,7 +197,7 @@ impl Queue {
             .name(name.to_owned())
             .spawn(body)
             .map_err(|source| Error::from_io("starting thread", name, source))?;
-        arrived.recv().expect("the thread reports before it does anything else")?;
+        let shared = arrived.recv().expect("the thread reports before it does anything else")?;
         Ok(Queue { shared, thread: Some(thread), client: None })
     }
 

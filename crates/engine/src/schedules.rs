@@ -18,7 +18,7 @@ use shuttle::{Config, FailurePersistence, MaxSteps, Runner};
 use crate::mutants::{self, Mutant};
 use crate::prng::Prng;
 use crate::sync::Arc;
-use crate::{pcache, queue, writecache};
+use crate::{pcache, ring, writecache};
 
 pub mod history;
 pub mod scene;
@@ -224,7 +224,7 @@ type Room = (&'static [&'static [Story]], &'static [&'static [Mutant]]);
 
 const ROOMS: [Room; 2] = [
     (
-        &[pcache::schedules::STORIES, queue::schedules::STORIES],
+        &[pcache::schedules::STORIES, ring::schedules::STORIES],
         &[Mutant::RACES, &[Mutant::FillNotCancelled]],
     ),
     (&[writecache::schedules::STORIES], &[Mutant::WRITECACHE_RACES]),

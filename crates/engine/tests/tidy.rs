@@ -21,7 +21,6 @@ const UNSAFE_FILES: [&str; 15] = [
     "crates/bench/src/libpmem.rs",
     "crates/engine/src/buffer.rs",
     "crates/engine/src/disk/pagecache.rs",
-    "crates/engine/src/disk/uring.rs",
     "crates/engine/src/near.rs",
     "crates/engine/src/pmem/copy.rs",
     "crates/engine/src/pmem/copy_tests.rs",
@@ -30,6 +29,7 @@ const UNSAFE_FILES: [&str; 15] = [
     "crates/engine/src/pmem/dax_tests.rs",
     "crates/engine/src/pmem/sigbus.rs",
     "crates/engine/src/probe/blkid.rs",
+    "crates/engine/src/ring/kernel.rs",
     "crates/engine/src/shm.rs",
     "crates/engine/tests/hotpath.rs",
 ];

@@ -18,52 +18,27 @@
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::Path;
 
-use super::errors::{DiskErrors, Errors};
+use super::errors::DiskErrors;
+use super::files::Files;
 use super::holes;
-use super::lazy::{self, Lazy, Pause, Reservation};
+use super::lazy::{self, Pause, Reservation};
 use super::open::{Claims, FileOptions, Opened, open};
 use super::pagecache::{self, Cached};
-use super::ring::Owner;
-use super::uring::{CALL_BYTES_MAX, Call, Memory, Work};
-use super::whole::{Absence, Whole};
-use super::{Disk, DiskIo, DiskLimits, Ring, carry_out_with, check};
+use super::whole::Absence;
+use super::{Disk, DiskIo, DiskLimits, Ring, Work, carry_out_with, check};
 use crate::bio::Op;
 use crate::buffer::Buffer;
 use crate::error::{Result, Status};
+use crate::ring::{CALL_BYTES_MAX, Call, Job, Memory};
 use crate::sync::Arc;
 use crate::target::Extent;
-use crate::units::{MIB, SECTOR};
+use crate::units::MIB;
 
 /// A file or block device as a disk.
 #[derive(Debug)]
 pub struct FileDisk {
     limits: DiskLimits,
     files: Arc<Files>,
-}
-
-/// The open descriptors of one disk, and how to use them.
-#[derive(Debug)]
-pub(super) struct Files {
-    /// Through the page cache; holds the lock.
-    pub buffered: Arc<OwnedFd>,
-    /// Past the page cache.
-    pub direct: Option<Arc<OwnedFd>>,
-    /// What offset and length of a direct request must be multiples of.
-    pub granule: u64,
-    /// Flags of buffered reads and writes.
-    pub flags: i32,
-    /// Write-out at a steady pace.
-    pub lazy: Option<Arc<Lazy>>,
-    /// Whether this is a block device.
-    pub is_block_device: bool,
-    /// The smallest unit of a block device's fallocate.
-    pub block_bytes: u64,
-    /// Whether it was opened to be read only.
-    pub is_read_only: bool,
-    /// Whether it is all there.
-    pub whole: Whole,
-    /// What went wrong.
-    pub errors: Errors,
 }
 
 /// Bytes of zeroes written at a time where the file system cannot zero a range.
@@ -136,7 +111,7 @@ impl Disk for FileDisk {
             return ring.finish(io, Ok(()));
         }
         let write = is_change.then(|| self.files.whole.begin_write(io.offset, io.len));
-        let mut job = FileJob {
+        let mut job = Box::new(FileJob {
             io,
             files: self.files.clone(),
             write: write.flatten(),
@@ -146,14 +121,11 @@ impl Disk for FileDisk {
             is_buffered: self.files.direct.is_none(),
             pause: None,
             reservation: None,
-        };
+        });
         let memory = std::mem::replace(&mut job.io.buffer, Buffer::empty());
         match job.next(memory) {
-            Ok(work) => ring.start_disk(work),
-            Err(io) => {
-                let result = io.result;
-                ring.finish(io, result);
-            }
+            Ok(work) => ring.start(work),
+            Err(io) => ring.complete(io),
         }
     }
 
@@ -237,7 +209,7 @@ const ZERO_MODES: [i32; 2] = [PUNCH, ZERO];
 /// An I/O on its way through one or more calls. While a call is in flight, the I/O's buffer is
 /// in the [`Work`].
 #[derive(Debug)]
-pub(super) struct FileJob {
+struct FileJob {
     io: DiskIo,
     files: Arc<Files>,
     /// Which of the writes under way it is, to a file.
@@ -254,53 +226,68 @@ pub(super) struct FileJob {
     reservation: Option<Reservation>,
 }
 
-impl FileJob {
-    /// The write-out that a call of this job may have made due.
-    pub fn lazy(&self) -> Option<Arc<Lazy>> {
-        self.files.lazy.clone().filter(|_| self.reservation.is_some())
-    }
-
-    /// What comes after a call of a disk's work ended with `result` (negative: an errno): more
-    /// work, or the finished I/O.
-    pub fn advance(work: Work, result: i32) -> std::result::Result<Work, DiskIo> {
-        let (Owner::Disk(mut job), Memory::One(memory)) = (work.owner, work.memory) else {
-            panic!("a disk's work belongs to a disk and has one buffer");
-        };
-        job.reservation = None;
-        if let (Some(pause), Some(lazy)) = (job.pause.take(), &job.files.lazy) {
-            lazy.end_pause(pause);
-            return job.next(memory);
+impl Job<DiskIo> for FileJob {
+    fn ended(
+        self: Box<Self>,
+        _call: Call,
+        memory: Memory,
+        result: i32,
+        ring: &mut Ring,
+    ) -> Option<Work> {
+        let Memory::One(memory) = memory else { panic!("a disk's work has one buffer") };
+        // The write-out that this call may have made due.
+        let lazy = self.files.lazy.clone().filter(|_| self.reservation.is_some());
+        let next = self.advance(memory, result).map_err(|io| ring.complete(io)).ok();
+        if let Some(sweep) = lazy.and_then(|lazy| lazy.sweep()) {
+            ring.start(sweep);
         }
-        if (result == -libc::EINTR || result == -libc::EAGAIN) && job.retries < RETRIES_MAX {
-            job.retries += 1;
-            return job.next(memory);
+        next
+    }
+}
+
+impl FileJob {
+    /// What comes after a call ended with `result` (negative: an errno): more work, or the
+    /// finished I/O.
+    fn advance(
+        mut self: Box<Self>,
+        memory: Buffer,
+        result: i32,
+    ) -> std::result::Result<Work, DiskIo> {
+        self.reservation = None;
+        if let (Some(pause), Some(lazy)) = (self.pause.take(), &self.files.lazy) {
+            lazy.end_pause(pause);
+            return self.next(memory);
+        }
+        if (result == -libc::EINTR || result == -libc::EAGAIN) && self.retries < RETRIES_MAX {
+            self.retries += 1;
+            return self.next(memory);
         }
         let is_refused = result == -libc::EOPNOTSUPP || result == -libc::EINVAL;
-        match job.way {
+        match self.way {
             Way::Allocate(mode) if is_refused => {
-                job.way = Way::Allocate(mode + 1);
-                job.next(memory)
+                self.way = Way::Allocate(mode + 1);
+                self.next(memory)
             }
             // The device wants more alignment than it told.
-            Way::Move | Way::Zeroes if result == -libc::EINVAL && !job.is_buffered => {
-                job.is_buffered = true;
-                job.next(memory)
+            Way::Move | Way::Zeroes if result == -libc::EINVAL && !self.is_buffered => {
+                self.is_buffered = true;
+                self.next(memory)
             }
             _ if result < 0 => {
-                job.files.errors.note(job.io.op, -result);
-                Err(job.end(memory, Err(status_of(-result))))
+                self.files.errors.note(self.io.op, -result);
+                Err(self.end(memory, Err(status_of(-result))))
             }
-            Way::Sync if !job.files.whole.look(&job.files.buffered) => {
-                Err(job.end(memory, Err(Status::Io)))
+            Way::Sync if !self.files.whole.look(&self.files.buffered) => {
+                Err(self.end(memory, Err(Status::Io)))
             }
-            Way::Sync | Way::Allocate(_) => Err(job.end(memory, Ok(()))),
-            Way::Move | Way::Zeroes => job.moved(memory, result as u64),
+            Way::Sync | Way::Allocate(_) => Err(self.end(memory, Ok(()))),
+            Way::Move | Way::Zeroes => self.moved(memory, result as u64),
         }
     }
 
     /// `count` more bytes are through; 0 means the end of the file, where it was not when it was
     /// opened, or a device that takes none.
-    fn moved(mut self, memory: Buffer, count: u64) -> std::result::Result<Work, DiskIo> {
+    fn moved(mut self: Box<Self>, memory: Buffer, count: u64) -> std::result::Result<Work, DiskIo> {
         self.done += count;
         self.retries = 0;
         if count == 0 {
@@ -311,7 +298,7 @@ impl FileJob {
     }
 
     /// The next call, or the finished I/O.
-    fn next(mut self, mut memory: Buffer) -> std::result::Result<Work, DiskIo> {
+    fn next(mut self: Box<Self>, mut memory: Buffer) -> std::result::Result<Work, DiskIo> {
         if self.way == Way::Allocate(ZERO_MODES.len()) {
             if self.io.op == Op::Discard {
                 return Err(self.end(memory, Err(Status::Unsupported)));
@@ -334,7 +321,7 @@ impl FileJob {
                 }
             }
         }
-        Ok(Work { file, call, memory: Memory::One(memory), owner: Owner::Disk(self) })
+        Ok(Work { file, call, memory: Memory::One(memory), owner: self, is_awaited: true })
     }
 
     /// What to ask the kernel for now; `None` if nothing is worth asking.
@@ -386,35 +373,6 @@ impl FileJob {
         }
         self.io.result = result;
         self.io
-    }
-}
-
-impl Files {
-    /// Whether what `io` needs is all there, as far as that is known, or is worth a look.
-    fn has(&self, io: &DiskIo) -> bool {
-        match io.op {
-            Op::Read => io.offset + io.len <= self.whole.left_bytes(),
-            // Looked at behind its work.
-            Op::Flush => !self.whole.is_cut(),
-            _ => self.whole.glance(&self.buffered, io.offset + io.len),
-        }
-    }
-
-    /// The descriptor for a range, and its flags.
-    fn pick(&self, offset: u64, len: u64, is_buffered: bool) -> (Arc<OwnedFd>, i32) {
-        let fits = offset.is_multiple_of(self.granule) && len.is_multiple_of(self.granule);
-        match &self.direct {
-            Some(direct) if fits && !is_buffered => (direct.clone(), 0),
-            _ => (self.buffered.clone(), self.flags),
-        }
-    }
-
-    /// The whole blocks in a range; a block device discards nothing less.
-    fn whole_blocks(&self, offset: u64, len: u64) -> Option<(u64, u64)> {
-        let block = if self.is_block_device { self.block_bytes } else { SECTOR };
-        let start = offset.next_multiple_of(block);
-        let end = (offset + len) / block * block;
-        (start < end).then(|| (start, end - start))
     }
 }
 

@@ -15,9 +15,9 @@
 
 use std::os::fd::OwnedFd;
 
-use super::ring::Owner;
-use super::uring::{Call, Memory, Work};
+use super::{DiskIo, Ring, Work};
 use crate::buffer::Buffer;
+use crate::ring::{Call, Job, Memory};
 use crate::sync::{Arc, Mutex, lock};
 use crate::units::MIB;
 
@@ -74,7 +74,7 @@ impl Drop for Reservation {
 
 /// A write-out under way, and what it will have covered.
 #[derive(Debug)]
-pub(super) struct Sweep {
+struct Sweep {
     lazy: Arc<Lazy>,
     /// All that was `written` when it began.
     until: u64,
@@ -133,18 +133,26 @@ impl Lazy {
         }
         window.is_sweeping = true;
         let sweep = Sweep { lazy: self.clone(), until: window.written };
-        Some(sweep.work(Call::WriteOut))
+        Some(Box::new(sweep).work(Call::WriteOut))
     }
 }
 
 impl Sweep {
-    fn work(self, call: Call) -> Work {
-        let file = self.lazy.file();
-        Work { file, call, memory: Memory::One(Buffer::empty()), owner: Owner::Sweep(self) }
+    fn work(self: Box<Self>, call: Call) -> Work {
+        let (file, memory) = (self.lazy.file(), Memory::One(Buffer::empty()));
+        Work { file, call, memory, owner: self, is_awaited: false }
     }
+}
 
-    /// What comes after a sweep's `call` has ended, however it did.
-    pub fn advance(self, call: Call) -> Option<Work> {
+impl Job<DiskIo> for Sweep {
+    /// Goes on, however the call did.
+    fn ended(
+        self: Box<Self>,
+        call: Call,
+        _memory: Memory,
+        _result: i32,
+        _ring: &mut Ring,
+    ) -> Option<Work> {
         if call == Call::WriteOut {
             self.lazy.cover(self.until);
             return Some(self.work(Call::Forget));

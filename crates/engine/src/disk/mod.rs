@@ -25,6 +25,7 @@ use crate::units::SECTOR;
 mod errors;
 mod fault;
 mod file;
+mod files;
 mod holes;
 mod identity;
 mod lazy;
@@ -32,11 +33,9 @@ mod open;
 mod pagecache;
 mod ram;
 mod recent;
-mod ring;
 mod sim;
 #[cfg(test)]
 mod tests;
-mod uring;
 pub(crate) mod whole;
 
 pub use errors::DiskErrors;
@@ -46,9 +45,22 @@ pub use lazy::WINDOW_BYTES as LAZY_WINDOW_BYTES;
 pub use open::{Claims, FileOptions, IoMode, OpenMode};
 pub use pagecache::Cached;
 pub use ram::{DiskCounts, RamDisk};
-pub use ring::{Event, Ring, SEND_BUFFERS_MAX};
 pub use sim::SimDisk;
 pub use whole::Absence;
+
+/// The ring that disks use: I/O comes out of it.
+pub type Ring = crate::ring::Ring<DiskIo>;
+
+/// What a file or block device asks of the ring.
+type Work = crate::ring::Work<DiskIo>;
+
+impl Ring {
+    /// Completes `io`: for disks that carried it out themselves.
+    pub fn finish(&mut self, mut io: DiskIo, result: Result<(), Status>) {
+        io.result = result;
+        self.complete(io);
+    }
+}
 
 /// What a disk is and can do.
 #[derive(Clone, Debug)]

@@ -8,7 +8,7 @@ use rustix::io::ReadWriteFlags;
 
 use super::DiskLimits;
 use super::errors::Errors;
-use super::file::Files;
+use super::files::Files;
 use super::identity;
 use super::lazy::Lazy;
 use super::whole::Whole;

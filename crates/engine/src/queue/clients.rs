@@ -26,14 +26,20 @@ use super::{Core, Role, STOP_SECONDS_MAX, Turn, now};
 use crate::bio::{Bio, Op};
 use crate::buffer::{Buffer, BufferPool, CLIENT_POOL_BYTES_MAX};
 use crate::device::LateRequest;
-use crate::disk::{Event, Ring};
+use crate::disk::{DiskIo, Ring};
+use crate::ring::Event;
 use crate::sync::Arc;
 use crate::sync::atomic::Ordering;
 use crate::units::{Nanos, SECOND};
 
-const TAG_RECEIVE: u64 = 1;
-const TAG_SEND: u64 = 2;
-const TAG_ACCEPT: u64 = 3;
+/// What a client's queue asks of the ring.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Asks {
+    Receive,
+    Send,
+}
+
+type Desk = crate::ring::Desk<Asks, DiskIo>;
 
 /// Most buffers that are sent at once; the rest follows.
 const SEND_BUFFERS_MAX: usize = 64;
@@ -147,11 +153,11 @@ impl<C: Conversation> Client<C> {
     }
 
     /// Closes the socket and lets go of the device.
-    pub(super) fn leave(self, ring: &mut Ring) -> C {
+    pub(super) fn leave(self, desk: &mut Desk) -> C {
         // The ring may hold the socket a little longer; the client need not wait for that.
         let _ = rustix::net::shutdown(&self.socket, Shutdown::Both);
-        self.tell_late(&[], ring);
-        self.end.leave(ring);
+        self.tell_late(&[], desk.ring());
+        self.end.leave(desk);
         self.conversation
     }
 
@@ -162,7 +168,7 @@ impl<C: Conversation> Client<C> {
             let parked = port.parked.iter().find(|bio| bio.token == request.token);
             let waits_for = match parked {
                 Some(bio) => device.parked_for(bio, port),
-                None if ring.disk_ios_in_flight() > 0 => "a disk",
+                None if ring.awaited() > 0 => "a disk",
                 None => "its target",
             };
             let InFlight { op, offset, len, age, is_new, .. } = *request;
@@ -174,12 +180,12 @@ impl<C: Conversation> Client<C> {
     /// Whether only the client can bring news. I/O of disks does too, also when a target does it
     /// for more than this client's sake.
     fn is_alone(&self, ring: &Ring) -> bool {
-        let is_at_rest = self.end.is_quiet() && ring.disk_ios_in_flight() == 0;
+        let is_at_rest = self.end.is_quiet() && ring.awaited() == 0;
         is_at_rest && self.sending.is_none() && self.receiving.is_none()
     }
 
     /// Waits in the socket until bytes come, and takes them. False if none are wanted.
-    fn receive_alone(&mut self, core: &Core) -> bool {
+    fn receive_alone(&mut self, core: &Core<Asks>) -> bool {
         let Some(mut space) = self.conversation.incoming() else { return false };
         let memory = &mut space.buffer.as_mut_slice()[space.at..space.end];
         let result = self.watch.receive(&self.socket, memory).map_err(std::io::Error::from);
@@ -187,7 +193,7 @@ impl<C: Conversation> Client<C> {
         true
     }
 
-    fn has_received(&mut self, space: Space, result: std::io::Result<usize>, core: &Core) {
+    fn has_received(&mut self, space: Space, result: std::io::Result<usize>, core: &Core<Asks>) {
         let is_stopping = core.shared.is_stopping.load(Ordering::SeqCst);
         let DeviceEnd { bios, port, .. } = &mut self.end;
         match result {
@@ -199,7 +205,7 @@ impl<C: Conversation> Client<C> {
     }
 
     /// Sends what waits, as far as the socket takes it at once; the ring sends the rest.
-    fn send_alone(&mut self, ring: &mut Ring) {
+    fn send_alone(&mut self, desk: &mut Desk) {
         while let Some(buffer) = self.conversation.outgoing() {
             let len = buffer.len();
             let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
@@ -210,7 +216,7 @@ impl<C: Conversation> Client<C> {
             };
             if count < len {
                 self.sending = Some(len - count);
-                return ring.send(&self.socket, buffer, count, len - count, TAG_SEND);
+                return desk.send(&self.socket, buffer, count, len - count, Asks::Send);
             }
             let DeviceEnd { bios, port, .. } = &mut self.end;
             self.conversation.sent(buffer, bios, &mut port.pool);
@@ -218,17 +224,17 @@ impl<C: Conversation> Client<C> {
     }
 
     /// Asks the ring for the next bytes.
-    fn receive(&mut self, ring: &mut Ring) {
+    fn receive(&mut self, desk: &mut Desk) {
         if self.receiving.is_none()
             && let Some(Space { buffer, at, end }) = self.conversation.incoming()
         {
             self.receiving = Some((at, end));
-            ring.recv(&self.socket, buffer, at, end - at, TAG_RECEIVE);
+            desk.recv(&self.socket, buffer, at, end - at, Asks::Receive);
         }
     }
 
     /// Gives the ring what waits to be sent.
-    fn send(&mut self, ring: &mut Ring) {
+    fn send(&mut self, desk: &mut Desk) {
         if self.sending.is_some() {
             return;
         }
@@ -236,7 +242,7 @@ impl<C: Conversation> Client<C> {
         let Some(second) = self.conversation.outgoing() else {
             let len = first.len();
             self.sending = Some(len);
-            return ring.send(&self.socket, first, 0, len, TAG_SEND);
+            return desk.send(&self.socket, first, 0, len, Asks::Send);
         };
         let mut buffers = vec![first, second];
         while buffers.len() < SEND_BUFFERS_MAX
@@ -245,10 +251,10 @@ impl<C: Conversation> Client<C> {
             buffers.push(buffer);
         }
         self.sending = Some(buffers.iter().map(Buffer::len).sum());
-        ring.send_many(&self.socket, buffers, TAG_SEND);
+        desk.send_many(&self.socket, buffers, Asks::Send);
     }
 
-    fn has_sent(&mut self, event: Event) {
+    fn has_sent(&mut self, event: Event<Asks>) {
         let due = self.sending.take().expect("one send is under way");
         if !matches!(event.result, Ok(count) if count as usize == due) {
             return self.conversation.broken();
@@ -262,11 +268,11 @@ impl<C: Conversation> Client<C> {
     }
 
     /// Takes no more requests.
-    fn close(&mut self, ring: &mut Ring) {
+    fn close(&mut self, desk: &mut Desk) {
         self.conversation.close();
         self.stopping_since = Some(now());
         if self.receiving.is_some() {
-            ring.cancel(TAG_RECEIVE);
+            desk.cancel(Asks::Receive);
         }
     }
 
@@ -278,37 +284,39 @@ impl<C: Conversation> Client<C> {
 }
 
 impl<C: Conversation> Role for Client<C> {
-    fn event(&mut self, event: Event, core: &mut Core) {
+    type Tag = Asks;
+
+    fn event(&mut self, event: Event<Asks>, core: &mut Core<Asks>) {
         match event.tag {
-            TAG_RECEIVE => {
+            Asks::Receive => {
                 let (at, end) = self.receiving.take().expect("one receive is under way");
                 let space = Space { buffer: event.buffer, at, end };
                 self.has_received(space, event.result.map(|count| count as usize), core);
             }
-            TAG_SEND => self.has_sent(event),
-            tag => unreachable!("a client's queue asks for nothing with tag {tag}"),
+            Asks::Send => self.has_sent(event),
         }
     }
 
-    fn turn(&mut self, core: &mut Core, is_stopping: bool) -> Turn {
+    fn turn(&mut self, core: &mut Core<Asks>, is_stopping: bool) -> Turn {
         if is_stopping && self.stopping_since.is_none() {
-            self.close(&mut core.ring);
+            self.close(&mut core.desk);
         }
         let conversation = &mut self.conversation;
-        self.end.pump(&mut core.ring, |bio, bios, pool| conversation.finished(bio, bios, pool));
+        let finish = |bio, bios: &mut _, pool: &mut _| conversation.finished(bio, bios, pool);
+        self.end.pump(core.desk.ring_mut(), finish);
         let now = now();
         let DeviceEnd { bios, port, .. } = &mut self.end;
         self.conversation.go_on(now, bios, &mut port.pool);
-        if self.is_alone(&core.ring) {
-            self.send_alone(&mut core.ring);
+        if self.is_alone(core.desk.ring()) {
+            self.send_alone(&mut core.desk);
         } else {
-            self.send(&mut core.ring);
+            self.send(&mut core.desk);
         }
         if self.conversation.is_over() {
             return Turn::Over;
         }
         if let Some(late) = self.conversation.late(now) {
-            self.tell_late(&late, &core.ring);
+            self.tell_late(&late, core.desk.ring());
         }
         let deadlines = [self.conversation.tick(now), self.stop_deadline()];
         if deadlines[1].is_some_and(|deadline| now >= deadline) {
@@ -316,11 +324,11 @@ impl<C: Conversation> Role for Client<C> {
         }
         let deadline = deadlines.into_iter().flatten().min();
         let has_received =
-            self.is_alone(&core.ring) && deadline.is_none() && self.receive_alone(core);
+            self.is_alone(core.desk.ring()) && deadline.is_none() && self.receive_alone(core);
         if has_received || !self.end.bios.is_empty() {
             return Turn::Again;
         }
-        self.receive(&mut core.ring);
+        self.receive(&mut core.desk);
         Turn::Idle(deadline)
     }
 }
@@ -340,7 +348,10 @@ impl Doorman {
 }
 
 impl Role for Doorman {
-    fn event(&mut self, event: Event, _core: &mut Core) {
+    /// It asks for one thing only: a connection.
+    type Tag = ();
+
+    fn event(&mut self, event: Event<()>, _core: &mut Core<()>) {
         self.is_accepting = false;
         match event.connection {
             Some(connection) => (self.welcome)(connection),
@@ -348,7 +359,7 @@ impl Role for Doorman {
         }
     }
 
-    fn turn(&mut self, core: &mut Core, is_stopping: bool) -> Turn {
+    fn turn(&mut self, core: &mut Core<()>, is_stopping: bool) -> Turn {
         if is_stopping {
             return Turn::Over;
         }
@@ -358,7 +369,7 @@ impl Role for Doorman {
         if now() < self.shut_until {
             return Turn::Idle(Some(self.shut_until));
         }
-        core.ring.accept(&self.listener, TAG_ACCEPT);
+        core.desk.accept(&self.listener, ());
         self.is_accepting = true;
         Turn::Idle(None)
     }

@@ -1,14 +1,16 @@
 //! A queue's end of a device: its port, what waits there, and the background role.
 
 use std::collections::VecDeque;
+use std::convert::Infallible;
 use std::time::Duration;
 
 use super::{Core, Role, STOP_SECONDS_MAX, Turn, now};
 use crate::bio::Bio;
 use crate::buffer::BufferPool;
 use crate::device::{Device, PortSeat};
-use crate::disk::{Event, Ring};
+use crate::disk::{DiskIo, Ring};
 use crate::error::Result;
+use crate::ring::{Desk, Event};
 use crate::sync::Arc;
 use crate::target::{Port, Wake};
 use crate::units::SECOND;
@@ -28,7 +30,7 @@ pub(super) struct DeviceEnd {
 }
 
 impl DeviceEnd {
-    pub(super) fn new(device: &Arc<Device>, core: &Core) -> Result<DeviceEnd> {
+    pub(super) fn new<T>(device: &Arc<Device>, core: &Core<T>) -> Result<DeviceEnd> {
         let wake: Arc<dyn Wake> = core.shared.clone();
         let seat = device.attach_port(wake.clone())?;
         let port = seat.port();
@@ -99,11 +101,11 @@ impl DeviceEnd {
 
     /// Waits for what is in flight and gives the port up. Parked bios are dropped: their client
     /// is gone, or has waited long enough.
-    pub(super) fn leave(mut self, ring: &mut Ring) {
+    pub(super) fn leave<T: Copy + PartialEq>(mut self, desk: &mut Desk<T, DiskIo>) {
         let deadline = now() + STOP_SECONDS_MAX * SECOND;
         loop {
-            self.pump(ring, |_, _, _| {});
-            if self.is_all_parked() && ring.disk_ios_in_flight() == 0 {
+            self.pump(desk.ring_mut(), |_, _, _| {});
+            if self.is_all_parked() && desk.ring().awaited() == 0 {
                 return;
             }
             if now() >= deadline {
@@ -111,8 +113,8 @@ impl DeviceEnd {
                 std::mem::forget(self);
                 return;
             }
-            ring.submit_and_wait(Some(Duration::from_millis(10)));
-            while ring.pop_event().is_some() {}
+            desk.ring_mut().submit_and_wait(Some(Duration::from_millis(10)));
+            while desk.pop_event().is_some() {}
         }
     }
 }
@@ -128,24 +130,29 @@ impl Background {
         Background { end }
     }
 
-    pub(super) fn leave(self, ring: &mut Ring) {
+    pub(super) fn leave(self, desk: &mut Desk<Infallible, DiskIo>) {
         self.end.seat.device().events().set_background(None);
-        self.end.leave(ring);
+        self.end.leave(desk);
     }
 }
 
 impl Role for Background {
-    fn event(&mut self, _event: Event, _core: &mut Core) {}
+    /// It asks for nothing.
+    type Tag = Infallible;
 
-    fn turn(&mut self, core: &mut Core, is_stopping: bool) -> Turn {
+    fn event(&mut self, event: Event<Infallible>, _core: &mut Core<Infallible>) {
+        match event.tag {}
+    }
+
+    fn turn(&mut self, core: &mut Core<Infallible>, is_stopping: bool) -> Turn {
         if is_stopping {
             return Turn::Over;
         }
-        let mut is_busy = self.end.pump(&mut core.ring, |_, _, _| {});
+        let mut is_busy = self.end.pump(core.desk.ring_mut(), |_, _, _| {});
         let deadline = self.end.seat.device().tick(now(), &mut self.end.port);
-        is_busy |= self.end.pump(&mut core.ring, |_, _, _| {});
+        is_busy |= self.end.pump(core.desk.ring_mut(), |_, _, _| {});
         if is_busy {
-            core.ring.submit();
+            core.desk.ring_mut().submit();
             return Turn::Again;
         }
         Turn::Idle(deadline)

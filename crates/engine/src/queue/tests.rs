@@ -113,12 +113,8 @@ fn an_idle_background_sleeps() {
 fn a_queue_that_cannot_be_seated_says_so() {
     let target = Arc::new(Clockwork::default());
     let device = device(&target);
-    let eventfd = rustix::event::eventfd(0, EventfdFlags::CLOEXEC).unwrap();
-    let wake: Arc<dyn Wake> = Arc::new(Shared {
-        eventfd: Arc::new(eventfd),
-        bell: Bell::default(),
-        is_stopping: AtomicBool::new(false),
-    });
+    let mailbox = Ring::without_kernel().mailbox().unwrap();
+    let wake: Arc<dyn Wake> = Arc::new(Shared { mailbox, is_stopping: AtomicBool::new(false) });
     let seats: Vec<_> =
         (0..crate::device::PORTS_MAX).map(|_| device.attach_port(wake.clone()).unwrap()).collect();
     let error = Queue::background("late", &device).unwrap_err();

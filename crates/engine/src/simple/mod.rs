@@ -19,7 +19,7 @@ use crate::bio::{Bio, Op};
 use crate::buffer::Buffer;
 use crate::disk::{Disk, DiskIo};
 use crate::error::{Error, Kind, Result};
-use crate::pending::PerPort;
+use crate::per_port::PerPort;
 use crate::sync::Arc;
 use crate::table::{DeviceWord, Word};
 use crate::target::{Extent, Health, Port, TargetLimits};

@@ -60,7 +60,7 @@ use crate::buffer::Buffer;
 use crate::disk::{Disk, DiskErrors, DiskIo};
 use crate::error::{Result, Status};
 use crate::mutants::{self, Mutant};
-use crate::pending::PerPort;
+use crate::per_port::PerPort;
 use crate::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use crate::sync::{Arc, Mutex, lock};
 use crate::target::{Dirty, Events, Extent, Fact, Health, Port, Target, TargetLimits};

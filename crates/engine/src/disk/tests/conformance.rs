@@ -23,7 +23,7 @@ pub fn check_all(disk: &Arc<dyn Disk>, ring: &mut Ring) {
     equals_a_model(disk, ring, 1);
     equals_a_model(disk, ring, 2);
     completes_thousands(disk, ring);
-    assert_eq!(ring.disk_ios_in_flight(), 0);
+    assert_eq!(ring.awaited(), 0);
 }
 
 fn starts_as_zeroes(disk: &Arc<dyn Disk>, ring: &mut Ring) {

@@ -7,11 +7,11 @@ use super::conformance::{SIZE, check_all};
 use super::{bare, pattern, read, transfer, write};
 use crate::bio::Op;
 use crate::buffer::Buffer;
-use crate::disk::uring::WAYS;
 use crate::disk::{
     Absence, Disk, FileDisk, FileOptions, IoMode, LAZY_WINDOW_BYTES, OpenMode, RamDisk, Ring,
 };
 use crate::error::{Kind, Status};
+use crate::ring::WAYS;
 use crate::sync::Arc;
 
 /// A file on the disk of the build, where direct I/O mostly works, unlike in many `/tmp`s.

@@ -1,8 +1,7 @@
-//! Tests of the ring, and one conformance suite for every disk.
+//! One conformance suite for every disk, and what is special to each.
 
 mod conformance;
 mod disks;
-mod ring;
 mod sim;
 
 use crate::bio::Op;

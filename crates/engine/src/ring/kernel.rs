@@ -1,8 +1,8 @@
 //! The kernel's side of a [`Ring`](super::Ring): one io_uring and the table of what is in flight.
 //!
 //! The only file that hands memory to the kernel and takes it back. What it is given is a
-//! [`Work`]: a call, the open file it goes to, the memory it moves, and the owner who wants to
-//! hear of its end. The invariants that its `unsafe` rests on:
+//! [`Work`]: a call, the open file it goes to, the memory it moves, and an owner who wants to
+//! hear of its end and whom it does not know. The invariants that its `unsafe` rests on:
 //!
 //! 1. Work is moved into a slot of the table before its entry is written to the submission queue,
 //!    and leaves the slot only when its completion has been taken from the completion queue. So
@@ -14,6 +14,8 @@
 //! 4. Each entry asks for exactly one completion (nothing multi-shot, no zero-copy notices).
 //! 5. Dropping the table waits for every slot to become empty. If that fails, the memory is
 //!    leaked: a leak is harmless, memory that the kernel still writes to is not.
+//! 6. What a command means is its driver's business, and its bytes may be an address. So only
+//!    this file makes commands.
 
 #![allow(unsafe_code)]
 
@@ -22,15 +24,14 @@ use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-use io_uring::{IoUring, cqueue, opcode, squeue, types};
+use io_uring::{Builder, IoUring, Parameters, Submitter, cqueue, opcode, squeue, types};
 
-use super::ring::Owner;
 use crate::buffer::Buffer;
 use crate::sync::Arc;
 
 /// What the kernel is asked to do. Ranges `from..from + len` lie within the work's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Call {
+pub(crate) enum Call {
     /// Read from the file at `offset`, with flags as preadv2 takes them.
     Read { offset: u64, from: usize, len: usize, flags: i32 },
     /// Write to the file at `offset`, with flags as pwritev2 takes them.
@@ -53,19 +54,38 @@ pub(super) enum Call {
     Poll,
     /// Accept a connection.
     Accept,
+    /// The work's command, to the driver behind the file.
+    Command,
 }
 
 /// The memory of a call.
 #[derive(Debug)]
-pub(super) enum Memory {
+pub(crate) enum Memory {
     /// One buffer, maybe empty.
     One(Buffer),
     /// Several, with the header that lists them.
     Many(Box<Message>),
+    /// A command's own bytes.
+    Command(Box<Command>),
+}
+
+/// A call that only the driver behind a file knows (`IORING_OP_URING_CMD`).
+#[derive(Debug)]
+pub struct Command {
+    number: u32,
+    bytes: [u8; 80],
+}
+
+impl Command {
+    /// To a socket (Linux 6.7): how many bytes can be received at once.
+    pub fn receivable() -> Command {
+        const SIOCINQ: u32 = 0;
+        Command { number: SIOCINQ, bytes: [0; 80] }
+    }
 }
 
 /// Several buffers to send with one call, and what sendmsg wants to see of them.
-pub(super) struct Message {
+pub(crate) struct Message {
     /// The bytes, in order.
     pub buffers: Vec<Buffer>,
     vectors: Vec<libc::iovec>,
@@ -114,7 +134,7 @@ impl std::fmt::Debug for Message {
 
 /// One call on its way to the kernel and back.
 #[derive(Debug)]
-pub(super) struct Work {
+pub(crate) struct Work<O> {
     /// The file it goes to; stays open as long as the work lives.
     pub file: Arc<OwnedFd>,
     /// What to do.
@@ -122,10 +142,19 @@ pub(super) struct Work {
     /// The memory it moves.
     pub memory: Memory,
     /// Who wants to hear of it.
-    pub owner: Owner,
+    pub owner: O,
+    /// Whether somebody waits for its end: then a ring that is dropped does, too, and cancels it
+    /// otherwise.
+    pub is_awaited: bool,
 }
 
-impl Work {
+impl<O> Work<O> {
+    /// The same for another owner.
+    pub(super) fn owned_by<P>(self, other: impl FnOnce(O) -> P) -> Work<P> {
+        let Work { file, call, memory, owner, is_awaited } = self;
+        Work { file, call, memory, owner: other(owner), is_awaited }
+    }
+
     /// The entry that asks for this work.
     ///
     /// The entry holds raw pointers into `self.memory`; the caller keeps `self` until the
@@ -172,7 +201,15 @@ impl Work {
             Call::Accept => opcode::Accept::new(fd, std::ptr::null_mut(), std::ptr::null_mut())
                 .flags(libc::SOCK_CLOEXEC)
                 .build(),
+            Call::Command => panic!("a command is longer than other entries"),
         }
+    }
+
+    /// The entry that asks for a command.
+    fn long_entry(&self) -> squeue::Entry128 {
+        let Memory::Command(command) = &self.memory else { panic!("a command has its bytes") };
+        let fd = types::Fd(self.file.as_raw_fd());
+        opcode::UringCmd80::new(fd, command.number).cmd(command.bytes).build()
     }
 
     /// The bytes `from..from + len` of the buffer. Panics if there are none such: this check is
@@ -192,7 +229,7 @@ const WRITE_OUT: u32 = libc::SYNC_FILE_RANGE_WAIT_BEFORE
     | libc::SYNC_FILE_RANGE_WAIT_AFTER;
 
 /// The longest range of one call. The kernel cuts off at 2 GiB less a page.
-pub(super) const CALL_BYTES_MAX: usize = 1 << 30;
+pub(crate) const CALL_BYTES_MAX: usize = 1 << 30;
 
 /// How long a drop waits for what is in flight before it leaks.
 const DRAIN_MAX: Duration = Duration::from_secs(30);
@@ -202,7 +239,7 @@ const NOBODY: u64 = u64::MAX;
 
 /// How the kernel does what is left to do when something has completed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Way {
+pub(crate) enum Way {
     /// When we enter it, and only there, for this thread alone (Linux 6.1).
     Deferred,
     /// When we enter it for whatever reason, without interrupting us (Linux 5.19).
@@ -212,29 +249,153 @@ pub(super) enum Way {
 }
 
 /// All ways, the one that costs least first.
-pub(super) const WAYS: [Way; 3] = [Way::Deferred, Way::Cooperative, Way::Plain];
+pub(crate) const WAYS: [Way; 3] = [Way::Deferred, Way::Cooperative, Way::Plain];
+
+/// How long the entries of a submission queue are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Entries {
+    /// 64 bytes: enough for all calls but commands.
+    Short,
+    /// 128 bytes: for commands too (Linux 5.19).
+    Long,
+}
+
+/// An io_uring with entries of either length.
+enum Uring {
+    Short(IoUring),
+    Long(IoUring<squeue::Entry128>),
+}
+
+/// What is put into a submission queue.
+enum Entry {
+    Short(squeue::Entry),
+    Long(squeue::Entry128),
+}
+
+impl Uring {
+    /// Sets up in the first of `ways` that this kernel knows.
+    fn new(count: u32, entries: Entries, ways: &[Way]) -> io::Result<Uring> {
+        let mut last = io::Error::from_raw_os_error(libc::EINVAL);
+        for way in ways {
+            let uring = match entries {
+                Entries::Short => set_up(IoUring::builder(), count, *way).map(Uring::Short),
+                Entries::Long => set_up(IoUring::builder(), count, *way).map(Uring::Long),
+            };
+            match uring {
+                Err(error) if error.raw_os_error() == Some(libc::EINVAL) => last = error,
+                uring => return uring,
+            }
+        }
+        Err(last)
+    }
+
+    fn params(&self) -> &Parameters {
+        match self {
+            Uring::Short(uring) => uring.params(),
+            Uring::Long(uring) => uring.params(),
+        }
+    }
+
+    fn submitter(&self) -> Submitter<'_> {
+        match self {
+            Uring::Short(uring) => uring.submitter(),
+            Uring::Long(uring) => uring.submitter(),
+        }
+    }
+
+    fn completion(&mut self) -> cqueue::CompletionQueue<'_> {
+        match self {
+            Uring::Short(uring) => uring.completion(),
+            Uring::Long(uring) => uring.completion(),
+        }
+    }
+
+    /// Whether the kernel holds something back until it is entered.
+    fn is_entry_due(&mut self) -> bool {
+        fn is_due<E: squeue::EntryMarker>(queue: &squeue::SubmissionQueue<'_, E>) -> bool {
+            !queue.is_empty() || queue.taskrun() || queue.cq_overflow()
+        }
+        match self {
+            Uring::Short(uring) => is_due(&uring.submission()),
+            Uring::Long(uring) => is_due(&uring.submission()),
+        }
+    }
+
+    /// Puts `entry` into the submission queue; false if that is full.
+    ///
+    /// # Safety
+    ///
+    /// What the entry points to stays there until its completion has come.
+    unsafe fn push(&mut self, entry: &Entry) -> bool {
+        match (self, entry) {
+            // SAFETY: the caller promises that.
+            (Uring::Short(uring), Entry::Short(entry)) => unsafe {
+                uring.submission().push(entry).is_ok()
+            },
+            // SAFETY: the caller promises that.
+            (Uring::Long(uring), Entry::Short(entry)) => unsafe {
+                uring.submission().push(&entry.clone().into()).is_ok()
+            },
+            // SAFETY: the caller promises that.
+            (Uring::Long(uring), Entry::Long(entry)) => unsafe {
+                uring.submission().push(entry).is_ok()
+            },
+            (Uring::Short(_), Entry::Long(_)) => {
+                unreachable!("no work with a command was let in")
+            }
+        }
+    }
+}
+
+fn set_up<E: squeue::EntryMarker>(
+    mut builder: Builder<E>,
+    count: u32,
+    way: Way,
+) -> io::Result<IoUring<E>> {
+    builder.setup_cqsize(count * 4).setup_clamp();
+    match way {
+        Way::Deferred => {
+            builder.setup_single_issuer().setup_defer_taskrun();
+            builder.setup_taskrun_flag().setup_submit_all();
+        }
+        Way::Cooperative => {
+            builder.setup_coop_taskrun().setup_taskrun_flag().setup_submit_all();
+        }
+        Way::Plain => {}
+    }
+    builder.build(count)
+}
 
 /// A place for work in flight.
-struct Slot {
+struct Slot<O> {
     /// Changes with each use, so that a cancellation never meets the slot's next tenant.
     stamp: u32,
-    work: Option<Work>,
+    work: Option<Work<O>>,
+}
+
+/// Work that is with the kernel no more.
+pub(super) struct Ended<O> {
+    pub work: Work<O>,
+    /// The call's result, or a negative errno.
+    pub result: i32,
+    /// The connection that it has accepted, if that is what it was for.
+    pub connection: Option<OwnedFd>,
 }
 
 /// An io_uring and what is in flight in it.
-pub(super) struct Kernel {
-    uring: IoUring,
-    slots: Vec<Slot>,
+pub(super) struct Kernel<O> {
+    uring: Uring,
+    slots: Vec<Slot<O>>,
     free: Vec<u32>,
     /// Completions taken from the queue that were not asked for yet.
     arrived: VecDeque<(u64, i32)>,
 }
 
-impl Kernel {
-    /// An io_uring with room for `entries` submissions at a time. To be called on the thread that
+impl<O> Kernel<O> {
+    /// An io_uring with room for `count` submissions at a time. To be called on the thread that
     /// will use it.
-    pub fn new(entries: u32, ways: &[Way]) -> io::Result<Kernel> {
-        let uring = Kernel::set_up(entries, ways)?;
+    pub fn new(count: u32, entries: Entries, ways: &[Way]) -> io::Result<Kernel<O>> {
+        let uring = Uring::new(count, entries, ways)?;
         let params = uring.params();
         // Without these the kernel may drop completions, or cannot wait with a timeout.
         if !params.is_feature_nodrop() || !params.is_feature_ext_arg() {
@@ -249,31 +410,6 @@ impl Kernel {
         })
     }
 
-    /// Sets up in the first of `ways` that this kernel knows.
-    fn set_up(entries: u32, ways: &[Way]) -> io::Result<IoUring> {
-        let mut last = io::Error::from_raw_os_error(libc::EINVAL);
-        for way in ways {
-            let mut builder = IoUring::builder();
-            builder.setup_cqsize(entries * 4).setup_clamp();
-            match way {
-                Way::Deferred => {
-                    builder.setup_single_issuer().setup_defer_taskrun();
-                    builder.setup_taskrun_flag().setup_submit_all();
-                }
-                Way::Cooperative => {
-                    builder.setup_coop_taskrun().setup_taskrun_flag().setup_submit_all();
-                }
-                Way::Plain => {}
-            }
-            match builder.build(entries) {
-                Ok(uring) => return Ok(uring),
-                Err(error) if error.raw_os_error() == Some(libc::EINVAL) => last = error,
-                Err(error) => return Err(error),
-            }
-        }
-        Err(last)
-    }
-
     /// Completions that fit the queue at once.
     pub fn depth(&self) -> usize {
         self.uring.params().cq_entries() as usize
@@ -285,8 +421,15 @@ impl Kernel {
     }
 
     /// Puts `work` into the submission queue; goes to the kernel only if that queue is full.
-    pub fn start(&mut self, mut work: Work) {
-        let entry = work.entry();
+    pub fn start(&mut self, mut work: Work<O>) {
+        let entry = match work.call {
+            Call::Command => {
+                let takes_long = matches!(self.uring, Uring::Long(_));
+                assert!(takes_long, "commands go through a ring that was made for them");
+                Entry::Long(work.long_entry())
+            }
+            _ => Entry::Short(work.entry()),
+        };
         let index = self.free.pop().unwrap_or_else(|| {
             self.slots.push(Slot { stamp: 0, work: None });
             (self.slots.len() - 1) as u32
@@ -294,37 +437,46 @@ impl Kernel {
         let slot = &mut self.slots[index as usize];
         slot.stamp = slot.stamp.wrapping_add(1);
         slot.work = Some(work);
-        let entry = entry.user_data(mark(slot, index));
+        let mark = mark(slot, index);
+        let entry = match entry {
+            Entry::Short(entry) => Entry::Short(entry.user_data(mark)),
+            Entry::Long(entry) => Entry::Long(entry.user_data(mark)),
+        };
         if let Err(error) = self.push(&entry) {
             give_up(&error);
         }
     }
 
-    /// Asks the kernel to give up on all work that `is_meant`. It completes with ECANCELED, or
-    /// as it would have.
-    pub fn cancel(&mut self, is_meant: impl Fn(&Work) -> bool) -> io::Result<()> {
+    /// Asks the kernel to give up on all work of owners that `is_meant`. It completes with
+    /// ECANCELED, or as it would have.
+    pub fn cancel(&mut self, mut is_meant: impl FnMut(&O) -> bool) -> io::Result<()> {
+        self.cancel_work(|work| is_meant(&work.owner))
+    }
+
+    fn cancel_work(&mut self, mut is_meant: impl FnMut(&Work<O>) -> bool) -> io::Result<()> {
         let marks = self.slots.iter().enumerate().filter_map(|(index, slot)| {
             let work = slot.work.as_ref()?;
             is_meant(work).then(|| mark(slot, index as u32))
         });
         for mark in marks.collect::<Vec<u64>>() {
-            self.push(&opcode::AsyncCancel::new(mark).build().user_data(NOBODY))?;
+            let entry = opcode::AsyncCancel::new(mark).build().user_data(NOBODY);
+            self.push(&Entry::Short(entry))?;
         }
         Ok(())
     }
 
-    fn push(&mut self, entry: &squeue::Entry) -> io::Result<()> {
+    fn push(&mut self, entry: &Entry) -> io::Result<()> {
         // SAFETY: the entry points into work that lies in a slot (invariants 1 and 3) whose
         // ranges were checked when it was built, or it points to no memory at all.
-        while unsafe { self.uring.submission().push(entry) }.is_err() {
+        while !unsafe { self.uring.push(entry) } {
             self.try_enter(0, None)?;
             self.harvest();
         }
         Ok(())
     }
 
-    /// The next work that ended, and how: the call's result, or a negative errno.
-    pub fn next_ended(&mut self) -> Option<(Work, i32)> {
+    /// The next work that ended, and how.
+    pub fn next_ended(&mut self) -> Option<Ended<O>> {
         loop {
             let (mark, result) = self.arrived.pop_front()?;
             if mark == NOBODY {
@@ -335,7 +487,11 @@ impl Kernel {
             assert_eq!(slot.stamp, (mark >> 32) as u32, "a completion meets its own work");
             let work = slot.work.take().expect("work stays in its slot until it completes");
             self.free.push(index);
-            return Some((work, result));
+            let is_connection = work.call == Call::Accept && result >= 0;
+            // SAFETY: the kernel opened this descriptor for us and told nobody else of it; its
+            // completion was taken from the queue, and is taken once.
+            let connection = is_connection.then(|| unsafe { OwnedFd::from_raw_fd(result) });
+            return Some(Ended { work, result, connection });
         }
     }
 
@@ -345,15 +501,9 @@ impl Kernel {
         self.arrived.extend(self.uring.completion().map(completed));
     }
 
-    /// Whether the kernel holds something back until it is entered.
-    fn is_entry_due(&mut self) -> bool {
-        let queue = self.uring.submission();
-        !queue.is_empty() || queue.taskrun() || queue.cq_overflow()
-    }
-
     /// Submits, if there is anything to submit or to let the kernel finish.
     pub fn submit(&mut self) {
-        if self.is_entry_due() {
+        if self.uring.is_entry_due() {
             self.enter(0, None);
         }
         self.harvest();
@@ -394,14 +544,12 @@ impl Kernel {
     /// Cancels what can be cancelled, waits for the rest. False if something stays in flight.
     fn drain(&mut self) -> bool {
         let started = Instant::now();
-        if self.cancel(|work| !matches!(work.owner, Owner::Disk(_))).is_err() {
+        if self.cancel_work(|work| !work.is_awaited).is_err() {
             return false;
         }
         while self.in_flight() > 0 {
             self.harvest();
-            while let Some((work, result)) = self.next_ended() {
-                drop(accepted(&work, result));
-            }
+            while self.next_ended().is_some() {}
             let is_late = started.elapsed() > DRAIN_MAX;
             let pause = Some(Duration::from_millis(100));
             if self.in_flight() > 0 && (is_late || self.try_enter(1, pause).is_err()) {
@@ -412,7 +560,7 @@ impl Kernel {
     }
 }
 
-impl Drop for Kernel {
+impl<O> Drop for Kernel<O> {
     fn drop(&mut self) {
         if !self.drain() {
             // Invariant 5. The slots' files stay open too, which is as harmless.
@@ -421,7 +569,7 @@ impl Drop for Kernel {
     }
 }
 
-impl std::fmt::Debug for Kernel {
+impl<O> std::fmt::Debug for Kernel<O> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Kernel({} in flight)", self.in_flight())
     }
@@ -433,14 +581,6 @@ fn give_up(error: &io::Error) -> ! {
 }
 
 /// What tells the completion of a slot's present work from all others.
-fn mark(slot: &Slot, index: u32) -> u64 {
+fn mark<O>(slot: &Slot<O>, index: u32) -> u64 {
     u64::from(slot.stamp) << 32 | u64::from(index)
-}
-
-/// The connection that `work` has accepted, if that is what it was for.
-pub(super) fn accepted(work: &Work, result: i32) -> Option<OwnedFd> {
-    let is_connection = work.call == Call::Accept && result >= 0;
-    // SAFETY: the kernel opened this descriptor for us and told nobody else of it; each
-    // completion comes here once, because `next_ended` gives its work away.
-    is_connection.then(|| unsafe { OwnedFd::from_raw_fd(result) })
 }

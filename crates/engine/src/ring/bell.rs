@@ -1,4 +1,4 @@
-//! How a queue's thread is told to look again, at the price of a system call only if it sleeps.
+//! How a ring's thread is told to look again, at the price of a system call only if it sleeps.
 //!
 //! Sequentially consistent on both sides: either the sleeper sees the signal before it waits, or
 //! whoever rings sees that it sleeps.
@@ -6,7 +6,7 @@
 use crate::mutants::{self, Mutant};
 use crate::sync::atomic::{AtomicBool, Ordering};
 
-/// Whether a queue's thread sleeps, and whether somebody wants it not to.
+/// Whether a ring's thread sleeps, and whether somebody wants it not to.
 #[derive(Debug, Default)]
 pub(super) struct Bell {
     is_asleep: AtomicBool,

@@ -1,0 +1,65 @@
+//! The open descriptors of a file or block device.
+
+use std::os::fd::OwnedFd;
+
+use super::DiskIo;
+use super::errors::Errors;
+use super::lazy::Lazy;
+use super::whole::Whole;
+use crate::bio::Op;
+use crate::sync::Arc;
+use crate::units::SECTOR;
+
+/// The open descriptors of one disk, and how to use them.
+#[derive(Debug)]
+pub(super) struct Files {
+    /// Through the page cache; holds the lock.
+    pub buffered: Arc<OwnedFd>,
+    /// Past the page cache.
+    pub direct: Option<Arc<OwnedFd>>,
+    /// What offset and length of a direct request must be multiples of.
+    pub granule: u64,
+    /// Flags of buffered reads and writes.
+    pub flags: i32,
+    /// Write-out at a steady pace.
+    pub lazy: Option<Arc<Lazy>>,
+    /// Whether this is a block device.
+    pub is_block_device: bool,
+    /// The smallest unit of a block device's fallocate.
+    pub block_bytes: u64,
+    /// Whether it was opened to be read only.
+    pub is_read_only: bool,
+    /// Whether it is all there.
+    pub whole: Whole,
+    /// What went wrong.
+    pub errors: Errors,
+}
+
+impl Files {
+    /// Whether what `io` needs is all there, as far as that is known, or is worth a look.
+    pub fn has(&self, io: &DiskIo) -> bool {
+        match io.op {
+            Op::Read => io.offset + io.len <= self.whole.left_bytes(),
+            // Looked at behind its work.
+            Op::Flush => !self.whole.is_cut(),
+            _ => self.whole.glance(&self.buffered, io.offset + io.len),
+        }
+    }
+
+    /// The descriptor for a range, and its flags.
+    pub fn pick(&self, offset: u64, len: u64, is_buffered: bool) -> (Arc<OwnedFd>, i32) {
+        let fits = offset.is_multiple_of(self.granule) && len.is_multiple_of(self.granule);
+        match &self.direct {
+            Some(direct) if fits && !is_buffered => (direct.clone(), 0),
+            _ => (self.buffered.clone(), self.flags),
+        }
+    }
+
+    /// The whole blocks in a range; a block device discards nothing less.
+    pub fn whole_blocks(&self, offset: u64, len: u64) -> Option<(u64, u64)> {
+        let block = if self.is_block_device { self.block_bytes } else { SECTOR };
+        let start = offset.next_multiple_of(block);
+        let end = (offset + len) / block * block;
+        (start < end).then(|| (start, end - start))
+    }
+}

@@ -1,0 +1,205 @@
+//! What the loop that owns a ring asks of it: bytes of sockets, connections, commands.
+//!
+//! Each request carries a tag of the asker's own type, and its end comes out as an [`Event`] with
+//! that tag. Only the desk makes such requests, and disks see only its ring: so no event ever
+//! meets somebody who did not ask.
+//!
+//! Sends are whole: a short send goes on until all is sent or the socket fails. An asker has at
+//! most one send and one receive per socket under way, or their bytes mix. Sockets are blocking
+//! ones (without O_NONBLOCK): with it, the kernel says EAGAIN instead of waiting.
+
+use std::io;
+use std::os::fd::OwnedFd;
+
+use super::kernel::{Call, Command, Memory, Message, Work};
+use super::{Owner, Ring};
+use crate::buffer::Buffer;
+use crate::pending::Pending;
+use crate::sync::Arc;
+
+/// The most buffers in one [`Desk::send_many`].
+pub const SEND_BUFFERS_MAX: usize = 1024;
+
+/// How something that was asked for at a [`Desk`] ended.
+#[derive(Debug)]
+pub struct Event<T> {
+    /// The asker's mark.
+    pub tag: T,
+    /// Bytes received or sent; for polls, the poll bits; for accepts, 0; for commands, what they
+    /// result in. ECANCELED after [`Desk::cancel`].
+    pub result: io::Result<u32>,
+    /// The buffer that was handed in, or empty.
+    pub buffer: Buffer,
+    /// The buffers of a [`Desk::send_many`].
+    pub buffers: Vec<Buffer>,
+    /// The new connection of a [`Desk::accept`].
+    pub connection: Option<OwnedFd>,
+}
+
+/// A request with the kernel.
+#[derive(Debug)]
+pub(super) struct Asked {
+    /// The place of its tag.
+    place: u32,
+    /// Bytes moved so far.
+    done: usize,
+    /// Whether to go on until the whole range is moved.
+    is_whole: bool,
+}
+
+/// A ring, and what its owner asks of it.
+#[derive(Debug)]
+pub struct Desk<T, D> {
+    ring: Ring<D>,
+    tags: Pending<T>,
+}
+
+impl<T: Copy + PartialEq, D> Desk<T, D> {
+    /// The desk of `ring`.
+    pub fn new(ring: Ring<D>) -> Desk<T, D> {
+        Desk { ring, tags: Pending::default() }
+    }
+
+    /// The ring.
+    pub fn ring(&self) -> &Ring<D> {
+        &self.ring
+    }
+
+    /// The ring, for disks and to wait in.
+    pub fn ring_mut(&mut self) -> &mut Ring<D> {
+        &mut self.ring
+    }
+
+    /// The next event.
+    pub fn pop_event(&mut self) -> Option<Event<T>> {
+        let Event { tag, result, buffer, buffers, connection } = self.ring.events.pop_front()?;
+        Some(Event { tag: self.tags.remove(tag), result, buffer, buffers, connection })
+    }
+
+    /// Receives what there is into `buffer[offset..offset + len]`, at least one byte; 0 bytes
+    /// mean that the peer has closed.
+    pub fn recv(
+        &mut self,
+        socket: &Arc<OwnedFd>,
+        buffer: Buffer,
+        offset: usize,
+        len: usize,
+        tag: T,
+    ) {
+        let call = Call::Recv { from: offset, len };
+        self.ask(socket, call, Memory::One(buffer), tag, false);
+    }
+
+    /// Sends all of `buffer[offset..offset + len]`.
+    pub fn send(
+        &mut self,
+        socket: &Arc<OwnedFd>,
+        buffer: Buffer,
+        offset: usize,
+        len: usize,
+        tag: T,
+    ) {
+        let call = Call::Send { from: offset, len };
+        self.ask(socket, call, Memory::One(buffer), tag, true);
+    }
+
+    /// Sends all of `buffers`, one behind the other, mostly with one call. At most
+    /// [`SEND_BUFFERS_MAX`] of them.
+    pub fn send_many(&mut self, socket: &Arc<OwnedFd>, buffers: Vec<Buffer>, tag: T) {
+        assert!(buffers.len() <= SEND_BUFFERS_MAX, "too many buffers for one send");
+        let mut message = self.ring.messages.pop().unwrap_or_else(Message::empty);
+        message.buffers = buffers;
+        self.ask(socket, Call::SendMany { skip: 0 }, Memory::Many(message), tag, true);
+    }
+
+    /// Waits, once, until `file` (an eventfd, a listener, a socket) can be read.
+    pub fn poll_readable(&mut self, file: &Arc<OwnedFd>, tag: T) {
+        self.ask(file, Call::Poll, Memory::One(Buffer::empty()), tag, false);
+    }
+
+    /// Accepts one connection.
+    pub fn accept(&mut self, listener: &Arc<OwnedFd>, tag: T) {
+        self.ask(listener, Call::Accept, Memory::One(Buffer::empty()), tag, false);
+    }
+
+    /// Gives `command` to the driver behind `file`. The ring was made by
+    /// [`Ring::with_commands`].
+    pub fn command(&mut self, file: &Arc<OwnedFd>, command: Command, tag: T) {
+        self.ask(file, Call::Command, Memory::Command(Box::new(command)), tag, false);
+    }
+
+    /// Gives up on everything under way with `tag`. Each still comes out as an event, with
+    /// ECANCELED or as it would have anyway.
+    pub fn cancel(&mut self, tag: T) {
+        let tags = &mut self.tags;
+        let is_meant = |owner: &Owner<D>| match owner {
+            Owner::Desk(asked) => *tags.value(asked.place) == tag,
+            Owner::Job(_) | Owner::Mailbox => false,
+        };
+        self.ring.kernel().cancel(is_meant).expect("the ring is used on its own thread");
+    }
+
+    fn ask(&mut self, file: &Arc<OwnedFd>, call: Call, memory: Memory, tag: T, is_whole: bool) {
+        let owner = Asked { place: self.tags.insert(tag), done: 0, is_whole };
+        let work = Work { file: file.clone(), call, memory, owner, is_awaited: false };
+        match call {
+            // Nothing to move; a socket would wait for its peer first.
+            Call::Recv { len: 0, .. } | Call::Send { len: 0, .. } => {
+                self.ring.end_asked(work, 0, None);
+            }
+            _ => self.ring.start_asked(work),
+        }
+    }
+}
+
+impl<D> Ring<D> {
+    fn start_asked(&mut self, work: Work<Asked>) {
+        self.kernel().start(work.owned_by(Owner::Desk));
+    }
+
+    /// Tells the desk that a request has ended, or goes on with it.
+    pub(super) fn end_asked(
+        &mut self,
+        mut work: Work<Asked>,
+        result: i32,
+        connection: Option<OwnedFd>,
+    ) {
+        let moved = usize::try_from(result).unwrap_or(0);
+        let rest = match &mut work.call {
+            Call::Send { from, len } => {
+                *from += moved;
+                *len -= moved;
+                *len
+            }
+            Call::SendMany { skip } => {
+                *skip += moved;
+                match &work.memory {
+                    Memory::Many(message) => message.len() - *skip,
+                    Memory::One(_) | Memory::Command(_) => 0,
+                }
+            }
+            _ => 0,
+        };
+        work.owner.done += moved;
+        // The kernel mostly waits for the whole itself; older ones, and signals, end it early.
+        if (work.owner.is_whole && moved > 0 && rest > 0) || result == -libc::EINTR {
+            return self.start_asked(work);
+        }
+        let result = match (&connection, result) {
+            (Some(_), _) => Ok(0),
+            (None, 0..) => Ok(work.owner.done as u32),
+            (None, _) => Err(io::Error::from_raw_os_error(-result)),
+        };
+        let (buffer, buffers) = match work.memory {
+            Memory::One(buffer) => (buffer, Vec::new()),
+            Memory::Many(mut message) => {
+                let buffers = std::mem::take(&mut message.buffers);
+                self.messages.push(message);
+                (Buffer::empty(), buffers)
+            }
+            Memory::Command(_) => (Buffer::empty(), Vec::new()),
+        };
+        let tag = work.owner.place;
+        self.events.push_back(Event { tag, result, buffer, buffers, connection });
+    }
+}

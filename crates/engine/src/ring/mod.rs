@@ -1,0 +1,242 @@
+//! One thread's window to the kernel: an io_uring, and the jobs that wait for it.
+//!
+//! A ring runs any [`Job`]: a job asks the kernel for one call after the other and in the end
+//! hands something back, which the loop that owns the ring takes out with [`Ring::pop_completed`].
+//! What that is, `D`, is the users' business; for disks it is their I/O. The ring knows no user.
+//! The loop itself asks for bytes of sockets and the like through a [`Desk`], whose answers meet
+//! nobody else. Nobody needs `unsafe`: what is put in is owned by the ring until it comes out.
+//!
+//! 1. What is put in comes out exactly once, unless the ring is dropped first.
+//! 2. A ring with a kernel is used by the thread that made it; the kernel refuses others, and the
+//!    ring panics then. Other threads reach it through its [`mailbox`].
+//! 3. At most [`Ring::awaited_max`] jobs that somebody waits for are with the kernel; more wait
+//!    here in order. How many can wait is bounded by who puts them in. What nobody waits for, and
+//!    what is asked for at the desk, does not wait behind them.
+//! 4. A ring that is dropped waits for what somebody waits for, and cancels the rest.
+
+mod bell;
+mod desk;
+mod kernel;
+mod mailbox;
+#[cfg(test)]
+mod tests;
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+#[cfg(all(test, feature = "shuttle"))]
+pub(crate) use bell::schedules;
+pub use desk::{Desk, Event, SEND_BUFFERS_MAX};
+pub use kernel::Command;
+pub(crate) use kernel::{CALL_BYTES_MAX, Call, Memory};
+#[cfg(test)]
+pub(crate) use kernel::{WAYS, Way};
+pub use mailbox::{Errand, Mailbox};
+
+use crate::error::{Error, Result};
+use crate::sync::Arc;
+use crate::sync::statics::atomic::{AtomicU64, Ordering};
+use kernel::{Ended, Entries, Kernel, Message};
+
+/// A call that a job wants next, and the job.
+pub(crate) type Work<D> = kernel::Work<Box<dyn Job<D>>>;
+
+/// Something that needs calls to the kernel, one at a time.
+pub(crate) trait Job<D>: Send + std::fmt::Debug {
+    /// The job's `call` has ended with `result` (negative: an errno). Says what to call next; a
+    /// job that is over has handed back to `ring` what there is to hand back, and calls nothing.
+    fn ended(
+        self: Box<Self>,
+        call: Call,
+        memory: Memory,
+        result: i32,
+        ring: &mut Ring<D>,
+    ) -> Option<Work<D>>;
+}
+
+/// Who hears of the end of a call.
+#[derive(Debug)]
+enum Owner<D> {
+    /// A job.
+    Job(Box<dyn Job<D>>),
+    /// The desk.
+    Desk(desk::Asked),
+    /// The mailbox: it has something.
+    Mailbox,
+}
+
+/// One thread's window to the kernel.
+#[derive(Debug)]
+pub struct Ring<D> {
+    /// No other ring of this process has or had it.
+    id: u64,
+    completed: VecDeque<D>,
+    waiting: VecDeque<Work<D>>,
+    /// Jobs with the kernel that somebody waits for.
+    awaited: usize,
+    /// What ended at the desk.
+    events: VecDeque<Event<u32>>,
+    /// Headers of sends that are over, for the next ones.
+    #[expect(clippy::vec_box, reason = "the kernel knows a header by its address")]
+    messages: Vec<Box<Message>>,
+    mailbox: Option<Arc<Mailbox<D>>>,
+    /// Whether the kernel watches the mailbox.
+    is_watched: bool,
+    /// Errands that have not come back.
+    errands: usize,
+    kernel: Option<Kernel<Owner<D>>>,
+}
+
+impl<D> Ring<D> {
+    /// A ring with room for `entries` (a power of two) submissions at a time. To be called on the
+    /// thread that will use it.
+    pub fn new(entries: u32) -> Result<Ring<D>> {
+        Ring::with_entries(entries, Entries::Short)
+    }
+
+    /// As [`Ring::new`], but the ring takes commands ([`Desk::command`]) too, whose submissions
+    /// are twice as long.
+    pub fn with_commands(entries: u32) -> Result<Ring<D>> {
+        Ring::with_entries(entries, Entries::Long)
+    }
+
+    fn with_entries(count: u32, entries: Entries) -> Result<Ring<D>> {
+        let kernel = Kernel::new(count, entries, &kernel::WAYS).map_err(|source| {
+            Error::from_io("setting up", "io_uring (Linux 5.11 or later, and permitted)", source)
+        })?;
+        Ok(Ring { kernel: Some(kernel), ..Ring::without_kernel() })
+    }
+
+    /// As [`Ring::new`] does it on an older kernel.
+    #[cfg(test)]
+    pub(crate) fn in_way(entries: u32, way: Way) -> Ring<D> {
+        let kernel = Kernel::new(entries, Entries::Short, &[way]).unwrap();
+        Ring { kernel: Some(kernel), ..Ring::without_kernel() }
+    }
+
+    /// A ring for what completes without the kernel, as disks in memory do. Files, block devices
+    /// and sockets cannot be used through it; trying panics.
+    pub fn without_kernel() -> Ring<D> {
+        static RINGS: AtomicU64 = AtomicU64::new(0);
+        Ring {
+            id: RINGS.fetch_add(1, Ordering::Relaxed),
+            completed: VecDeque::new(),
+            waiting: VecDeque::new(),
+            awaited: 0,
+            events: VecDeque::new(),
+            messages: Vec::new(),
+            mailbox: None,
+            is_watched: false,
+            errands: 0,
+            kernel: None,
+        }
+    }
+
+    /// Hands back what is complete.
+    pub fn complete(&mut self, done: D) {
+        self.completed.push_back(done);
+    }
+
+    /// The next of what was handed back.
+    pub fn pop_completed(&mut self) -> Option<D> {
+        self.completed.pop_front()
+    }
+
+    /// Whether [`Ring::pop_completed`] or [`Desk::pop_event`] has something.
+    pub fn has_ended(&self) -> bool {
+        !self.completed.is_empty() || !self.events.is_empty()
+    }
+
+    /// What was put in and has not ended: jobs, errands, and what was asked for at the desk.
+    pub fn in_flight(&self) -> usize {
+        let with_kernel = self.kernel.as_ref().map_or(0, Kernel::in_flight);
+        self.waiting.len() + self.errands + with_kernel - usize::from(self.is_watched)
+    }
+
+    /// The part of [`Ring::in_flight`] that somebody waits for: errands, and jobs but those that
+    /// go on by themselves.
+    pub fn awaited(&self) -> usize {
+        self.waiting.len() + self.errands + self.awaited
+    }
+
+    /// Jobs that somebody waits for and that are with the kernel, at most.
+    pub fn awaited_max(&self) -> usize {
+        self.kernel.as_ref().map_or(0, |kernel| kernel.depth() / 2)
+    }
+
+    /// Lets the kernel start what was put in, and takes out what has ended, without waiting.
+    pub fn submit(&mut self) {
+        if let Some(kernel) = &mut self.kernel {
+            kernel.submit();
+            self.take_ended();
+        }
+    }
+
+    /// As [`Ring::submit`], and if nothing has ended, waits until something does, `timeout` is
+    /// over, or a signal came. May return early; returns at once if nothing is in flight and
+    /// there is no timeout, or if there is no kernel.
+    pub fn submit_and_wait(&mut self, timeout: Option<Duration>) {
+        let Some(kernel) = &mut self.kernel else { return };
+        kernel.harvest();
+        self.take_ended();
+        let is_pointless = timeout.is_none() && self.in_flight() == 0 && !self.is_watched;
+        if self.has_ended() || is_pointless || timeout == Some(Duration::ZERO) {
+            return self.submit();
+        }
+        self.kernel().submit_and_wait(timeout);
+        self.take_ended();
+    }
+
+    /// What tells this ring from all others, for disks that hold I/O.
+    pub(crate) fn id(&self) -> u64 {
+        self.id
+    }
+
+    /// Starts a job's first call, or lets it wait for its turn.
+    pub(crate) fn start(&mut self, work: Work<D>) {
+        if !work.is_awaited {
+            self.kernel().start(work.owned_by(Owner::Job));
+        } else if self.awaited < self.awaited_max() {
+            self.awaited += 1;
+            self.kernel().start(work.owned_by(Owner::Job));
+        } else {
+            self.kernel();
+            self.waiting.push_back(work);
+        }
+    }
+
+    fn kernel(&mut self) -> &mut Kernel<Owner<D>> {
+        self.kernel.as_mut().expect("files and sockets are used through a ring with a kernel")
+    }
+
+    /// Hands what the kernel has ended to its owners.
+    fn take_ended(&mut self) {
+        while let Some(ended) = self.kernel().next_ended() {
+            let Ended { work, result, connection } = ended;
+            let kernel::Work { file, call, memory, owner, is_awaited } = work;
+            match owner {
+                Owner::Job(job) => match job.ended(call, memory, result, self) {
+                    Some(work) => {
+                        assert_eq!(work.is_awaited, is_awaited, "a job stays what it is");
+                        self.kernel().start(work.owned_by(Owner::Job));
+                    }
+                    None if is_awaited => self.next_waiting(),
+                    None => {}
+                },
+                Owner::Desk(owner) => {
+                    let work = kernel::Work { file, call, memory, owner, is_awaited };
+                    self.end_asked(work, result, connection);
+                }
+                Owner::Mailbox => self.empty_mailbox(),
+            }
+        }
+    }
+
+    /// A job that somebody waited for is over: it is the turn of another.
+    fn next_waiting(&mut self) {
+        match self.waiting.pop_front() {
+            Some(work) => self.kernel().start(work.owned_by(Owner::Job)),
+            None => self.awaited -= 1,
+        }
+    }
+}
