@@ -8,8 +8,9 @@ use udm::prng::Prng;
 
 use crate::of_pcache::PcacheKind;
 use crate::of_writecache::WritecacheKind;
-use crate::program::{Step, WRITTEN, random, with_others, written};
-use crate::program_wc;
+use crate::program::{Step, with_others};
+use crate::program_pcache::{WRITTEN, random, written};
+use crate::program_writecache;
 use crate::subject::{Ground, Kind};
 
 /// Histories of pcache in the normal run. Its mutants must be killed within them.
@@ -100,7 +101,7 @@ pub fn story(seed: u64) -> Story {
 /// The first ones are the written programs: over a disk, where blocks are overwritten or are not,
 /// and over memory; with blocks of one sector and of two.
 fn of_writecache(seed: u64) -> Story {
-    let stories = program_wc::STORIES;
+    let stories = program_writecache::STORIES;
     let nth = seed.wrapping_sub(WRITECACHE.start) as usize;
     if nth < 6 * stories.len() {
         let (variant, nth) = (nth / stories.len(), nth % stories.len());
@@ -131,6 +132,6 @@ fn of_writecache(seed: u64) -> Story {
     let len = 6 + prng.below(longest) as usize;
     let has_kernel = prng.one_in(3);
     let is_disk = ground == Ground::Disk;
-    let program = program_wc::random(&mut prng, len, has_kernel, is_disk);
+    let program = program_writecache::random(&mut prng, len, has_kernel, is_disk);
     (Arc::new(kind), maybe_with_others(seed, &mut prng, program, is_disk))
 }

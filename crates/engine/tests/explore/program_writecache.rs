@@ -6,23 +6,7 @@ use udm::prng::Prng;
 use crate::elsewhere::What;
 use crate::model::SLOTS;
 use crate::program::Step::{self, *};
-use crate::program::range;
-
-const fn w(first: usize, count: usize) -> Step {
-    Write { first, count, fua: false }
-}
-
-const fn fua(first: usize, count: usize) -> Step {
-    Write { first, count, fua: true }
-}
-
-const fn z(first: usize, count: usize) -> Step {
-    Zero { first, count, fua: false }
-}
-
-const fn r(first: usize, count: usize) -> Step {
-    Read { first, count }
-}
+use crate::program::{fua, r, range, w, z};
 
 const fn post(first: usize, count: usize) -> Step {
     Post { first, count, fua: false }
