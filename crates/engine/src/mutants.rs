@@ -18,8 +18,8 @@ macro_rules! mutants {
 }
 
 mutants! {
-    /// What a crash or a single thread shows.
-    CRASHES {
+    /// pcache: what a crash or a single thread shows.
+    PCACHE {
     /// dm-pcache: an update overwrites the current slot.
     SlotInPlace,
     /// dm-pcache: an update is written between the slots.
@@ -212,8 +212,8 @@ mutants! {
     PastLookAsked,
     }
 
-    /// What only threads that run into each other show.
-    RACES {
+    /// pcache, and what drives every target: what only threads that run into each other show.
+    PCACHE_RACES {
     /// A reader does not look at the generation again after its copy.
     HitNotRechecked,
     /// A reader believes the row that the slot named before the side table was locked.
@@ -332,8 +332,8 @@ mutants! {
     SetAsideHealed,
     }
 
-    /// What only memory shows that reorders what the code does not order.
-    ORDERINGS {
+    /// pcache: what only memory shows that reorders what the code does not order.
+    PCACHE_ORDERINGS {
     /// A reader's copy may move behind its second look at the generation.
     HitUnfenced,
     /// A writer's stores may move before the reuse of its segment.

@@ -41,7 +41,7 @@ fn every_execution_is_ordered() {
 #[test]
 fn every_missing_order_is_found() {
     let mut survivors = Vec::new();
-    for &mutant in Mutant::ORDERINGS {
+    for &mutant in Mutant::PCACHE_ORDERINGS {
         let mut tried = MODELS.iter().map(|(name, model)| (name, explore(*model, Some(mutant))));
         match tried.find_map(|(name, result)| result.err().map(|what| (name, what))) {
             Some((name, what)) => println!("{mutant:?}: killed by {name}: {what}"),

@@ -211,7 +211,7 @@ fn kill_all(group: &[Mutant], seeds: Range<u64>) {
 
 #[test]
 fn every_mutant_of_pcache_is_killed() {
-    kill_all(Mutant::CRASHES, 0..HISTORIES);
+    kill_all(Mutant::PCACHE, 0..HISTORIES);
 }
 
 #[test]

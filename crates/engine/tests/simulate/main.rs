@@ -212,7 +212,7 @@ fn mutants(steps: usize, is_own: bool) -> ExitCode {
     let any = (1..MUTANT_HISTORIES).flat_map(of_any);
     let any: Vec<u64> = REGRESSIONS.iter().copied().chain(any).collect();
     let own = Mutant::PIECES.iter().map(|mutant| (*mutant, any.clone()));
-    let others = Mutant::CRASHES.iter().map(|mutant| (*mutant, from(1)));
+    let others = Mutant::PCACHE.iter().map(|mutant| (*mutant, from(1)));
     let others = others
         .chain(Mutant::WRITECACHE.iter().map(|mutant| (*mutant, from(WRITECACHE_FROM))))
         .filter(|_| !is_own);
