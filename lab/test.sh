@@ -1,7 +1,7 @@
 #!/bin/bash
-# The kernel as judge: runs the tests of lab/tests against the real dm-pcache.
+# The kernel as judge: runs the tests of lab/tests against the real dm-pcache and dm-writecache.
 #
-#   lab/test.sh [NAME...]      all of them, or those
+#   lab/test.sh [NAME...]      all of them, or those: pcache/killed, or killed for both targets'
 #
 # LAB_KERNEL (default: bzImage in LAB_SCRATCH) is the kernel, UDM (default: the release build) the
 # program under test, LAB_MEDIA (default /dev/shm) where media files are made, LAB_JOBS (default 1)
@@ -21,17 +21,26 @@ flock -n 9 || { echo "The lab is in use: another lab/test.sh holds $LAB_SCRATCH/
 results=$here/results
 mkdir -p "$results"
 
-names=("$@")
-if [ ${#names[@]} -eq 0 ]; then
-  for file in "$here"/tests/*.sh; do names+=("$(basename "$file" .sh)"); done
-fi
+# A name without a folder is that of a test in any.
+names=()
+[ $# -gt 0 ] || set -- '*'
+for wanted in "$@"; do
+  found=0
+  for file in "$here"/tests/$wanted.sh "$here"/tests/*/$wanted.sh; do
+    [ -e "$file" ] || continue
+    name=${file#"$here"/tests/}
+    names+=("${name%.sh}") found=1
+    mkdir -p "$(dirname "$results/$name")"
+  done
+  [ $found = 1 ] || { echo "lab/tests has no $wanted" >&2; exit 1; }
+done
 
 run_one() {
   local start=$SECONDS
   if (set -u; . "$here/lib.sh"; . "$here/tests/$1.sh") > "$results/$1.log" 2>&1; then
-    printf '%-20s ok      %4d s\n' "$1" $((SECONDS - start))
+    printf '%-26s ok      %4d s\n' "$1" $((SECONDS - start))
   else
-    printf '%-20s FAILED  %4d s   %s\n' "$1" $((SECONDS - start)) \
+    printf '%-26s FAILED  %4d s   %s\n' "$1" $((SECONDS - start)) \
       "$(grep FAIL "$results/$1.log" | tail -1) (lab/results/$1.log)"
     return 1
   fi
