@@ -17,6 +17,7 @@ use udm::queue::Queue;
 use udm::shm::SharedWords;
 use udm::simple::{Linear, LinearArgs, Zero};
 use udm::table::Table as DmTable;
+use udm::table::Word;
 use udm::units::{GIB, MIB};
 use udm_export::nbd::{Server, Uri};
 
@@ -425,8 +426,7 @@ impl Cache {
     ) -> Result<Cache> {
         // The names in a table are for people: a path with blanks would be two words.
         let text = format!("cache backing {words}");
-        let words: Vec<&str> = text.split_whitespace().collect();
-        let args = TableArgs::parse(&words).map_err(|error| error.error)?;
+        let args = TableArgs::parse(&Word::list(&text))?;
         let bytes = backing.limits().size_bytes;
         let pcache = Pcache::open(args, bytes, pmem.clone(), backing, shared, options)?;
         let pcache = Arc::new(pcache);

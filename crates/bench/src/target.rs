@@ -13,6 +13,7 @@ use udm::disk::{Disk, FileDisk, FileOptions, IoMode};
 use udm::error::Kind;
 use udm::pmem::Pmem;
 use udm::shm::SharedWords;
+use udm::table::Word;
 use udm::units::{MIB, human_bytes};
 use udm::writecache::{OpenOptions, TableArgs, Writecache, shared_words};
 
@@ -74,8 +75,7 @@ pub fn open_writecache(
 ) -> Result<Arc<Device>> {
     let mode = if matches!(ground, Ground::Memory(_)) { 'p' } else { 's' };
     let text = format!("{mode} origin cache {words}");
-    let words: Vec<&str> = text.split_whitespace().collect();
-    let args = TableArgs::parse(&words).map_err(|error| error.error)?;
+    let args = TableArgs::parse(&Word::list(&text))?;
     let bytes = origin.limits().size_bytes;
     let cache = match ground {
         Ground::Memory(pmem) => Writecache::open_pmem(args, bytes, origin, pmem, shared, options),

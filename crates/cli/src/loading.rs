@@ -11,6 +11,7 @@ use udm::disk::Claims;
 use udm::error::Kind;
 use udm::sync::Arc;
 use udm::table::{Table, TableLine};
+use udm::targets::{self, WordRole};
 use udm::world::{BuildOptions, make_absolute};
 
 use crate::control::{AFTERLIFE_MAX, has_anyone_died};
@@ -73,13 +74,9 @@ fn essence(line: &TableLine) -> (u64, u64, String, Vec<String>) {
         let word = line.args.get(nth)?;
         Some(word.device().map_or_else(|_| word.text.clone(), |device| device.path))
     };
-    let places: &[usize] = match line.target.text.as_str() {
-        "pcache" | "writecache" => &[1],
-        "linear" | "flakey" => &[0, 1],
-        "delay" => &[0, 1, 3, 4, 6, 7],
-        _ => &[],
-    };
-    let words = places.iter().filter_map(|nth| path(*nth)).collect();
+    let known = targets::find(&line.target.text);
+    let places = known.iter().flat_map(|known| known.places(&[WordRole::Origin, WordRole::Offset]));
+    let words = places.filter_map(path).collect();
     (line.start, line.len, line.target.text.clone(), words)
 }
 
@@ -126,10 +123,9 @@ pub fn load_table(
     }
     let loaded = built.map_err(pointed)?;
     device.load(loaded)?;
-    let cache_word = |line: &TableLine| match line.target.text.as_str() {
-        "pcache" => line.args.first().map(|word| word.text.clone()),
-        "writecache" => line.args.get(2).map(|word| word.text.clone()),
-        _ => None,
+    let cache_word = |line: &TableLine| {
+        let place = targets::find(&line.target.text)?.places(&[WordRole::Cache]).next()?;
+        line.args.get(place).map(|word| word.text.clone())
     };
     Ok(Loaded { cache: table.lines.iter().find_map(cache_word), table: table.to_string() })
 }

@@ -40,17 +40,6 @@ pub const REST_MAX: Duration = Duration::from_secs(30);
 /// Time between two looks whether the device has come to rest.
 const LOOK_EVERY: Duration = Duration::from_millis(1);
 
-/// The target types, with the versions of the kernel's own whose tables they take.
-pub const TARGETS: [(&str, &str); 7] = [
-    ("delay", "1.4.0"),
-    ("error", "1.7.0"),
-    ("flakey", "1.5.0"),
-    ("linear", "1.5.0"),
-    ("pcache", "0.1.0"),
-    ("writecache", "1.6.0"),
-    ("zero", "1.2.0"),
-];
-
 /// A way in for clients.
 #[derive(Clone, Debug, Serialize)]
 pub struct Door {

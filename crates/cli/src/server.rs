@@ -54,7 +54,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(20);
 
 /// Every stated maximum of a server.
 pub fn limits() -> Vec<Limit> {
-    let mut all = udm::limits::limits();
+    let mut all = udm::world::limits();
     all.extend(udm_export::nbd::limits());
     all.extend([
         limit("control_connections", CONNECTIONS_MAX as u64, "commands at work at a time"),

@@ -4,17 +4,19 @@
 //!
 //! * nouns: [`units`], [`error`], [`bio`], [`buffer`], [`crc`], [`prng`];
 //! * ground, the only rooms that touch the world: [`ring`], [`disk`] and [`pmem`];
+//! * [`table`]: dmsetup's lines;
 //! * engines, plain state machines without clock, thread or file: [`target`] is their contract,
 //!   [`simple`], [`pcache`] and [`writecache`] keep it;
-//! * assembly: [`table`] (dmsetup's lines), [`world`] (from lines to targets), [`device`] (active
-//!   and inactive table), [`local`] (the in-process caller), [`queue`] (one thread, one ring, one
-//!   loop), `crew` (threads that help to open a cache).
+//! * assembly: [`targets`] (one row for each type of target), [`world`] (from lines to targets),
+//!   [`device`] (active and inactive table), [`local`] (the in-process caller), [`queue`] (one
+//!   thread, one ring, one loop), `crew` (threads that help to open a cache).
 
 #![deny(unsafe_code)]
 
 pub mod attaching;
 pub mod bio;
 pub mod buffer;
+pub mod contents;
 pub mod crc;
 mod crew;
 pub mod device;
@@ -47,6 +49,7 @@ pub mod slots;
 pub mod sync;
 pub mod table;
 pub mod target;
+pub mod targets;
 pub mod units;
 pub mod world;
 pub mod writecache;

@@ -26,6 +26,7 @@ use udm::pmem::Persistence;
 use udm::pmem::dax::{DaxOptions, DaxPmem};
 use udm::prng::Prng;
 use udm::shm::SharedWords;
+use udm::table::Word;
 use udm::target::{Port, Target};
 use udm::writecache::{self, Writecache};
 
@@ -113,9 +114,9 @@ impl Stage {
         let pmem = DaxPmem::open(&path, DaxOptions { persistence }).unwrap();
         let memory = Arc::new(pmem);
         let backing = Arc::new(RamDisk::new(SPAN, 512));
-        let words: Vec<&str> = table.split_whitespace().collect();
+        let words = Word::list(table);
         let shared = |words| SharedWords::open(&folder.path().join("uncommitted"), words).unwrap();
-        let target: Arc<dyn Target> = if words[0] == "pcache" {
+        let target: Arc<dyn Target> = if words[0].text == "pcache" {
             let geometry = Geometry { segment_bytes: 4 << 20, device_bytes_min: 0 };
             let args = pcache::TableArgs::parse(&words[1..]).unwrap();
             let options = pcache::OpenOptions { geometry, ..pcache::OpenOptions::new(1) };

@@ -3,23 +3,23 @@
 use anyhow::{Context, Result, anyhow, bail};
 use clap::CommandFactory;
 use serde_json::json;
+use udm::targets::{TARGETS, TargetType};
 use udm_bench::args::BenchArgs;
 
 use crate::args::{Cli, CompletionsArgs, JsonArgs, ManArgs};
 use crate::output::{print, print_json};
-use crate::served;
 
 /// `udm targets`, in the format of `dmsetup targets`.
 pub fn targets(args: JsonArgs) -> Result<()> {
     if args.json {
-        let all: Vec<_> = served::TARGETS
+        let all: Vec<_> = TARGETS
             .iter()
-            .map(|(name, version)| json!({ "name": name, "version": version }))
+            .map(|known| json!({ "name": known.name, "version": known.version }))
             .collect();
         return print_json(&all.into());
     }
-    let lines: Vec<String> =
-        served::TARGETS.iter().map(|(name, version)| format!("{name:<16} v{version}\n")).collect();
+    let line = |known: &&TargetType| format!("{:<16} v{}\n", known.name, known.version);
+    let lines: Vec<String> = TARGETS.iter().map(line).collect();
     print(&lines.concat())
 }
 

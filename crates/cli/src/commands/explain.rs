@@ -1,41 +1,11 @@
 //! `status --all` in words: the fields of the kernel's line, and every fact of the targets.
 
 use serde_json::Value;
+use udm::targets;
 use udm::units::human_bytes;
 
 use crate::columns::Columns;
 use crate::runtime::DeviceName;
-
-/// The fields of pcache's status line, in order.
-const PCACHE_FIELDS: [(&str, &str); 9] = [
-    ("sb_flags", "flags of the superblock, hexadecimal"),
-    ("seg_total", "segments of the cache device"),
-    ("cache_segs", "segments of the cache"),
-    ("segs_used", "segments in use"),
-    ("gc_percent", "collection begins when so many percent are in use"),
-    ("cache_flags", "flags of the cache, hexadecimal; gc_percent and data_crc are among them"),
-    ("key_head", "segment and offset where the log of keys ends"),
-    ("dirty_tail", "where write-back goes on; equal to key_head when nothing is dirty"),
-    ("key_tail", "where collection goes on"),
-];
-
-/// The fields of writecache's status line, in order.
-const WRITECACHE_FIELDS: [(&str, &str); 14] = [
-    ("error", "1 while write-back or the cache device fails"),
-    ("blocks", "blocks of the cache"),
-    ("free_blocks", "blocks free, or about to be marked so"),
-    ("writeback_blocks", "blocks under write-back"),
-    ("reads", "blocks read"),
-    ("read_hits", "of those, from the cache"),
-    ("writes", "blocks written"),
-    ("write_hits_uncommitted", "of those, blocks that were cached and not committed"),
-    ("write_hits_committed", "of those, blocks that were cached and committed"),
-    ("writes_around", "blocks that passed by the cache"),
-    ("writes_allocated", "blocks written that were not cached"),
-    ("writes_blocked", "writes that waited for a free block"),
-    ("flushes", "flush requests"),
-    ("discards", "blocks discarded or zeroed"),
-];
 
 /// A device with its lines, each with what it means under it.
 pub fn device(name: &DeviceName, info: &Value) -> String {
@@ -62,17 +32,8 @@ pub fn device(name: &DeviceName, info: &Value) -> String {
 /// The words behind the target's name, with their names; none for lines of unknown form.
 fn fields(status: &str) -> Vec<(&'static str, &str, &'static str)> {
     let words: Vec<&str> = status.split_whitespace().collect();
-    match words[..] {
-        [_, _, "pcache", ref values @ ..] => named(&PCACHE_FIELDS, values),
-        [_, _, "writecache", ref values @ ..] => named(&WRITECACHE_FIELDS, values),
-        _ => Vec::new(),
-    }
-}
-
-fn named<'a>(
-    fields: &[(&'static str, &'static str)],
-    values: &[&'a str],
-) -> Vec<(&'static str, &'a str, &'static str)> {
+    let [_, _, target, ref values @ ..] = words[..] else { return Vec::new() };
+    let fields = targets::find(target).map_or(&[][..], |known| known.status_fields);
     if fields.len() != values.len() {
         return Vec::new();
     }

@@ -4,9 +4,6 @@
 //! engine notices as damage; so such a device is read again a few times before damage is
 //! believed, and the answer says that it is a snapshot.
 
-mod pcache;
-mod writecache;
-
 use std::path::Path;
 use std::thread;
 use std::time::Duration;
@@ -14,16 +11,14 @@ use std::time::Duration;
 use anyhow::{Context, Result, anyhow};
 use rustix::fs::{FlockOperation, flock};
 use serde_json::{Value, json};
-use udm::pcache::inspect as pcache_inspect;
-use udm::pcache::layout::Geometry;
+use udm::contents::{Contents, Value as Held};
+use udm::pmem::Pmem;
 use udm::pmem::dax::DaxPmem;
-use udm::pmem::{Persistence, Pmem};
 use udm::shm::{Keeper, Served};
 use udm::sync::Arc;
 use udm::table::Word;
-use udm::units::{SECTOR, human_bytes};
-use udm::writecache::inspect as writecache_inspect;
-use udm::writecache::media::Medium;
+use udm::targets::{self, TargetType};
+use udm::units::human_bytes;
 
 use crate::args::InspectArgs;
 use crate::columns::pairs;
@@ -58,31 +53,14 @@ pub struct Found {
     pub size_bytes: u64,
     /// Whether somebody has it open for use.
     pub is_in_use: bool,
-    /// What makes stores to it durable.
-    pub persistence: Persistence,
+    /// What sort of cache it holds.
+    pub kind: &'static TargetType,
     /// What it holds.
     pub contents: Contents,
-    /// The server that has it, or had it and died.
-    pub served: Option<Served>,
 }
 
-impl Found {
-    /// Whether memory has, or may have, what the medium has not.
-    fn has_more(&self) -> bool {
-        self.served.as_ref().is_some_and(|served| served.is_of_this_boot)
-    }
-}
-
-/// What a cache device holds.
-#[derive(Debug)]
-pub enum Contents {
-    /// Of dm-pcache.
-    Pcache(pcache_inspect::Report),
-    /// Of dm-writecache.
-    Writecache(writecache_inspect::Report),
-}
-
-/// Reads `word`, which names a cache device as tables do; a writecache begins at `start_sector`.
+/// Reads `word`, which names a cache device as tables do; the cache begins at `start_sector`, if
+/// it is of a type that can.
 pub fn look_at(word: &str, start_sector: u64) -> Result<Found> {
     let path = Word::new(word).device()?.path;
     let is_in_use = is_in_use(Path::new(&path))?;
@@ -92,13 +70,13 @@ pub fn look_at(word: &str, start_sector: u64) -> Result<Found> {
         if nth > 0 {
             thread::sleep(TRY_EVERY);
         }
-        let pmem = Arc::new(DaxPmem::open_read_only(Path::new(&path))?);
-        let size_bytes = pmem.len_bytes();
-        let persistence = pmem.medium().persistence;
-        match read(pmem, start_sector) {
-            Ok((contents, served)) => {
-                let name = path;
-                return Ok(Found { name, size_bytes, is_in_use, persistence, contents, served });
+        let pmem: Arc<dyn Pmem> = Arc::new(DaxPmem::open_read_only(Path::new(&path))?);
+        let runtime = RuntimeDir::locate().unwrap_or_default();
+        let keeper = |target| Keeper::folder(&runtime, target, None);
+        match targets::inspect(&pmem, start_sector, &keeper) {
+            Ok((kind, contents)) => {
+                let size_bytes = pmem.len_bytes();
+                return Ok(Found { name: path, size_bytes, is_in_use, kind, contents });
             }
             Err(error) => failed = anyhow!(error),
         }
@@ -107,20 +85,6 @@ pub fn look_at(word: &str, start_sector: u64) -> Result<Found> {
         failed = failed.context("the device is in use, and could not be read in one piece");
     }
     Err(failed)
-}
-
-fn read(pmem: Arc<DaxPmem>, start_sector: u64) -> udm::error::Result<(Contents, Option<Served>)> {
-    let runtime = RuntimeDir::locate().unwrap_or_default();
-    let medium = Medium::Pmem(pmem.clone());
-    let start = start_sector.saturating_mul(SECTOR);
-    if start > 0 || writecache_inspect::is_writecache(&medium, start) {
-        let report = writecache_inspect::inspect(&medium, start, None)?;
-        let served = report.served(&medium, &Keeper::folder(&runtime, "writecache", None));
-        return Ok((Contents::Writecache(report), served));
-    }
-    let report = pcache_inspect::inspect(pmem, Geometry::KERNEL)?;
-    let served = report.served(&Keeper::folder(&runtime, "pcache", None));
-    Ok((Contents::Pcache(report), served))
 }
 
 /// Whether a server holds the device. Asked by a shared lock that is given up at once.
@@ -132,26 +96,19 @@ fn is_in_use(path: &Path) -> Result<bool> {
 
 /// For people.
 fn describe(found: &Found) -> String {
-    let mut rows: Vec<(&str, String)> =
-        vec![("Cache device", found.name.clone()), ("Size", human_bytes(found.size_bytes))];
-    let (format, more, damage) = match &found.contents {
-        Contents::Pcache(report) => {
-            ("pcache", pcache::rows(report, found.has_more()), pcache::damage(report))
-        }
-        Contents::Writecache(report) => {
-            let rows = writecache::rows(report, found.has_more());
-            ("writecache", rows, writecache::damage(report))
-        }
-    };
-    rows.insert(1, ("Format", format!("{format} (version 1)")));
-    rows.extend(more);
-    if let Some(served) = &found.served {
-        rows.push(("Served", of_server(found, served)));
-    }
-    if damage.is_empty() {
+    let Found { name, size_bytes, kind, contents, .. } = found;
+    let version = kind.cache.as_ref().map_or(0, |cache| cache.format_version);
+    let mut rows: Vec<(&str, String)> = vec![
+        ("Cache device", name.clone()),
+        ("Format", format!("{} (version {version})", kind.name)),
+        ("Size", human_bytes(*size_bytes)),
+    ];
+    rows.extend(contents.rows.iter().cloned());
+    rows.extend(contents.served.iter().map(|served| ("Served", of_server(found, served))));
+    if contents.damage.is_empty() {
         rows.push(("Damage", "none".into()));
     }
-    rows.extend(damage.into_iter().map(|line| ("Damage", line)));
+    rows.extend(contents.damage.iter().map(|line| ("Damage", line.clone())));
     pairs(&rows)
 }
 
@@ -183,18 +140,30 @@ fn is_there(served: &Served) -> bool {
 
 /// For programs.
 fn shape(found: &Found) -> Value {
-    let mut shape = match &found.contents {
-        Contents::Pcache(report) => pcache::shape(report),
-        Contents::Writecache(report) => writecache::shape(report),
-    };
+    let contents = &found.contents;
+    let mut shape = json!({ "format": found.kind.name, "damage": contents.damage });
+    for (name, value) in &contents.fields {
+        shape[name] = json_of(value);
+    }
     shape["cache_device"] = json!(found.name);
     shape["size_bytes"] = json!(found.size_bytes);
     shape["is_in_use"] = json!(found.is_in_use);
-    shape["served"] = json!(found.served.as_ref().map(|served| json!({
+    shape["served"] = json!(contents.served.as_ref().map(|served| json!({
         "attach_id": served.id,
         "is_of_this_boot": served.is_of_this_boot,
         "memory": served.place,
         "memory_is_there": is_there(served),
     })));
     shape
+}
+
+fn json_of(held: &Held) -> Value {
+    match held {
+        Held::Nothing => Value::Null,
+        Held::Number(number) => json!(number),
+        Held::Flag(flag) => json!(flag),
+        Held::Text(text) => json!(text),
+        Held::List(list) => list.iter().map(json_of).collect(),
+        Held::Group(group) => group.iter().map(|(name, held)| (*name, json_of(held))).collect(),
+    }
 }

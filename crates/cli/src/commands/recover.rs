@@ -12,14 +12,13 @@ use std::time::Duration;
 use anyhow::{Context, Result, anyhow, bail};
 use serde_json::json;
 use udm::device::Device;
-use udm::pmem::Persistence;
 use udm::queue::Queue;
 use udm::sync::Arc;
-use udm::table::Word;
 use udm::target::FactValue;
-use udm::units::{SECTOR, human_bytes};
+use udm::targets::{Recovery, TARGETS, TargetType};
+use udm::units::human_bytes;
 
-use super::inspect::{Contents, Found, look_at};
+use super::inspect::look_at;
 use super::print_result;
 use super::remove::Interrupts;
 use crate::args::RecoverArgs;
@@ -36,15 +35,21 @@ const LOOK_EVERY: Duration = Duration::from_millis(100);
 
 /// `udm recover`.
 pub fn recover(args: &RecoverArgs) -> Result<()> {
-    if let Some(found) = cut::find(args)? {
-        return cut::recover(args, &found);
+    if let Some((kind, found)) = cut::find(args)? {
+        return cut::recover(args, kind, &found);
     }
     // Looking first keeps a device that is no cache from being formatted as one.
     let found = look_at(&args.cache_device, args.start_sector)?;
-    if args.truncate && !matches!(found.contents, Contents::Pcache(_)) {
-        bail!("--truncate is about the log of a pcache; {} is none", args.cache_device);
+    if args.truncate && !has_log(found.kind) {
+        let caches: Vec<&str> =
+            TARGETS.iter().filter(|kind| has_log(kind)).map(|kind| kind.name).collect();
+        bail!(
+            "--truncate is about the log of a {}; {} is none",
+            caches.join(" or a "),
+            args.cache_device
+        );
     }
-    let device = open(&table(args, Shape::of(&found)))?;
+    let device = open(&found.kind.recovery_table(&found.contents.shape, &asked(args)))?;
     let background = Queue::background("udm-recover", &device)?;
     let drained = drain(args, &device);
     let rested = come_to_rest(&device, &Watch::default());
@@ -72,58 +77,19 @@ pub fn recover(args: &RecoverArgs) -> Result<()> {
     print_result(args.json, &text, &value)
 }
 
-/// What a table must say of a cache.
-#[derive(Clone, Copy, Debug)]
-enum Shape {
-    Pcache { has_data_crc: bool },
-    Writecache { mode: &'static str, block_bytes: u32 },
+fn has_log(kind: &TargetType) -> bool {
+    kind.cache.as_ref().is_some_and(|cache| cache.has_log)
 }
 
-impl Shape {
-    fn of(found: &Found) -> Shape {
-        match &found.contents {
-            Contents::Pcache(report) => Shape::Pcache { has_data_crc: report.has_data_crc },
-            Contents::Writecache(report) => {
-                // The format is the same in both modes; each medium has the one that suits it.
-                let mode = if found.persistence == Persistence::Cpu { "p" } else { "s" };
-                Shape::Writecache { mode, block_bytes: report.geometry.block_bytes }
-            }
-        }
+/// What the user asks of a recovery.
+fn asked(args: &RecoverArgs) -> Recovery<'_> {
+    Recovery {
+        cache: &args.cache_device,
+        origin: &args.origin,
+        accepts_damage: args.truncate,
+        rebinds: args.rebind,
+        accepts_loss: args.accept_loss,
     }
-}
-
-/// The cache as a device of one block: write-back does not care how much of the origin clients
-/// could see.
-fn table(args: &RecoverArgs, shape: Shape) -> String {
-    let quoted = |word: &str| Word::new(word).quoted();
-    let (cache, origin) = (quoted(&args.cache_device), quoted(&args.origin));
-    let mut table = match shape {
-        Shape::Pcache { has_data_crc } => {
-            format!("0 1 pcache {cache} {origin} 2 data_crc {has_data_crc}")
-        }
-        Shape::Writecache { mode, block_bytes } => {
-            let sectors = u64::from(block_bytes) / SECTOR;
-            let mut table = format!("0 {sectors} writecache {mode} {origin} {cache} {block_bytes}");
-            match args.start_sector {
-                0 => table += " 0",
-                start => table += &format!(" 2 start_sector {start}"),
-            }
-            table
-        }
-    };
-    if args.truncate {
-        table += match shape {
-            Shape::Pcache { .. } => " log_damage truncate",
-            Shape::Writecache { .. } => " lost_entries accept",
-        };
-    }
-    if args.rebind {
-        table += " rebind true";
-    }
-    if args.accept_loss {
-        table += " lost_memory accept";
-    }
-    table
 }
 
 fn open(table: &str) -> Result<Arc<Device>> {
@@ -151,13 +117,14 @@ fn without_place(error: &anyhow::Error) -> anyhow::Error {
 /// What a table would say is an option here.
 fn in_words_of_recover(error: &anyhow::Error) -> anyhow::Error {
     let text = format!("{error:#}");
-    let words = [
-        ("add `lost_memory accept` to the table", "give --accept-loss"),
-        ("`lost_memory accept` in the table goes on", "--accept-loss goes on"),
-        ("`log_damage truncate` in the table goes on", "--truncate goes on"),
-        ("`lost_entries accept` in the table goes on", "--truncate goes on"),
-    ];
-    anyhow!(words.iter().fold(text, |text, (table, option)| text.replace(table, option)))
+    let text = text
+        .replace("add `lost_memory accept` to the table", "give --accept-loss")
+        .replace("`lost_memory accept` in the table goes on", "--accept-loss goes on");
+    let caches = TARGETS.iter().filter_map(|kind| kind.cache.as_ref());
+    anyhow!(caches.fold(text, |text, cache| {
+        let table = format!("`{}` in the table goes on", cache.words_to_accept_damage);
+        text.replace(&table, "--truncate goes on")
+    }))
 }
 
 /// Writes everything back; how much that was.

@@ -8,6 +8,7 @@ use super::{Device, DeviceState};
 use crate::error::{Error, Kind, Result};
 use crate::sync::{Arc, lock};
 use crate::table::Table;
+use crate::targets;
 
 impl Device {
     /// Whether `table` may be loaded now. To be asked before its devices are opened.
@@ -19,8 +20,7 @@ impl Device {
     /// Puts `table` into the inactive slot, in place of what was there; resume activates it.
     pub fn load(&self, table: LoadedTable) -> Result<()> {
         let _change = lock(&self.change);
-        let pcache = table.has_target("pcache").then_some("pcache");
-        self.check_load_of(pcache.into_iter()).inspect_err(|_| table.detach())?;
+        self.check_load_of(table.names()).inspect_err(|_| table.detach())?;
         let replaced = lock(&self.slots).inactive.replace(table);
         replaced.iter().for_each(LoadedTable::detach);
         Ok(())
@@ -35,10 +35,11 @@ impl Device {
     fn check_load_of<'a>(&self, mut names: impl Iterator<Item = &'a str>) -> Result<()> {
         let slots = lock(&self.slots);
         let Some(active) = &slots.active else { return Ok(()) };
-        let is_pcache = active.lines().iter().any(|line| line.target.name() == "pcache");
-        if is_pcache || names.any(|name| name == "pcache") {
+        let is_immutable = |name: &&str| targets::features(name).is_immutable;
+        let found = active.lines().iter().map(|line| line.target.name()).find(is_immutable);
+        if let Some(name) = found.or_else(|| names.find(is_immutable)) {
             let message = format!(
-                "{}: a table is active, and pcache can neither replace one nor be replaced; \
+                "{}: a table is active, and {name} can neither replace one nor be replaced; \
                  remove the device and create it again",
                 slots.name
             );

@@ -44,9 +44,9 @@ impl LoadedTable {
         LoadedTable { lines: vec![Line { start: 0, end: len_bytes, target }] }
     }
 
-    /// Whether a line's target is called `name`.
-    pub fn has_target(&self, name: &str) -> bool {
-        self.lines.iter().any(|line| line.target.name() == name)
+    /// The names of the lines' targets.
+    pub(super) fn names(&self) -> impl Iterator<Item = &'static str> {
+        self.lines.iter().map(|line| line.target.name())
     }
 
     /// Lets go of what was never served.

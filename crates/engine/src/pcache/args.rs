@@ -1,22 +1,24 @@
 //! pcache's words in a table line.
 //!
 //! ```text
-//! pcache <cache device> <backing device> [<#words> [cache_mode writeback] [data_crc true|false]]
-//!        [writeback_order ordered|fast|adaptive] [read_fill always|never]
-//!        [retention hot|fifo] [max_age <milliseconds>] [high_watermark <percent>]
-//!        [log_damage refuse|truncate] [rebind false|true]
-//!        [lost_memory refuse|accept]
+//! pcache <cache device> <backing device> [<#words> [<option> <value>]...] [<option> <value>]...
 //! ```
 //!
-//! The first line is the kernel's; its own table also prints `crc`, which it does not take back,
-//! but we do. The other lines are ours and stand behind the counted words, where the kernel
-//! ignores them, so that one table serves both; inside the counted words they are welcome too.
+//! [`OPTIONS`] lists the options. The kernel knows two of them, `cache_mode` and `data_crc`; its
+//! own table prints the latter as `crc`, which it does not take back, but we do. The others are
+//! ours. They stand after the counted words, where the kernel ignores them, so that one table
+//! serves both; among the counted words they are welcome too.
 
-use crate::error::{Error, Kind};
+use crate::error::{Error, Kind, Result};
+use crate::table::Word;
 
 use super::attach::LogDamage;
 use super::pace::{HIGH_WATERMARK, MAX_AGE_MS};
 use super::retention::RetentionKind;
+
+/// The words of a line that the kernel knows.
+pub const WORDS: &str = "<cache device> <backing device> [<#words> [cache_mode writeback] \
+                         [data_crc true|false]]";
 
 /// How strictly write-back keeps the order of clients' flushes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -37,10 +39,10 @@ pub enum WritebackOrder {
 /// The parsed words.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TableArgs {
-    /// The cache device, as written.
-    pub cache: String,
-    /// The backing device, as written.
-    pub backing: String,
+    /// The word that names the cache device.
+    pub cache: Word,
+    /// The word that names the backing device.
+    pub backing: Word,
     /// Whether keys carry CRCs of their data; must equal what the cache was formatted with.
     pub has_data_crc: bool,
     /// Order of write-back.
@@ -62,46 +64,174 @@ pub struct TableArgs {
     pub accepts_loss: bool,
 }
 
-/// An error about one of the words.
-#[derive(Debug)]
-pub struct ArgError {
-    /// Which word, counted from the cache device as 0; the number of words if one is missing.
-    pub word: usize,
-    /// What is wrong with it.
-    pub error: Error,
+/// An option: all there is to say of it, but for its field.
+struct OptionRow {
+    /// Its name, and others that are taken for it.
+    names: &'static [&'static str],
+    values: Values,
+    /// Takes a value: a number, or the place of a word among the words.
+    set: fn(&mut TableArgs, u32),
+    /// The value, in the same way.
+    get: fn(&TableArgs) -> u32,
+    /// Whether a printed table has it, unless it has its usual value. The kernel's own options are
+    /// printed by themselves, and what holds for one attach only is not printed.
+    is_printed: bool,
 }
 
-/// Options whose other values are errors.
-const VALUED: [&str; 10] = [
-    "data_crc",
-    "crc",
-    "writeback_order",
-    "max_age",
-    "high_watermark",
-    "read_fill",
-    "retention",
-    "log_damage",
-    "rebind",
-    "lost_memory",
+/// The values of an option.
+enum Values {
+    Words(&'static [&'static str]),
+    UpTo(u32),
+}
+
+/// The options, in the order in which a table prints them.
+const OPTIONS: [OptionRow; 10] = [
+    OptionRow {
+        names: &["cache_mode"],
+        values: Values::Words(&["writeback"]),
+        set: |_, _| {},
+        get: |_| 0,
+        is_printed: false,
+    },
+    OptionRow {
+        names: &["data_crc", "crc"],
+        values: Values::Words(&["false", "true"]),
+        set: |args, word| args.has_data_crc = word == 1,
+        get: |args| args.has_data_crc.into(),
+        is_printed: false,
+    },
+    OptionRow {
+        names: &["writeback_order"],
+        values: Values::Words(&["ordered", "fast", "adaptive"]),
+        set: |args, word| {
+            let orders = [WritebackOrder::Ordered, WritebackOrder::Fast, WritebackOrder::Adaptive];
+            args.writeback_order = orders[word as usize];
+        },
+        get: |args| args.writeback_order as u32,
+        is_printed: true,
+    },
+    OptionRow {
+        names: &["max_age"],
+        values: Values::UpTo(u32::MAX),
+        set: |args, milliseconds| args.max_age_ms = milliseconds,
+        get: |args| args.max_age_ms,
+        is_printed: true,
+    },
+    OptionRow {
+        names: &["high_watermark"],
+        values: Values::UpTo(100),
+        set: |args, percent| args.high_watermark = percent,
+        get: |args| args.high_watermark,
+        is_printed: true,
+    },
+    OptionRow {
+        names: &["read_fill"],
+        values: Values::Words(&["always", "never"]),
+        set: |args, word| args.fills_reads = word == 0,
+        get: |args| (!args.fills_reads).into(),
+        is_printed: true,
+    },
+    OptionRow {
+        names: &["retention"],
+        values: Values::Words(&["hot", "fifo"]),
+        set: |args, word| {
+            args.retention = [RetentionKind::Hot, RetentionKind::Fifo][word as usize];
+        },
+        get: |args| (args.retention == RetentionKind::Fifo).into(),
+        is_printed: true,
+    },
+    OptionRow {
+        names: &["log_damage"],
+        values: Values::Words(&["refuse", "truncate"]),
+        set: |args, word| {
+            args.log_damage = [LogDamage::Refuse, LogDamage::Truncate][word as usize];
+        },
+        get: |args| (args.log_damage == LogDamage::Truncate).into(),
+        is_printed: true,
+    },
+    OptionRow {
+        names: &["rebind"],
+        values: Values::Words(&["false", "true"]),
+        set: |args, word| args.rebinds = word == 1,
+        get: |args| args.rebinds.into(),
+        is_printed: false,
+    },
+    OptionRow {
+        names: &["lost_memory"],
+        values: Values::Words(&["refuse", "accept"]),
+        set: |args, word| args.accepts_loss = word == 1,
+        get: |args| args.accepts_loss.into(),
+        is_printed: false,
+    },
 ];
+
+impl OptionRow {
+    /// The value that `word` names; `name` is the option's, as written.
+    fn value(&self, name: &str, word: &str) -> std::result::Result<u32, String> {
+        match self.values {
+            Values::Words(words) => {
+                let place = words.iter().position(|known| *known == word);
+                place.map(|place| place as u32).ok_or_else(|| match words {
+                    [only] => format!("{name} '{word}' is not supported: only {only}"),
+                    _ => format!("invalid option for {name}: '{word}'"),
+                })
+            }
+            Values::UpTo(max) => plain_number(word)
+                .filter(|number| *number <= u64::from(max))
+                .map(|number| number as u32)
+                .ok_or_else(|| format!("invalid option for {name}: '{word}': from 0 to {max}")),
+        }
+    }
+}
 
 /// Most words that a table line of ours has.
 const WORDS_MAX: usize = 64;
 
 impl TableArgs {
-    /// Parses the words behind `pcache`.
-    pub fn parse(words: &[&str]) -> Result<TableArgs, ArgError> {
-        let wrong = |word: usize, what: String| ArgError {
-            word,
-            error: Error::new(Kind::Invalid, format!("pcache: {what}")),
+    /// Reads the words after `pcache`.
+    pub fn parse(words: &[Word]) -> Result<TableArgs> {
+        let text = |nth: usize| words[nth].text.as_str();
+        let device = |nth: usize, what: &str| {
+            words.get(nth).ok_or_else(|| wrong(words, nth, format!("{what} is missing")))
         };
-        let device = |nth: usize, what: &str| match words.get(nth) {
-            Some(word) => Ok((*word).to_string()),
-            None => Err(wrong(nth, format!("{what} is missing"))),
+        let (cache, backing) = (device(0, "cache device")?, device(1, "backing device")?);
+        if words.len() > WORDS_MAX {
+            return Err(wrong(words, WORDS_MAX, format!("more than {WORDS_MAX} words")));
+        }
+        let counted = match words.get(2) {
+            Some(word) => parse_count(&word.text).ok_or_else(|| {
+                let count = &word.text;
+                let what = "is not a number of optional words (invalid argument count)";
+                wrong(words, 2, format!("'{count}' {what}"))
+            })?,
+            None => 0,
         };
-        let mut args = TableArgs {
-            cache: device(0, "cache device")?,
-            backing: device(1, "backing device")?,
+        let present = words.len().saturating_sub(3);
+        if counted > present {
+            let what = format!("{counted} optional words announced, {present} present");
+            return Err(wrong(words, 2, what));
+        }
+        let mut args = TableArgs::usual(cache.clone(), backing.clone());
+        for at in (3..words.len()).step_by(2) {
+            let name = text(at);
+            if at + 1 == words.len() || at + 1 == 3 + counted {
+                return Err(wrong(words, at, format!("option '{name}' has no value")));
+            }
+            let row = OPTIONS.iter().find(|row| row.names.contains(&name));
+            let row = row.ok_or_else(|| {
+                wrong(words, at, format!("unrecognised optional argument '{name}'"))
+            })?;
+            let value = row.value(name, text(at + 1)).map_err(|what| wrong(words, at + 1, what))?;
+            (row.set)(&mut args, value);
+        }
+        Ok(args)
+    }
+
+    /// A line without options.
+    fn usual(cache: Word, backing: Word) -> TableArgs {
+        TableArgs {
+            cache,
+            backing,
             has_data_crc: false,
             writeback_order: WritebackOrder::Ordered,
             max_age_ms: MAX_AGE_MS,
@@ -111,96 +241,30 @@ impl TableArgs {
             log_damage: LogDamage::Refuse,
             rebinds: false,
             accepts_loss: false,
-        };
-        if words.len() > WORDS_MAX {
-            return Err(wrong(WORDS_MAX, format!("more than {WORDS_MAX} words")));
         }
-        let Some(count) = words.get(2) else { return Ok(args) };
-        let counted = parse_count(count).ok_or_else(|| {
-            wrong(
-                2,
-                format!("'{count}' is not a number of optional words (invalid argument count)"),
-            )
-        })?;
-        if counted > words.len() - 3 {
-            return Err(wrong(
-                2,
-                format!("{counted} optional words announced, {} present", words.len() - 3),
-            ));
-        }
-        let mut at = 3;
-        while at < words.len() {
-            let value = words.get(at + 1).filter(|_| at >= 3 + counted || at + 1 < 3 + counted);
-            let Some(value) = value else {
-                return Err(wrong(at, format!("option '{}' has no value", words[at])));
-            };
-            args.option(words[at], value).map_err(|(nth, what)| wrong(at + nth, what))?;
-            at += 2;
-        }
-        Ok(args)
-    }
-
-    fn option(&mut self, name: &str, value: &str) -> Result<(), (usize, String)> {
-        let below = |max: u32| {
-            let number = plain_number(value).filter(|number| *number <= u64::from(max));
-            let what = || (1, format!("invalid option for {name}: '{value}': from 0 to {max}"));
-            number.map(|number| number as u32).ok_or_else(what)
-        };
-        match (name, value) {
-            ("max_age", _) => self.max_age_ms = below(u32::MAX)?,
-            ("high_watermark", _) => self.high_watermark = below(100)?,
-            ("cache_mode", "writeback") => {}
-            ("cache_mode", _) => {
-                return Err((1, format!("cache_mode '{value}' is not supported: only writeback")));
-            }
-            ("data_crc" | "crc", "true") => self.has_data_crc = true,
-            ("data_crc" | "crc", "false") => self.has_data_crc = false,
-            ("writeback_order", "ordered") => self.writeback_order = WritebackOrder::Ordered,
-            ("writeback_order", "fast") => self.writeback_order = WritebackOrder::Fast,
-            ("writeback_order", "adaptive") => self.writeback_order = WritebackOrder::Adaptive,
-            ("read_fill", "always") => self.fills_reads = true,
-            ("read_fill", "never") => self.fills_reads = false,
-            ("retention", "hot") => self.retention = RetentionKind::Hot,
-            ("retention", "fifo") => self.retention = RetentionKind::Fifo,
-            ("log_damage", "refuse") => self.log_damage = LogDamage::Refuse,
-            ("log_damage", "truncate") => self.log_damage = LogDamage::Truncate,
-            ("rebind", "true") => self.rebinds = true,
-            ("rebind", "false") => self.rebinds = false,
-            ("lost_memory", "accept") => self.accepts_loss = true,
-            ("lost_memory", "refuse") => self.accepts_loss = false,
-            _ if VALUED.contains(&name) => {
-                return Err((1, format!("invalid option for {name}: '{value}'")));
-            }
-            _ => return Err((0, format!("unrecognised optional argument '{name}'"))),
-        }
-        Ok(())
     }
 
     /// The optional words that differ from their defaults and that the kernel does not know.
     pub fn own_words(&self) -> String {
+        let usual = TableArgs::usual(self.cache.clone(), self.backing.clone());
         let mut words = String::new();
-        words.push_str(match self.writeback_order {
-            WritebackOrder::Ordered => "",
-            WritebackOrder::Fast => " writeback_order fast",
-            WritebackOrder::Adaptive => " writeback_order adaptive",
-        });
-        if self.max_age_ms != MAX_AGE_MS {
-            words.push_str(&format!(" max_age {}", self.max_age_ms));
-        }
-        if self.high_watermark != HIGH_WATERMARK {
-            words.push_str(&format!(" high_watermark {}", self.high_watermark));
-        }
-        if !self.fills_reads {
-            words.push_str(" read_fill never");
-        }
-        if self.retention == RetentionKind::Fifo {
-            words.push_str(" retention fifo");
-        }
-        if self.log_damage == LogDamage::Truncate {
-            words.push_str(" log_damage truncate");
+        for row in OPTIONS.iter().filter(|row| row.is_printed) {
+            let value = (row.get)(self);
+            if value != (row.get)(&usual) {
+                words += match row.values {
+                    Values::Words(known) => format!(" {} {}", row.names[0], known[value as usize]),
+                    Values::UpTo(_) => format!(" {} {value}", row.names[0]),
+                }
+                .as_str();
+            }
         }
         words
     }
+}
+
+/// An error about word `nth`, or about its absence.
+fn wrong(words: &[Word], nth: usize, what: String) -> Error {
+    Word::point_at(words, nth, Error::new(Kind::Invalid, format!("pcache: {what}")))
 }
 
 /// A plain unsigned decimal, as the kernel takes it.
@@ -217,9 +281,10 @@ fn parse_count(word: &str) -> Option<usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::table::Table;
 
-    fn parse(line: &str) -> Result<TableArgs, ArgError> {
-        TableArgs::parse(&line.split_whitespace().collect::<Vec<_>>())
+    fn parse(line: &str) -> Result<TableArgs> {
+        TableArgs::parse(&Word::list(line))
     }
 
     #[test]
@@ -259,7 +324,11 @@ mod tests {
             ("C B 0 nonsense 1", 3),
             ("C B 99999999999999999999", 2),
         ] {
-            assert_eq!(parse(line).unwrap_err().word, word, "{line}");
+            let table = Table::parse(&format!("0 8 pcache {line}")).unwrap();
+            let words = &table.lines[0].args;
+            let place = TableArgs::parse(words).unwrap_err().place();
+            let before = |word: &&Word| place.is_some_and(|place| word.column < place.column);
+            assert_eq!(words.iter().filter(before).count(), word, "{line}");
         }
     }
 }

@@ -10,7 +10,9 @@ use super::attach::{LogDamage, extent, has_data_crc, load_structures};
 use super::batch::Sharing;
 use super::index::Index;
 use super::label::Label;
-use super::layout::{Geometry, Position, gc_percent_of};
+use super::layout::{
+    Geometry, Position, SUPERBLOCK_AT, SUPERBLOCK_MAGIC, Superblock, gc_percent_of,
+};
 use super::media::Media;
 use super::memory::served;
 use super::survey::{Reading, survey};
@@ -62,6 +64,15 @@ pub struct LabelReport {
     pub backing_bytes: u64,
     /// Ranges of damaged dirty data: offset and length in bytes.
     pub bad_ranges: Vec<(u64, u64)>,
+}
+
+/// Whether a pcache's superblock is there.
+pub fn is_pcache(pmem: &Arc<dyn Pmem>, geometry: Geometry) -> bool {
+    let media = Media { pmem: Arc::clone(pmem), geometry, shared: None };
+    let end = SUPERBLOCK_AT + size_of::<Superblock>() as u64;
+    let has_room = end <= media.pmem.len_bytes();
+    let superblock: Option<Superblock> = has_room.then(|| media.load(SUPERBLOCK_AT).ok()).flatten();
+    superblock.is_some_and(|superblock| superblock.magic.get() == SUPERBLOCK_MAGIC)
 }
 
 /// Reads everything that an attach would read; never writes.

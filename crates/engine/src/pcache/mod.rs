@@ -33,6 +33,7 @@ mod attach;
 mod batch;
 mod chain;
 mod classes;
+pub mod contents;
 mod control;
 mod datacrc;
 mod facts;
@@ -81,7 +82,7 @@ use crate::sync::{Arc, Mutex, lock};
 use crate::target::{Dirty, Events, Extent, Fact, Health, Port, Target, TargetLimits};
 use crate::units::{Nanos, SECOND, human_bytes, human_pair};
 
-pub use args::{ArgError, TableArgs, WritebackOrder};
+pub use args::{TableArgs, WORDS, WritebackOrder};
 pub use attach::LogDamage;
 use control::Attached;
 use datacrc::DataCrcs;

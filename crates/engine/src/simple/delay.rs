@@ -26,6 +26,10 @@ const MILLISECOND: Nanos = SECOND / 1000;
 /// The longest delay, in milliseconds: what 32 bits hold, as in the kernel.
 const DELAY_MS_MAX: u64 = u32::MAX as u64;
 
+/// The words of a delay line.
+pub const DELAY_WORDS: &str =
+    "<device> <offset> <delay> [<device> <offset> <delay> [<device> <offset> <delay>]]";
+
 /// The arguments of a delay line.
 #[derive(Clone, Debug)]
 pub struct DelayArgs {

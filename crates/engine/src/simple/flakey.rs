@@ -24,6 +24,9 @@ const PROBABILITY_MAX: u64 = 1_000_000_000;
 /// Marks a bio, by its progress, that was submitted while the target was down.
 const SUBMITTED_DOWN: u64 = 1;
 
+/// The words of a flakey line.
+pub const FLAKEY_WORDS: &str = "<device> <offset> <up> <down> [<#words> <features>...]";
+
 /// The arguments of a flakey line.
 #[derive(Clone, Debug)]
 pub struct FlakeyArgs {
@@ -71,9 +74,8 @@ impl FlakeyArgs {
     /// Reads the words behind `flakey`.
     pub fn parse(args: &[Word]) -> Result<FlakeyArgs> {
         let [device, offset, up, down, rest @ ..] = args else {
-            let message = "Invalid argument count: flakey <device> <offset> <up> <down> \
-                           [<#words> <features>...]";
-            return Err(wrong_count(args, 4, message));
+            let message = format!("Invalid argument count: flakey {FLAKEY_WORDS}");
+            return Err(wrong_count(args, 4, &message));
         };
         let location = Location::parse(device, offset)?;
         let max = u64::from(u32::MAX);

@@ -10,6 +10,9 @@ use crate::sync::Arc;
 use crate::table::Word;
 use crate::target::{Extent, Health, Port, Target, TargetLimits};
 
+/// The words of a linear line.
+pub const LINEAR_WORDS: &str = "<device> <offset>";
+
 /// The arguments of a linear line.
 #[derive(Clone, Debug)]
 pub struct LinearArgs {
@@ -21,7 +24,8 @@ impl LinearArgs {
     /// Reads the words behind `linear`.
     pub fn parse(args: &[Word]) -> Result<LinearArgs> {
         let [device, offset] = args else {
-            return Err(wrong_count(args, 2, "Invalid argument count: linear <device> <offset>"));
+            let message = format!("Invalid argument count: linear {LINEAR_WORDS}");
+            return Err(wrong_count(args, 2, &message));
         };
         Ok(LinearArgs { location: Location::parse(device, offset)? })
     }

@@ -10,10 +10,10 @@ mod flakey;
 mod linear;
 mod void;
 
-pub use delay::{Delay, DelayArgs};
-pub use flakey::{CorruptByte, Features, Flakey, FlakeyArgs};
-pub use linear::{Linear, LinearArgs};
-pub use void::{ErrorTarget, Zero};
+pub use delay::{DELAY_WORDS, Delay, DelayArgs};
+pub use flakey::{CorruptByte, FLAKEY_WORDS, Features, Flakey, FlakeyArgs};
+pub use linear::{LINEAR_WORDS, Linear, LinearArgs};
+pub use void::{ERROR_WORDS, ErrorTarget, Zero};
 
 use crate::bio::{Bio, Op};
 use crate::buffer::Buffer;

@@ -62,6 +62,9 @@ impl Target for Zero {
     }
 }
 
+/// The words of an error line.
+pub const ERROR_WORDS: &str = "[<device> <offset>]";
+
 /// The error target. It may name a device and a sector, of which it makes nothing.
 #[derive(Debug)]
 pub struct ErrorTarget;
@@ -73,11 +76,8 @@ impl ErrorTarget {
             [] => {}
             [device, offset] => drop(Location::parse(device, offset)?),
             _ => {
-                return Err(wrong_count(
-                    args,
-                    2,
-                    "Invalid argument count: error [<device> <offset>]",
-                ));
+                let message = format!("Invalid argument count: error {ERROR_WORDS}");
+                return Err(wrong_count(args, 2, &message));
             }
         }
         Ok(ErrorTarget)

@@ -25,6 +25,11 @@ impl Word {
         Word { text: text.into(), line: 0, column: 0, width: 0 }
     }
 
+    /// The words of `text`, which come from no table.
+    pub fn list(text: &str) -> Vec<Word> {
+        text.split_whitespace().map(Word::new).collect()
+    }
+
     /// An error that points at this word and shows it.
     pub fn error(&self, kind: Kind, message: impl fmt::Display) -> Error {
         self.point(Error::new(kind, format!("`{}`: {message}", self.text.escape_debug())))
@@ -52,6 +57,16 @@ impl Word {
                 error.at(super::Shown(place)).with_place(place)
             }
             None => error,
+        }
+    }
+
+    /// Makes `error` point at word `nth` of `words`, or after the last one if it is missing. If
+    /// there is no word at all, the error points nowhere.
+    pub fn point_at(words: &[Word], nth: usize, error: Error) -> Error {
+        match (words.get(nth), words.last()) {
+            (Some(word), _) => word.point(error),
+            (None, Some(last)) => last.point_behind(error),
+            (None, None) => error,
         }
     }
 

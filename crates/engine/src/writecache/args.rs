@@ -11,10 +11,14 @@
 
 use std::fmt::Write as _;
 
-use crate::error::{Error, Kind};
+use crate::error::{Error, Kind, Result};
+use crate::table::Word;
 use crate::units::SECTOR;
 
 use super::layout::is_block_size;
+
+/// The words of a line that the kernel knows.
+pub const WORDS: &str = "p|s <origin> <cache device> <block size> <#words> [<options>...]";
 
 /// What the cache device is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,10 +71,10 @@ pub struct Options {
 pub struct TableArgs {
     /// What the cache device is.
     pub mode: Mode,
-    /// The origin, as written.
-    pub origin: String,
-    /// The cache device, as written.
-    pub cache: String,
+    /// The word that names the origin.
+    pub origin: Word,
+    /// The word that names the cache device.
+    pub cache: Word,
     /// Bytes of a block.
     pub block_bytes: u32,
     /// The options.
@@ -88,42 +92,38 @@ pub struct TableArgs {
     pub atomic_blocks: Option<bool>,
 }
 
-/// An error about one of the words.
-#[derive(Debug)]
-pub struct ArgError {
-    /// Which word, counted from the mode as 0; the number of words if one is missing.
-    pub word: usize,
-    /// What is wrong with it.
-    pub error: Error,
-}
-
 /// Most counted words.
 const COUNTED_MAX: usize = 18;
 /// `high_watermark` and `low_watermark` where they are not given.
 const WATERMARKS: (u32, u32) = (50, 45);
 
-fn wrong(word: usize, words: &str, details: &str) -> ArgError {
-    ArgError { word, error: Error::new(Kind::Invalid, format!("writecache: {words}: {details}")) }
+/// An error about word `nth`, or about its absence.
+fn wrong(words: &[Word], nth: usize, what: &str, details: &str) -> Error {
+    let error = Error::new(Kind::Invalid, format!("writecache: {what}: {details}"));
+    Word::point_at(words, nth, error)
 }
 
 impl TableArgs {
-    /// Parses the words behind `writecache`, in the kernel's order.
-    pub fn parse(words: &[&str]) -> Result<TableArgs, ArgError> {
+    /// Reads the words after `writecache`, in the kernel's order.
+    pub fn parse(words: &[Word]) -> Result<TableArgs> {
         let required = |nth: usize, what: &str| {
-            let missing = || wrong(nth.min(words.len()), "Bad arguments", what);
-            words.get(nth).copied().ok_or_else(missing)
+            let missing = || wrong(words, nth, "Bad arguments", what);
+            words.get(nth).ok_or_else(missing)
         };
-        let mode = match required(0, "the mode is missing; it is p or s")? {
+        let mode = match &required(0, "the mode is missing; it is p or s")?.text {
             word if word.eq_ignore_ascii_case("p") => Mode::Pmem,
             word if word.eq_ignore_ascii_case("s") => Mode::Ssd,
-            word => return Err(wrong(0, "Bad arguments", &format!("mode '{word}' is not p or s"))),
+            word => {
+                let details = format!("mode '{word}' is not p or s");
+                return Err(wrong(words, 0, "Bad arguments", &details));
+            }
         };
-        let origin = required(1, "the origin is missing")?.to_string();
-        let cache = required(2, "the cache device is missing")?.to_string();
-        let word = required(3, "the block size is missing")?;
+        let origin = required(1, "the origin is missing")?.clone();
+        let cache = required(2, "the cache device is missing")?.clone();
+        let word = &required(3, "the block size is missing")?.text;
         let block_bytes = number(word).filter(|&bytes| is_block_size(bytes)).ok_or_else(|| {
             let details = format!("'{word}' is not a power of two from 512 to 65536");
-            wrong(3, "Invalid block size", &details)
+            wrong(words, 3, "Invalid block size", &details)
         })? as u32;
         let mut args = TableArgs {
             mode,
@@ -137,62 +137,70 @@ impl TableArgs {
             atomic_blocks: None,
         };
         args.take_counted(words)?;
+        args.check_watermarks(words)?;
         Ok(args)
     }
 
-    fn take_counted(&mut self, words: &[&str]) -> Result<(), ArgError> {
-        let bad_count = |details: &str| {
-            Err(wrong(4.min(words.len()), "Invalid number of feature args", details))
+    fn take_counted(&mut self, words: &[Word]) -> Result<()> {
+        let bad_count =
+            |details: &str| Err(wrong(words, 4, "Invalid number of feature args", details));
+        let Some(Word { text: word, .. }) = words.get(4) else {
+            return bad_count("it is missing");
         };
-        let Some(word) = words.get(4) else { return bad_count("it is missing") };
         let count = number(word).filter(|&count| count <= COUNTED_MAX as u64);
         let Some(count) = count.map(|count| count as usize) else {
             return bad_count(&format!("'{word}' is not a number up to {COUNTED_MAX}"));
         };
-        let rest = &words[5..];
+        let rest: Vec<&str> = words[5..].iter().map(|word| word.text.as_str()).collect();
         if count > rest.len() {
             return bad_count(&format!("{count} announced, {} present", rest.len()));
         }
+        let bad_option =
+            |nth: usize, details: &str| wrong(words, nth, "Invalid optional argument", details);
         let (counted, ours) = rest.split_at(count);
         let mut at = 0;
         while at < counted.len() {
-            at += self.take_option(&counted[at..]).map_err(|(nth, details)| {
-                wrong(5 + at + nth, "Invalid optional argument", &details)
-            })?;
+            at += self
+                .take_option(&counted[at..])
+                .map_err(|(nth, details)| bad_option(5 + at + nth, &details))?;
         }
         for (nth, ours) in ours.chunks(2).enumerate() {
-            match ours {
-                ["rebind", "true"] => self.rebinds = true,
-                ["rebind", "false"] => self.rebinds = false,
-                ["lost_memory", "accept"] => self.accepts_loss = true,
-                ["lost_memory", "refuse"] => self.accepts_loss = false,
-                ["lost_entries", "accept"] => self.accepts_lost_entries = true,
-                ["lost_entries", "refuse"] => self.accepts_lost_entries = false,
-                ["atomic_blocks", "true"] => self.atomic_blocks = Some(true),
-                ["atomic_blocks", "false"] if self.mode == Mode::Ssd => {
-                    self.atomic_blocks = Some(false);
-                }
-                ["atomic_blocks", "false"] => {
-                    let details = "mode p never overwrites a block where it is";
-                    return Err(wrong(5 + count + 2 * nth, "Invalid optional argument", details));
-                }
-                _ => {
-                    let details =
-                        format!("'{}' stands behind the {count} counted words", ours.join(" "));
-                    return Err(wrong(5 + count + 2 * nth, "Invalid optional argument", &details));
-                }
-            }
+            self.take_own(ours, count).map_err(|what| bad_option(5 + count + 2 * nth, &what))?;
         }
-        self.check_watermarks(4)
+        Ok(())
     }
 
-    fn check_watermarks(&self, word: usize) -> Result<(), ArgError> {
+    /// Takes an option and its value from after the counted words.
+    fn take_own(&mut self, words: &[&str], count: usize) -> std::result::Result<(), String> {
+        match words {
+            ["rebind", "true"] => self.rebinds = true,
+            ["rebind", "false"] => self.rebinds = false,
+            ["lost_memory", "accept"] => self.accepts_loss = true,
+            ["lost_memory", "refuse"] => self.accepts_loss = false,
+            ["lost_entries", "accept"] => self.accepts_lost_entries = true,
+            ["lost_entries", "refuse"] => self.accepts_lost_entries = false,
+            ["atomic_blocks", "true"] => self.atomic_blocks = Some(true),
+            ["atomic_blocks", "false"] if self.mode == Mode::Ssd => {
+                self.atomic_blocks = Some(false);
+            }
+            ["atomic_blocks", "false"] => {
+                return Err("mode p never overwrites a block where it is".into());
+            }
+            _ => {
+                let what = words.join(" ");
+                return Err(format!("'{what}' stands behind the {count} counted words"));
+            }
+        }
+        Ok(())
+    }
+
+    fn check_watermarks(&self, words: &[Word]) -> Result<()> {
         let (high, low) = self.watermarks();
         if high >= low {
             return Ok(());
         }
-        let words = "High watermark must be greater than or equal to low watermark";
-        Err(wrong(word, words, &format!("{high} and {low}")))
+        let what = "High watermark must be greater than or equal to low watermark";
+        Err(wrong(words, 4, what, &format!("{high} and {low}")))
     }
 
     /// `high_watermark` and `low_watermark`, in percent.
@@ -203,7 +211,7 @@ impl TableArgs {
     }
 
     /// Takes the option that `words` begin with, and says how many words it has.
-    fn take_option(&mut self, words: &[&str]) -> Result<usize, (usize, String)> {
+    fn take_option(&mut self, words: &[&str]) -> std::result::Result<usize, (usize, String)> {
         let name = words[0].to_ascii_lowercase();
         let is_of_mode = |mode: Mode| {
             let is_so = self.mode == mode;
@@ -286,7 +294,7 @@ impl TableArgs {
 }
 
 /// The number behind an option's name.
-fn value(name: &str, words: &[&str], max: u64) -> Result<u64, (usize, String)> {
+fn value(name: &str, words: &[&str], max: u64) -> std::result::Result<u64, (usize, String)> {
     let Some(word) = words.get(1) else { return Err((0, format!("{name} has no value"))) };
     number(word)
         .filter(|&value| value <= max)
@@ -302,9 +310,10 @@ fn number(word: &str) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::table::Table;
 
-    fn parse(line: &str) -> Result<TableArgs, ArgError> {
-        TableArgs::parse(&line.split_whitespace().collect::<Vec<_>>())
+    fn parse(line: &str) -> Result<TableArgs> {
+        TableArgs::parse(&Word::list(line))
     }
 
     #[test]
@@ -344,9 +353,12 @@ mod tests {
             ("p O C 4096 2 high_watermark 40", 4, high),
             ("p O C 4096 2 low_watermark 51", 4, high),
         ] {
-            let wrong = parse(line).expect_err(line);
-            assert_eq!(wrong.word, word, "{line}: {}", wrong.error);
-            let text = wrong.error.to_string();
+            let table = Table::parse(&format!("0 8 writecache {line}")).unwrap();
+            let args = &table.lines[0].args;
+            let place = TableArgs::parse(args).expect_err(line).place();
+            let before = |word: &&Word| place.is_some_and(|place| word.column < place.column);
+            assert_eq!(args.iter().filter(before).count(), word, "{line}");
+            let text = parse(line).expect_err(line).to_string();
             assert!(text.starts_with(&format!("writecache: {words}: ")), "{line}: {text}");
         }
     }

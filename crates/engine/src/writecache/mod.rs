@@ -27,6 +27,7 @@
 pub mod args;
 mod attach;
 mod commit;
+pub mod contents;
 mod control;
 mod extent;
 mod facts;
@@ -66,7 +67,7 @@ use crate::sync::{Arc, Mutex, lock};
 use crate::target::{Dirty, Events, Extent, Fact, Health, Port, Target, TargetLimits};
 use crate::units::Nanos;
 
-pub use args::{ArgError, Mode, TableArgs};
+pub use args::{Mode, TableArgs, WORDS};
 use commit::{Commit, Marks};
 pub use facts::limits;
 use index::Index;

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use udm::pcache::layout::Geometry;
 use udm::pcache::{OpenOptions, Pcache, ReplayPace, TableArgs, inspect, shared_words};
 use udm::pmem::Persistence;
+use udm::table::Word;
 
 use crate::elsewhere::{self, What};
 use crate::model::{Model, ORIGIN_BYTES};
@@ -34,8 +35,7 @@ pub struct PcacheKind {
 
 impl PcacheKind {
     pub fn new(segments: u64, persistence: Persistence, table: &str) -> PcacheKind {
-        let words: Vec<&str> = table.split_whitespace().collect();
-        let args = TableArgs::parse(&words).map_err(|error| error.error).unwrap();
+        let args = TableArgs::parse(&Word::list(table)).unwrap();
         PcacheKind { segments, persistence, args }
     }
 }

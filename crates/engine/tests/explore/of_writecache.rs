@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use udm::table::Word;
 use udm::writecache::layout::{Geometry, SUPERBLOCK_BYTES};
 use udm::writecache::{OpenOptions, TableArgs, Writecache, shared_words_for};
 
@@ -39,8 +40,7 @@ impl WritecacheKind {
     pub fn new(ground: Ground, block_bytes: u64, blocks: u64, options: &str) -> WritecacheKind {
         let mode = if ground == Ground::Disk { 's' } else { 'p' };
         let table = format!("{mode} O C {block_bytes} {options}");
-        let words: Vec<&str> = table.split_whitespace().collect();
-        let args = TableArgs::parse(&words).map_err(|error| error.error).unwrap();
+        let args = TableArgs::parse(&Word::list(&table)).unwrap();
         let start = args.options.start_sector.unwrap_or(0) * 512;
         WritecacheKind { ground, blocks, start, block: block_bytes, args }
     }

@@ -15,6 +15,7 @@ use udm::pmem::{Persistence, Pmem};
 use udm::prng::Prng;
 use udm::rescue::{Salvage, View};
 use udm::shm::Keeper;
+use udm::table::Word;
 use udm::target::{Port, Target};
 use udm::units::SECOND;
 
@@ -77,7 +78,7 @@ impl Story {
 
     fn salvage(&self, bytes: usize, words: &str) -> Result<Salvage> {
         let table = format!("{} {words}", self.world.setup.table);
-        let args = TableArgs::parse(&table.split_whitespace().collect::<Vec<_>>()).unwrap();
+        let args = TableArgs::parse(&Word::list(&table)).unwrap();
         let image = &self.world.pmem.image()[..bytes];
         let pmem: Arc<dyn Pmem> = Arc::new(SimPmem::from_image(image, Persistence::Cpu));
         let keeper = Keeper::from(self.world.shared.clone());

@@ -14,6 +14,7 @@ use udm::pcache::{OpenOptions, Pcache, ReplayPace, TableArgs, shared_words};
 use udm::pmem::Persistence;
 use udm::pmem::sim::SimPmem;
 use udm::shm::SharedWords;
+use udm::table::Word;
 use udm::target::{FactValue, Port, Target};
 use udm::units::{Nanos, SECOND};
 
@@ -157,8 +158,7 @@ impl World {
             ..OpenOptions::new(self.attaches * 0x1_0001)
         };
         self.progress = Arc::clone(&options.progress);
-        let words: Vec<&str> = self.setup.table.split_whitespace().collect();
-        let args = TableArgs::parse(&words).map_err(|error| error.error)?;
+        let args = TableArgs::parse(&Word::list(self.setup.table))?;
         let backing: Arc<dyn Disk> = self.disk.clone();
         let len = self.setup.backing_bytes;
         let pmem = self.pmem.clone();

@@ -13,6 +13,7 @@ use udm::pmem::{Persistence, Pmem};
 use udm::prng::Prng;
 use udm::rescue::{Salvage, View};
 use udm::shm::Keeper;
+use udm::table::Word;
 use udm::target::{Port, Target};
 use udm::units::SECOND;
 use udm::writecache::TableArgs;
@@ -76,7 +77,7 @@ impl Story {
 
     fn salvage(&self, bytes: usize, words: &str) -> Result<Salvage> {
         let table = format!("{} {words}", self.world.table);
-        let args = TableArgs::parse(&table.split_whitespace().collect::<Vec<_>>()).unwrap();
+        let args = TableArgs::parse(&Word::list(&table)).unwrap();
         let image = &self.world.cache.image()[..bytes];
         let pmem: Arc<dyn Pmem> = Arc::new(SimPmem::from_image(image, Persistence::Cpu));
         let keeper = Keeper::from(self.world.shared.clone());

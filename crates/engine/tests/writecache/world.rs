@@ -13,6 +13,7 @@ use udm::pmem::sim::SimPmem;
 use udm::pmem::{Persistence, Pmem};
 use udm::prng::Prng;
 use udm::shm::SharedWords;
+use udm::table::Word;
 use udm::target::{FactValue, Port, Target};
 use udm::units::{Nanos, SECOND};
 use udm::writecache::{Mode, OpenOptions, TableArgs, Writecache, shared_words};
@@ -136,8 +137,7 @@ impl World {
     }
 
     pub fn args(&self) -> TableArgs {
-        let words: Vec<&str> = self.table.split_whitespace().collect();
-        TableArgs::parse(&words).map_err(|error| error.error).unwrap()
+        TableArgs::parse(&Word::list(&self.table)).unwrap()
     }
 
     /// Opens the cache on what the devices hold.

@@ -9,6 +9,7 @@ use udm::pcache::{OpenOptions, Pcache, TableArgs, shared_words};
 use udm::pmem::sim::SimPmem;
 use udm::pmem::{Persistence, Pmem};
 use udm::shm::SharedWords;
+use udm::table::Word;
 use udm::target::FactValue;
 use udm::units::{KIB, MIB};
 
@@ -107,8 +108,7 @@ impl World {
             "" if self.rebinds => format!("C B 0{rebind}"),
             words => format!("C B {words}{rebind}"),
         };
-        let words: Vec<&str> = line.split_whitespace().collect();
-        let args = TableArgs::parse(&words).unwrap();
+        let args = TableArgs::parse(&Word::list(&line)).unwrap();
         let (pmem, disk) = (self.pmem.clone(), self.disk.clone());
         let shared = self.shared.clone();
         let pcache = Pcache::open(args, BACKING_BYTES, pmem, disk, shared, &options)?;

@@ -7,6 +7,7 @@ use udm::error::Result;
 use udm::pmem::Persistence;
 use udm::pmem::sim::SimPmem;
 use udm::shm::SharedWords;
+use udm::table::Word;
 use udm::units::{MIB, SECTOR};
 use udm::writecache::media::Medium;
 use udm::writecache::{OpenOptions, TableArgs, Writecache, shared_words};
@@ -165,8 +166,7 @@ impl World {
         let mode = if matches!(self.ground, Ground::Pmem(_)) { 'p' } else { 's' };
         let rebind = if self.rebinds { " rebind true" } else { "" };
         let line = format!("{mode} O C {} {}{rebind}", self.block_bytes, OPTIONS[self.options]);
-        let words: Vec<&str> = line.split_whitespace().collect();
-        let args = TableArgs::parse(&words).unwrap();
+        let args = TableArgs::parse(&Word::list(&line)).unwrap();
         let (disk, shared) = (self.disk.clone(), self.shared.clone());
         let target = match &self.ground {
             Ground::Pmem(pmem) => {

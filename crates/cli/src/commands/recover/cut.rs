@@ -5,18 +5,17 @@ use std::path::Path;
 
 use anyhow::{Result, bail};
 use serde_json::json;
-use udm::pcache::{self, layout::Geometry};
+use udm::pmem::Pmem;
 use udm::pmem::dax::DaxPmem;
-use udm::pmem::{Persistence, Pmem};
 use udm::rescue::{Cut, Salvage};
 use udm::sync::Arc;
 use udm::table::{Table, Word};
-use udm::units::{SECTOR, human_bytes};
+use udm::targets::{CutCache, TargetType, cut_of};
+use udm::units::human_bytes;
 use udm::world::{self, SystemOpener, make_absolute};
-use udm::writecache;
 
 use super::super::remove::Interrupts;
-use super::{Shape, in_words_of_recover, table, without_place};
+use super::{asked, in_words_of_recover, without_place};
 use crate::args::RecoverArgs;
 use crate::output::{print_json, print_line, print_note};
 use crate::progress::Progress;
@@ -25,32 +24,19 @@ use crate::runtime::RuntimeDir;
 /// Ranges that are named one by one; `--json` has all.
 const NAMED_MAX: usize = 16;
 
-/// A cache of which a part is missing.
-#[derive(Debug)]
-pub struct Found {
-    cut: Cut,
-    shape: Shape,
-}
-
 /// Whether the cache device is shorter than what is on it says.
-pub fn find(args: &RecoverArgs) -> Result<Option<Found>> {
+pub fn find(args: &RecoverArgs) -> Result<Option<(&'static TargetType, CutCache)>> {
     let path = Word::new(&args.cache_device).device()?.path;
     let pmem: Arc<dyn Pmem> = Arc::new(DaxPmem::open_read_only(Path::new(&path))?);
-    let start = args.start_sector.saturating_mul(SECTOR);
-    if let Some((cut, block_bytes)) = writecache::salvage::cut_of(&pmem, start) {
-        let mode = if pmem.medium().persistence == Persistence::Cpu { "p" } else { "s" };
-        return Ok(Some(Found { cut, shape: Shape::Writecache { mode, block_bytes } }));
-    }
-    let cut = pcache::salvage::cut_of(&pmem, Geometry::KERNEL).filter(|_| start == 0);
-    Ok(cut.map(|(cut, has_data_crc)| Found { cut, shape: Shape::Pcache { has_data_crc } }))
+    Ok(cut_of(&pmem, args.start_sector))
 }
 
 /// Writes back what is left.
-pub fn recover(args: &RecoverArgs, found: &Found) -> Result<()> {
+pub fn recover(args: &RecoverArgs, kind: &TargetType, found: &CutCache) -> Result<()> {
     let runtime = RuntimeDir::open()?;
     let opener =
         SystemOpener { runtime_dir: Some(runtime.path().to_owned()), ..SystemOpener::default() };
-    let mut table = Table::parse(&table(args, found.shape))?;
+    let mut table = Table::parse(&kind.recovery_table(&found.shape, &asked(args)))?;
     make_absolute(&mut table, &std::env::current_dir()?);
     let opened = world::salvage(&table, &opener);
     let (mut salvage, origin) =

@@ -10,6 +10,7 @@ use crate::schedules::scene::{Areas, Rest, Scene};
 use crate::schedules::stage::{BACKING_BYTES, Client, Origin, Platter, Twin};
 use crate::shm::SharedWords;
 use crate::sync::Arc;
+use crate::table::Word;
 
 /// Bytes of persistent memory that are never torn.
 const WORD: usize = 8;
@@ -75,8 +76,8 @@ impl World {
             flat_from: if replay.at_once_max == 0 { 1 } else { FLAT_FROM },
             ..OpenOptions::new(attach_id * 0x1_0001)
         };
-        let words: Vec<&str> = plan.table.split_whitespace().collect();
-        let args = TableArgs::parse(&words).unwrap_or_else(|_| panic!("a good table"));
+        let args = TableArgs::parse(&Word::list(plan.table));
+        let args = args.unwrap_or_else(|error| panic!("a good table: {error}"));
         let (pmem, disk) = (twin.clone(), origin.clone());
         let cache = Pcache::open(args, BACKING_BYTES, pmem, disk, shared.clone(), &options);
         let cache = Arc::new(cache.unwrap_or_else(|error| panic!("the attach failed: {error}")));

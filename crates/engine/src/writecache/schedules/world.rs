@@ -10,6 +10,7 @@ use crate::schedules::stage::{
 };
 use crate::shm::SharedWords;
 use crate::sync::Arc;
+use crate::table::Word;
 use crate::target::Target;
 use crate::units::SECTOR;
 use crate::writecache::layout::{ENTRY_BYTES, SUPERBLOCK_BYTES};
@@ -68,8 +69,8 @@ impl World {
         let (twin, origin) = (Arc::new(Twin::new(image)), Arc::new(Origin::new(platter)));
         let options = OpenOptions { stripes: STRIPES, ..OpenOptions::new(attach_id) };
         let line = format!("{} O C {BLOCK_BYTES} {}", plan.mode.word(), plan.options);
-        let words: Vec<&str> = line.split_whitespace().collect();
-        let args = TableArgs::parse(&words).unwrap_or_else(|_| panic!("a good table"));
+        let args = TableArgs::parse(&Word::list(&line));
+        let args = args.unwrap_or_else(|error| panic!("a good table: {error}"));
         let (len, disk, words) = (BACKING_BYTES, origin.clone(), shared.clone());
         let cache = match plan.mode {
             Mode::Pmem => Writecache::open_pmem(args, len, disk, twin.clone(), words, &options),

@@ -1,0 +1,193 @@
+//! The types of targets: one row each, the kernel's `struct target_type` with what the commands
+//! tell of it.
+//!
+//! | file | what |
+//! |---|---|
+//! | this one | what a row is, and the list of them |
+//! | `simple`, `pcache`, `writecache` | the rows, and how each opens its devices |
+//! | `opening` | how the lines of one table share what they open |
+//! | `recovery` | caches that are known by their medium: what one holds, and how it is recovered |
+//!
+//! To add a target means: a folder with its engine, and a row here.
+
+mod opening;
+mod pcache;
+mod recovery;
+mod simple;
+mod writecache;
+
+use crate::disk::DiskLimits;
+use crate::error::{Kind, Result};
+use crate::limits::Limit;
+use crate::pmem::Pmem;
+use crate::rescue::Salvage;
+use crate::shm::Keeper;
+use crate::sync::Arc;
+use crate::table::{DeviceWord, TableLine, Word};
+use crate::target::Target;
+
+pub use opening::{BuildOptions, Opener};
+pub(crate) use opening::{Opening, refuse_read_only};
+pub use recovery::{CacheType, CutCache, Recovery, cut_of, inspect};
+
+/// A type of target.
+#[derive(Debug)]
+pub struct TargetType {
+    /// What table lines call it.
+    pub name: &'static str,
+    /// The version of the kernel's own whose tables it takes.
+    pub version: &'static str,
+    /// The words after the name, for people.
+    pub words: &'static str,
+    /// What it asks of tables.
+    pub features: Features,
+    /// What the first words after the name are, as far as that matters to others than the target.
+    pub roles: &'static [WordRole],
+    /// The fields of its status line, in order: name and meaning.
+    pub status_fields: &'static [(&'static str, &'static str)],
+    /// Its stated maxima.
+    pub limits: fn() -> Vec<Limit>,
+    /// For a cache: what is known of it by its medium alone.
+    pub cache: Option<CacheType>,
+    /// Understands the words of a line. Opens nothing.
+    plan: fn(&[Word]) -> Result<Box<dyn Plan>>,
+}
+
+/// The device mapper's own features of target types, as far as udm's targets have them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Features {
+    /// It must be the only target of its table (`DM_TARGET_SINGLETON`).
+    pub is_singleton: bool,
+    /// A table with it is not replaced by another one (`DM_TARGET_IMMUTABLE`), nor does it replace
+    /// one, which goes further than the kernel's feature.
+    pub is_immutable: bool,
+}
+
+/// What a word of a table line is to others than the target.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WordRole {
+    /// It names a device that holds data for good.
+    Origin,
+    /// It says where on that device the data is.
+    Offset,
+    /// It names a cache device.
+    Cache,
+    /// It names a device of which nothing is made.
+    Unused,
+    /// Something else.
+    Other,
+}
+
+/// Every type of target.
+pub const TARGETS: [&TargetType; 7] = [
+    &simple::DELAY,
+    &simple::ERROR,
+    &simple::FLAKEY,
+    &simple::LINEAR,
+    &pcache::PCACHE,
+    &writecache::WRITECACHE,
+    &simple::ZERO,
+];
+
+/// The type of this name.
+pub fn find(name: &str) -> Option<&'static TargetType> {
+    TARGETS.into_iter().find(|known| known.name == name)
+}
+
+/// What targets of this name ask of tables; nothing, if there is no such type.
+pub(crate) fn features(name: &str) -> Features {
+    find(name).map_or_else(Features::default, |known| known.features)
+}
+
+impl TargetType {
+    /// The places of the words, after the name, that have one of these roles.
+    pub fn places(&self, roles: &[WordRole]) -> impl Iterator<Item = usize> {
+        let places = self.roles.iter().enumerate().filter(|(_, role)| roles.contains(role));
+        places.map(|(place, _)| place)
+    }
+}
+
+/// A line whose words are understood.
+pub(crate) trait Plan {
+    /// Opens the devices and makes the target.
+    fn open(&self, line: &TableLine, opening: &mut Opening<'_>) -> Result<Arc<dyn Target>>;
+
+    /// The line as that of a cache, if it is one.
+    fn cache(&self) -> Option<&dyn CachePlan> {
+        None
+    }
+}
+
+/// The line of a cache.
+pub(crate) trait CachePlan {
+    /// The cache device.
+    fn cache(&self) -> &DeviceWord;
+
+    /// The slow device.
+    fn origin(&self) -> &DeviceWord;
+
+    /// What the cache on `pmem` has for the origin that `limits` describes, by reading alone.
+    fn salvage(
+        &self,
+        pmem: Arc<dyn Pmem>,
+        keeper: &Keeper,
+        options: &BuildOptions,
+        limits: &DiskLimits,
+    ) -> Result<Salvage>;
+}
+
+/// A line, its type, and what its words mean.
+pub(crate) struct Planned<'a> {
+    kind: &'static TargetType,
+    line: &'a TableLine,
+    plan: Box<dyn Plan>,
+}
+
+impl<'a> Planned<'a> {
+    /// Understands `line`.
+    pub fn of(line: &'a TableLine) -> Result<Planned<'a>> {
+        let Some(kind) = find(&line.target.text) else {
+            let message = format!("unknown target type; there are {}", names().join(", "));
+            return Err(line.target.error(Kind::Invalid, message));
+        };
+        // An error about words that are not there points behind the target's name.
+        let plan = (kind.plan)(&line.args).map_err(|error| match error.place() {
+            None => line.target.point_behind(error),
+            Some(_) => error,
+        })?;
+        Ok(Planned { kind, line, plan })
+    }
+
+    /// An error if this must be the only line, and is one of `lines`.
+    pub fn check_alone(&self, lines: usize) -> Result<()> {
+        if self.kind.features.is_singleton && lines > 1 {
+            let message = "must be the only target of its table";
+            return Err(self.line.target.error(Kind::Invalid, message));
+        }
+        Ok(())
+    }
+
+    /// Opens the line's devices and makes its target; of a cache that may only be read, a view.
+    pub fn open(&self, opening: &mut Opening<'_>) -> Result<Arc<dyn Target>> {
+        match self.plan.cache() {
+            Some(cache) if cache.cache().options.is_read_only => {
+                opening.view(self.kind.name, self.line, cache)
+            }
+            _ => self.plan.open(self.line, opening),
+        }
+    }
+
+    /// The line as that of a cache, if it is one, and its target's name.
+    pub fn cache(&self) -> Option<(&'static str, &dyn CachePlan)> {
+        self.plan.cache().map(|cache| (self.kind.name, cache))
+    }
+}
+
+fn names() -> Vec<&'static str> {
+    TARGETS.iter().map(|known| known.name).collect()
+}
+
+/// Boxes what the words of a line mean.
+fn boxed<P: Plan + 'static>(plan: Result<P>) -> Result<Box<dyn Plan>> {
+    Ok(Box::new(plan?))
+}

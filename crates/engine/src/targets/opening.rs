@@ -1,0 +1,183 @@
+//! How the lines of one table open their devices.
+//!
+//! A device that several words of one table name alike is opened once and shared.
+
+use std::collections::HashMap;
+
+use super::CachePlan;
+use crate::attaching::AttachProgress;
+use crate::disk::{Disk, DiskLimits};
+use crate::error::{Kind, Result};
+use crate::pcache::ReplayPace;
+use crate::pcache::layout::Geometry;
+use crate::pmem::Pmem;
+use crate::rescue::{Salvage, View};
+use crate::shm::Keeper;
+use crate::sync::Arc;
+use crate::table::{DeviceWord, TableLine, Word};
+use crate::target::Target;
+use crate::units::human_pair;
+
+/// Finds what device words name. The world, or a test's idea of it.
+pub trait Opener {
+    /// A slow device, for this process alone.
+    fn disk(&self, word: &DeviceWord) -> Result<Arc<dyn Disk>>;
+
+    /// A slow device for a target that may share it with the active table of its mapped device.
+    fn shared_disk(&self, word: &DeviceWord) -> Result<Arc<dyn Disk>> {
+        self.disk(word)
+    }
+
+    /// The word with its path, if it is a device's number.
+    fn resolve(&self, word: &DeviceWord) -> Result<DeviceWord> {
+        Ok(word.clone())
+    }
+
+    /// A cache device, for this process alone.
+    fn pmem(&self, word: &DeviceWord) -> Result<Arc<dyn Pmem>>;
+
+    /// A cache device to read, which others may read, too, and nobody changes.
+    fn rest(&self, word: &DeviceWord) -> Result<Arc<dyn Pmem>> {
+        self.pmem(word)
+    }
+
+    /// Who keeps memory of a target that survives this process; the cache is at `path`.
+    fn keeper(&self, target: &'static str, path: &str) -> Keeper;
+}
+
+/// What the user said beside the table.
+#[derive(Clone, Debug, Default)]
+pub struct BuildOptions {
+    /// Format a cache device even if it may hold something else.
+    pub force_format: bool,
+    /// A fresh random number: names this attach.
+    pub attach_id: u64,
+    /// Sizes of a pcache's segments other than the kernel's, for simulations.
+    pub geometry: Option<Geometry>,
+    /// Another pace of replaying a pcache's log than the usual one, for simulations.
+    pub replay: Option<ReplayPace>,
+    /// Is told how far the opening of a cache has come.
+    pub progress: Arc<AttachProgress>,
+}
+
+/// Opens what the lines of one table name.
+pub(crate) struct Opening<'a> {
+    /// Finds devices.
+    pub opener: &'a dyn Opener,
+    /// What the user said beside the table.
+    pub options: &'a BuildOptions,
+    disks: HashMap<String, Arc<dyn Disk>>,
+    /// Caches that were opened.
+    caches: u64,
+}
+
+impl<'a> Opening<'a> {
+    pub fn new(opener: &'a dyn Opener, options: &'a BuildOptions) -> Opening<'a> {
+        Opening { opener, options, disks: HashMap::new(), caches: 0 }
+    }
+
+    /// The attach of one more cache: no two of a table have the same.
+    pub fn attach_id(&mut self) -> u64 {
+        self.caches += 1;
+        self.options.attach_id ^ (self.caches - 1)
+    }
+
+    pub fn resolved(&self, word: &DeviceWord) -> Result<DeviceWord> {
+        self.opener.resolve(word).map_err(|error| word.word.point(error))
+    }
+
+    /// Opens a cache device. `lookup_failed`: the kernel's words, if it has any.
+    pub fn pmem_as(&self, word: &DeviceWord, lookup_failed: Option<&str>) -> Result<Arc<dyn Pmem>> {
+        if word.options.io.is_some() {
+            let message = "io is for slow devices; a cache device takes persist";
+            return Err(word.error(Kind::Invalid, message));
+        }
+        refuse_read_only(word)?;
+        self.opener.pmem(word).map_err(|error| match lookup_failed {
+            None => word.word.point(error),
+            Some(words) => word.word.point(error.at(words)),
+        })
+    }
+
+    pub fn disk(&mut self, word: &DeviceWord) -> Result<Arc<dyn Disk>> {
+        self.disk_as(word, "Device lookup failed")
+    }
+
+    /// Opens the disk of a target that keeps nothing on it or about it, so that the active table
+    /// may have it open, too, until this one takes its place.
+    pub fn shared(&mut self, word: &DeviceWord) -> Result<Arc<dyn Disk>> {
+        self.opened(word, "Device lookup failed", |opener, word| opener.shared_disk(word))
+    }
+
+    /// Opens a disk, or finds it open. `lookup_failed`: the kernel's words, in front of what it
+    /// keeps to itself.
+    pub fn disk_as(&mut self, word: &DeviceWord, lookup_failed: &str) -> Result<Arc<dyn Disk>> {
+        self.opened(word, lookup_failed, |opener, word| opener.disk(word))
+    }
+
+    fn opened(
+        &mut self,
+        word: &DeviceWord,
+        lookup_failed: &str,
+        open: fn(&dyn Opener, &DeviceWord) -> Result<Arc<dyn Disk>>,
+    ) -> Result<Arc<dyn Disk>> {
+        if word.options.persist.is_some() {
+            let message = "persist is for cache devices; a slow device takes io";
+            return Err(word.error(Kind::Invalid, message));
+        }
+        if let Some(disk) = self.disks.get(&word.word.text) {
+            return Ok(disk.clone());
+        }
+        let opened = self.opener.resolve(word).and_then(|word| open(self.opener, &word));
+        let disk = opened.map_err(|error| word.word.point(error.at(lookup_failed)))?;
+        self.disks.insert(word.word.text.clone(), disk.clone());
+        Ok(disk)
+    }
+
+    /// What the cache of `plan`, of a target called `name`, has for an origin.
+    pub fn salvage(
+        &self,
+        name: &'static str,
+        plan: &dyn CachePlan,
+        limits: &DiskLimits,
+    ) -> Result<Salvage> {
+        let cache = self.resolved(plan.cache())?;
+        let pmem = self.opener.rest(&cache).map_err(|error| cache.word.point(error))?;
+        let keeper = self.opener.keeper(name, &cache.path);
+        plan.salvage(pmem, &keeper, self.options, limits)
+    }
+
+    /// A cache and its origin, to read: `?readonly` behind the names of both. See `rescue`.
+    pub fn view(
+        &mut self,
+        name: &'static str,
+        line: &TableLine,
+        plan: &dyn CachePlan,
+    ) -> Result<Arc<dyn Target>> {
+        let origin = plan.origin();
+        if !origin.options.is_read_only {
+            return Err(origin.error(Kind::Invalid, BOTH_OR_NONE));
+        }
+        let disk = self.disk(origin)?;
+        let limits = disk.limits();
+        if line.len_bytes() > limits.size_bytes {
+            let (len, size) = human_pair(line.len_bytes(), limits.size_bytes);
+            let message = format!("the table is {len} long, but {} has {size}", limits.name);
+            return Err(origin.error(Kind::Invalid, &message));
+        }
+        let salvage = self.salvage(name, plan, limits)?;
+        let words: Vec<String> = line.args.iter().map(Word::quoted).collect();
+        Ok(Arc::new(View::new(name, words.join(" "), salvage, disk)))
+    }
+}
+
+const BOTH_OR_NONE: &str = "a cache writes to both of its devices, or with ?readonly behind both \
+                            names to none";
+
+/// A cache writes to both of its devices.
+pub(crate) fn refuse_read_only(word: &DeviceWord) -> Result<()> {
+    if !word.options.is_read_only {
+        return Ok(());
+    }
+    Err(word.error(Kind::Invalid, BOTH_OR_NONE))
+}

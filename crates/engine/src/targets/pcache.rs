@@ -1,0 +1,112 @@
+//! The row of pcache.
+
+use super::WordRole::{Cache, Origin};
+use super::{
+    BuildOptions, CachePlan, CacheType, CutCache, Features, Opening, Plan, TargetType, boxed,
+    refuse_read_only,
+};
+use crate::crew;
+use crate::disk::DiskLimits;
+use crate::error::Result;
+use crate::pcache::layout::Geometry;
+use crate::pcache::{
+    OpenOptions, Pcache, TableArgs, WORDS, contents, inspect::is_pcache, limits, salvage,
+};
+use crate::pmem::Pmem;
+use crate::rescue::Salvage;
+use crate::shm::Keeper;
+use crate::sync::Arc;
+use crate::table::{DeviceWord, TableLine, Word};
+use crate::target::Target;
+
+pub(super) const PCACHE: TargetType = TargetType {
+    name: "pcache",
+    version: "0.1.0",
+    words: WORDS,
+    features: Features { is_singleton: true, is_immutable: true },
+    roles: &[Cache, Origin],
+    status_fields: &[
+        ("sb_flags", "flags of the superblock, hexadecimal"),
+        ("seg_total", "segments of the cache device"),
+        ("cache_segs", "segments of the cache"),
+        ("segs_used", "segments in use"),
+        ("gc_percent", "collection begins when so many percent are in use"),
+        ("cache_flags", "flags of the cache, hexadecimal; gc_percent and data_crc are among them"),
+        ("key_head", "segment and offset where the log of keys ends"),
+        ("dirty_tail", "where write-back goes on; equal to key_head when nothing is dirty"),
+        ("key_tail", "where collection goes on"),
+    ],
+    limits: || limits().into(),
+    cache: Some(CacheType {
+        format_version: 1,
+        begins_anywhere: false,
+        has_log: true,
+        words_to_accept_damage: "log_damage truncate",
+        is_at: |pmem, _| is_pcache(pmem, Geometry::KERNEL),
+        inspect: |pmem, _, keeper| contents::contents(pmem.clone(), Geometry::KERNEL, keeper),
+        cut_of: |pmem, _| {
+            let (cut, has_data_crc) = salvage::cut_of(pmem, Geometry::KERNEL)?;
+            Some(CutCache { cut, shape: contents::shape(has_data_crc) })
+        },
+    }),
+    plan: |words| boxed(PcachePlan::parse(words)),
+};
+
+struct PcachePlan {
+    args: TableArgs,
+    cache: DeviceWord,
+    backing: DeviceWord,
+}
+
+impl PcachePlan {
+    fn parse(words: &[Word]) -> Result<PcachePlan> {
+        let args = TableArgs::parse(words)?;
+        let (cache, backing) = (args.cache.device()?, args.backing.device()?);
+        Ok(PcachePlan { args, cache, backing })
+    }
+}
+
+impl Plan for PcachePlan {
+    /// The one place where a table's pcache is made.
+    fn open(&self, line: &TableLine, opening: &mut Opening<'_>) -> Result<Arc<dyn Target>> {
+        refuse_read_only(&self.backing)?;
+        let cache = &opening.resolved(&self.cache)?;
+        let pmem = opening.pmem_as(cache, None)?;
+        let disk = opening.disk(&self.backing)?;
+        let mut options = OpenOptions::new(opening.attach_id());
+        let asked = opening.options;
+        options.force_format = asked.force_format;
+        options.progress = Arc::clone(&asked.progress);
+        options.geometry = asked.geometry.unwrap_or(options.geometry);
+        options.replay = asked.replay.unwrap_or(options.replay);
+        options.threads = crew::processors();
+        let keeper = opening.opener.keeper(PCACHE.name, &cache.path);
+        let args = self.args.clone();
+        Ok(Arc::new(Pcache::open(args, line.len_bytes(), pmem, disk, keeper, &options)?))
+    }
+
+    fn cache(&self) -> Option<&dyn CachePlan> {
+        Some(self)
+    }
+}
+
+impl CachePlan for PcachePlan {
+    fn cache(&self) -> &DeviceWord {
+        &self.cache
+    }
+
+    fn origin(&self) -> &DeviceWord {
+        &self.backing
+    }
+
+    fn salvage(
+        &self,
+        pmem: Arc<dyn Pmem>,
+        keeper: &Keeper,
+        options: &BuildOptions,
+        limits: &DiskLimits,
+    ) -> Result<Salvage> {
+        let geometry = options.geometry.unwrap_or(Geometry::KERNEL);
+        salvage::salvage(&self.args, pmem, keeper, geometry, limits)
+    }
+}

@@ -1,0 +1,113 @@
+//! Caches that are known by their medium: what a cache device holds, and the table that attaches
+//! it once more so that its origin is brought up to date.
+
+use super::{TARGETS, TargetType, WordRole};
+use crate::contents::{Contents, Shape};
+use crate::error::Result;
+use crate::pmem::Pmem;
+use crate::rescue::Cut;
+use crate::shm::Keeper;
+use crate::sync::Arc;
+use crate::table::Word;
+use crate::units::SECTOR;
+
+/// What is known of the caches of one type by their medium.
+#[derive(Debug)]
+pub struct CacheType {
+    /// The version of the format.
+    pub format_version: u32,
+    /// Whether a cache can begin elsewhere than at the device's first byte.
+    pub begins_anywhere: bool,
+    /// Whether what is dirty is found by a log, which can end early.
+    pub has_log: bool,
+    /// Said in a table, they accept that a damaged part of what is dirty is lost.
+    pub words_to_accept_damage: &'static str,
+    /// Whether such a cache begins at this byte.
+    pub(super) is_at: fn(&Arc<dyn Pmem>, u64) -> bool,
+    /// What such a cache holds, by reading alone.
+    pub(super) inspect: fn(&Arc<dyn Pmem>, u64, &Keeper) -> Result<Contents>,
+    /// Such a cache, if it is longer than its device.
+    pub(super) cut_of: fn(&Arc<dyn Pmem>, u64) -> Option<CutCache>,
+}
+
+/// A cache whose device was cut short.
+#[derive(Debug)]
+pub struct CutCache {
+    /// How much is missing.
+    pub cut: Cut,
+    /// What a table must say of it.
+    pub shape: Shape,
+}
+
+/// What a user asks of a recovery.
+#[derive(Clone, Debug)]
+pub struct Recovery<'a> {
+    /// The cache device.
+    pub cache: &'a str,
+    /// The origin.
+    pub origin: &'a str,
+    /// Damage is accepted that hides a part of what is dirty.
+    pub accepts_damage: bool,
+    /// The origin may be another one than the cache says.
+    pub rebinds: bool,
+    /// Lost memory of a server is accepted.
+    pub accepts_loss: bool,
+}
+
+/// Types of caches that can begin at `start`.
+fn types_at(
+    start: u64,
+) -> impl DoubleEndedIterator<Item = (&'static TargetType, &'static CacheType)> {
+    let caches = TARGETS.into_iter().filter_map(|known| Some((known, known.cache.as_ref()?)));
+    caches.filter(move |(_, cache)| start == 0 || cache.begins_anywhere)
+}
+
+/// What the cache holds that begins at sector `start_sector` of `pmem`, and its type. `keeper`
+/// knows where memory of a type's servers is.
+///
+/// Of a device that holds no cache, the first type that could be there says what is missing.
+pub fn inspect(
+    pmem: &Arc<dyn Pmem>,
+    start_sector: u64,
+    keeper: &dyn Fn(&'static str) -> Keeper,
+) -> Result<(&'static TargetType, Contents)> {
+    let start = start_sector.saturating_mul(SECTOR);
+    // A writecache has its superblock before that of a pcache, so it is looked for first.
+    let found = types_at(start).rev().find(|(_, cache)| (cache.is_at)(pmem, start));
+    let (known, cache) = found.or_else(|| types_at(start).next()).expect("a cache begins anywhere");
+    Ok((known, (cache.inspect)(pmem, start, &keeper(known.name))?))
+}
+
+/// The cache that begins at sector `start_sector` of `pmem`, and its type, if the device was cut
+/// short.
+pub fn cut_of(pmem: &Arc<dyn Pmem>, start_sector: u64) -> Option<(&'static TargetType, CutCache)> {
+    let start = start_sector.saturating_mul(SECTOR);
+    types_at(start).rev().find_map(|(known, cache)| Some((known, (cache.cut_of)(pmem, start)?)))
+}
+
+impl TargetType {
+    /// The table that attaches a cache of this `shape` for its recovery. Its device is as short as
+    /// can be: write-back does not care how much of the origin clients could see.
+    pub fn recovery_table(&self, shape: &Shape, asked: &Recovery<'_>) -> String {
+        let mut words = shape.words.iter();
+        let mut table = format!("0 {} {}", shape.sectors, self.name);
+        for role in self.roles {
+            let word = match role {
+                WordRole::Cache => Word::new(asked.cache).quoted(),
+                WordRole::Origin => Word::new(asked.origin).quoted(),
+                _ => words.next().cloned().unwrap_or_default(),
+            };
+            table += &format!(" {word}");
+        }
+        words.for_each(|word| table += &format!(" {word}"));
+        let options = [
+            (asked.accepts_damage, self.cache.as_ref().map(|cache| cache.words_to_accept_damage)),
+            (asked.rebinds, Some("rebind true")),
+            (asked.accepts_loss, Some("lost_memory accept")),
+        ];
+        for (_, option) in options.iter().filter(|(is_asked, _)| *is_asked) {
+            option.iter().for_each(|option| table += &format!(" {option}"));
+        }
+        table
+    }
+}

@@ -1,0 +1,127 @@
+//! The row of writecache.
+
+use super::WordRole::{Cache, Origin, Other};
+use super::{
+    BuildOptions, CachePlan, CacheType, CutCache, Features, Opening, Plan, TargetType, boxed,
+    refuse_read_only,
+};
+use crate::crew;
+use crate::disk::DiskLimits;
+use crate::error::{Kind, Result};
+use crate::pmem::Pmem;
+use crate::rescue::Salvage;
+use crate::shm::Keeper;
+use crate::sync::Arc;
+use crate::table::{DeviceWord, TableLine, Word};
+use crate::target::Target;
+use crate::writecache::media::Medium;
+use crate::writecache::{
+    Mode, OpenOptions, TableArgs, WORDS, Writecache, contents, inspect::is_writecache, limits,
+    salvage,
+};
+
+pub(super) const WRITECACHE: TargetType = TargetType {
+    name: "writecache",
+    version: "1.6.0",
+    words: WORDS,
+    features: Features { is_singleton: false, is_immutable: false },
+    roles: &[Other, Origin, Cache],
+    status_fields: &[
+        ("error", "1 while write-back or the cache device fails"),
+        ("blocks", "blocks of the cache"),
+        ("free_blocks", "blocks free, or about to be marked so"),
+        ("writeback_blocks", "blocks under write-back"),
+        ("reads", "blocks read"),
+        ("read_hits", "of those, from the cache"),
+        ("writes", "blocks written"),
+        ("write_hits_uncommitted", "of those, blocks that were cached and not committed"),
+        ("write_hits_committed", "of those, blocks that were cached and committed"),
+        ("writes_around", "blocks that passed by the cache"),
+        ("writes_allocated", "blocks written that were not cached"),
+        ("writes_blocked", "writes that waited for a free block"),
+        ("flushes", "flush requests"),
+        ("discards", "blocks discarded or zeroed"),
+    ],
+    limits: || limits().into(),
+    cache: Some(CacheType {
+        format_version: 1,
+        begins_anywhere: true,
+        has_log: false,
+        words_to_accept_damage: "lost_entries accept",
+        is_at: |pmem, start| is_writecache(&Medium::Pmem(pmem.clone()), start),
+        inspect: contents::contents,
+        cut_of: |pmem, start| {
+            let (cut, block_bytes) = salvage::cut_of(pmem, start)?;
+            Some(CutCache { cut, shape: contents::shape(&**pmem, start, block_bytes) })
+        },
+    }),
+    plan: |words| boxed(WritecachePlan::parse(words)),
+};
+
+struct WritecachePlan {
+    args: TableArgs,
+    origin: DeviceWord,
+    cache: DeviceWord,
+}
+
+impl WritecachePlan {
+    fn parse(words: &[Word]) -> Result<WritecachePlan> {
+        let args = TableArgs::parse(words)?;
+        let (origin, cache) = (args.origin.device()?, args.cache.device()?);
+        Ok(WritecachePlan { args, origin, cache })
+    }
+}
+
+impl Plan for WritecachePlan {
+    /// The one place where a table's writecache is made.
+    fn open(&self, line: &TableLine, opening: &mut Opening<'_>) -> Result<Arc<dyn Target>> {
+        let (origin, cache) = (&opening.resolved(&self.origin)?, &opening.resolved(&self.cache)?);
+        if cache.path == origin.path {
+            return Err(cache.error(Kind::Invalid, "the cache device and the origin are the same"));
+        }
+        refuse_read_only(origin)?;
+        refuse_read_only(cache)?;
+        let origin_disk = opening.disk_as(origin, "Origin data device lookup failed")?;
+        let cache_words = "Cache data device lookup failed";
+        let mut options = OpenOptions::new(opening.attach_id());
+        options.force_format = opening.options.force_format;
+        options.progress = Arc::clone(&opening.options.progress);
+        options.threads = crew::processors();
+        let keeper = opening.opener.keeper(WRITECACHE.name, &cache.path);
+        let (args, len) = (self.args.clone(), line.len_bytes());
+        Ok(Arc::new(match args.mode {
+            Mode::Pmem => {
+                let pmem = opening.pmem_as(cache, Some(cache_words))?;
+                Writecache::open_pmem(args, len, origin_disk, pmem, keeper, &options)?
+            }
+            Mode::Ssd => {
+                let disk = opening.disk_as(cache, cache_words)?;
+                Writecache::open_disk(args, len, origin_disk, disk, keeper, &options)?
+            }
+        }))
+    }
+
+    fn cache(&self) -> Option<&dyn CachePlan> {
+        Some(self)
+    }
+}
+
+impl CachePlan for WritecachePlan {
+    fn cache(&self) -> &DeviceWord {
+        &self.cache
+    }
+
+    fn origin(&self) -> &DeviceWord {
+        &self.origin
+    }
+
+    fn salvage(
+        &self,
+        pmem: Arc<dyn Pmem>,
+        keeper: &Keeper,
+        _: &BuildOptions,
+        limits: &DiskLimits,
+    ) -> Result<Salvage> {
+        salvage::salvage(&self.args, pmem, keeper, limits)
+    }
+}

@@ -1,0 +1,100 @@
+//! What `inspect` tells of a writecache, and what a table says so that it is attached as it is.
+
+use crate::contents::{Contents, Shape, Value, has_more};
+use crate::error::Result;
+use crate::pmem::{Persistence, Pmem};
+use crate::shm::Keeper;
+use crate::sync::Arc;
+use crate::units::{SECTOR, human_bytes};
+
+use super::args::Mode;
+use super::inspect::{LabelReport, Report, inspect};
+use super::media::Medium;
+
+/// Reads what an attach would read of the cache that begins at byte `start`; never writes.
+/// `keeper` knows where memory of a server is.
+pub fn contents(pmem: &Arc<dyn Pmem>, start: u64, keeper: &Keeper) -> Result<Contents> {
+    let medium = Medium::Pmem(Arc::clone(pmem));
+    let report = inspect(&medium, start, None)?;
+    let served = report.served(&medium, keeper);
+    let damage = damage(&report);
+    Ok(Contents {
+        rows: rows(&report, has_more(served.as_ref())),
+        fields: fields(&report),
+        damage,
+        served,
+        shape: shape(&**pmem, start, report.geometry.block_bytes),
+    })
+}
+
+/// What a table says of such a cache on `pmem`. The format is the same in both modes; each medium
+/// has the mode that suits it.
+pub fn shape(pmem: &dyn Pmem, start: u64, block_bytes: u32) -> Shape {
+    let mode = match pmem.medium().persistence {
+        Persistence::Cpu => Mode::Pmem,
+        Persistence::Msync => Mode::Ssd,
+    };
+    let mut words = vec![mode.word().to_owned(), block_bytes.to_string()];
+    match start / SECTOR {
+        0 => words.push("0".into()),
+        start => words.extend(["2".into(), "start_sector".into(), start.to_string()]),
+    }
+    Shape { sectors: u64::from(block_bytes) / SECTOR, words }
+}
+
+fn rows(report: &Report, has_more: bool) -> Vec<(&'static str, String)> {
+    let (geometry, census) = (&report.geometry, &report.census);
+    let more = if has_more { " committed, and what is in memory" } else { "" };
+    let mut rows = vec![
+        ("First sector", (geometry.start / SECTOR).to_string()),
+        ("Block size", human_bytes(geometry.block_bytes.into())),
+        ("Blocks", geometry.blocks.to_string()),
+        ("Data from", human_bytes(geometry.data_at)),
+        ("Commits", report.seq_count.to_string()),
+        ("Live blocks", format!("{} ({} have older versions)", census.live, census.superseded)),
+        ("Uncommitted blocks", census.uncommitted.to_string()),
+        ("Free blocks", census.free.to_string()),
+        ("Dirty data", format!("{}{more}", human_bytes(report.dirty_bytes))),
+    ];
+    match report.label {
+        Some(label) => {
+            rows.push(("Origin size", human_bytes(label.origin_bytes)));
+            rows.push(("Last attach", format!("{:#x}", label.attach_id)));
+        }
+        None => rows.push(("Origin", "not recorded (a kernel's cache)".into())),
+    }
+    rows
+}
+
+fn damage(report: &Report) -> Vec<String> {
+    let census = &report.census;
+    let mut lines: Vec<String> = census.places.iter().map(ToString::to_string).collect();
+    if census.damaged > lines.len() as u64 {
+        lines.push(format!("and {} entries more", census.damaged - lines.len() as u64));
+    }
+    lines
+}
+
+fn fields(report: &Report) -> Vec<(&'static str, Value)> {
+    let (geometry, census) = (&report.geometry, &report.census);
+    let label = |label: LabelReport| {
+        Value::Group(vec![
+            ("origin_bytes", Value::Number(label.origin_bytes)),
+            ("attach_id", Value::Number(label.attach_id)),
+        ])
+    };
+    vec![
+        ("start_sector", Value::Number(geometry.start / SECTOR)),
+        ("block_bytes", Value::Number(geometry.block_bytes.into())),
+        ("blocks", Value::Number(geometry.blocks)),
+        ("data_offset_bytes", Value::Number(geometry.data_at)),
+        ("seq_count", Value::Number(report.seq_count)),
+        ("live_blocks", Value::Number(census.live)),
+        ("superseded_blocks", Value::Number(census.superseded)),
+        ("uncommitted_blocks", Value::Number(census.uncommitted)),
+        ("free_blocks", Value::Number(census.free)),
+        ("damaged_blocks", Value::Number(census.damaged)),
+        ("dirty_bytes", Value::Number(report.dirty_bytes)),
+        ("label", report.label.map_or(Value::Nothing, label)),
+    ]
+}
