@@ -11,7 +11,8 @@
 //! | `trace`, `policies` | requests that somebody recorded; caches on paper |
 //! | `load`, `fio` | the load generator, fio as a user runs it |
 //! | `timeline`, `cpu` | requests over time; processor time, of clients and of the background |
-//! | `rig`, `target`, `keeper` | caches to run them on, and who does their background work |
+//! | `rig`, `pcache_rig`, `targets` | files and disks; caches over them |
+//! | `keeper` | who does a device's background work |
 //! | `counting`, `heap` | what is written to a cache device, what memory the process has |
 //! | `results`, `unit`, `stats` | what was found |
 //! | `terminal`, `html`, `svg`, `markdown` | how it is shown |
@@ -32,13 +33,14 @@ mod load;
 mod machine;
 mod markdown;
 mod noise;
+mod pcache_rig;
 mod policies;
 mod results;
 mod rig;
 mod stats;
 mod studies;
 mod svg;
-mod target;
+mod targets;
 mod terminal;
 mod timeline;
 mod trace;

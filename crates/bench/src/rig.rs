@@ -1,35 +1,37 @@
-//! What the studies measure: caches, and the disks behind them.
+//! What the studies measure with: files, disks, memory, and doors in front of a device. It knows no
+//! cache: `pcache_rig` and `targets` make those.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use udm::device::{Device, LoadedTable};
-use udm::disk::{Disk, FileDisk, FileOptions, RamDisk};
-use udm::pcache::{OpenOptions, Pcache, TableArgs, shared_words};
+use udm::disk::{Disk, FileDisk, FileOptions, IoMode, RamDisk};
+use udm::error::Kind;
 use udm::pmem::Pmem;
 use udm::pmem::dax::{DaxOptions, DaxPmem};
 use udm::prng::Prng;
 use udm::queue::Queue;
-use udm::shm::SharedWords;
 use udm::simple::{Linear, LinearArgs, Zero};
 use udm::table::Table as DmTable;
-use udm::table::Word;
 use udm::units::{GIB, MIB};
 use udm_export::nbd::{Server, Uri};
 
 use crate::args::{BenchArgs, JobArgs, TargetName};
 use crate::calibrate;
 use crate::job::Job;
-use crate::target::open_disk;
 
 /// Bytes of a cache that is made, if nobody says: the smallest that the kernel's format allows.
 pub const CACHE_BYTES: u64 = 512 << 20;
 /// How often a cache is filled before its state counts as steady.
 pub const FILLS: u64 = 3;
+
+/// A ring that was let go of has ended after so long.
+const RING_ENDS_WITHIN: Duration = Duration::from_secs(5);
 
 /// What one run measures with.
 #[derive(Debug)]
@@ -213,43 +215,25 @@ impl Setup {
     pub fn cache_bytes(&self) -> u64 {
         self.cache_bytes
     }
+}
 
-    /// A fresh cache in front of `backing`; `words` are those of the table behind the devices.
-    pub fn cache(&self, name: &str, backing: Arc<dyn Disk>, words: &str) -> Result<Cache> {
-        let path = self.cache_path(&self.places.memory, name, self.cache_bytes)?;
-        self.cache_on(&path, name, backing, words)
-    }
+/// Opens a file that may have been another's until just now: the kernel ends a ring, and with it
+/// the hold on its files, after whoever used it has gone on.
+pub fn open_disk(path: &Path) -> Result<FileDisk> {
+    open_disk_in(path, IoMode::default())
+}
 
-    /// As [`Setup::cache`], but not smaller than usual: for studies in which nobody makes room.
-    pub fn roomy_cache(&self, name: &str, backing: Arc<dyn Disk>, words: &str) -> Result<Cache> {
-        let bytes = self.cache_bytes.max(CACHE_BYTES);
-        let path = self.cache_path(&self.places.memory, name, bytes)?;
-        self.cache_on(&path, name, backing, words)
-    }
-
-    /// As [`Setup::cache`], but in memory and with that many bytes, whatever the user said.
-    pub fn cache_of(
-        &self,
-        name: &str,
-        bytes: u64,
-        backing: Arc<dyn Disk>,
-        words: &str,
-    ) -> Result<Cache> {
-        self.cache_on(&self.places.memory.file(name, bytes)?, name, backing, words)
-    }
-
-    fn cache_on(
-        &self,
-        path: &Path,
-        name: &str,
-        backing: Arc<dyn Disk>,
-        words: &str,
-    ) -> Result<Cache> {
-        let pmem = open_pmem(path)?;
-        let shared = self.places.memory.path(&format!("{name}.open-keys"));
-        let _ = std::fs::remove_file(&shared);
-        let shared = SharedWords::open(&shared, shared_words(OpenOptions::new(1).stripes))?;
-        Cache::open(name, Arc::new(pmem), backing, words, shared, true)
+/// As [`open_disk`], with I/O in this way.
+pub fn open_disk_in(path: &Path, io: IoMode) -> Result<FileDisk> {
+    let options = FileOptions { io, ..FileOptions::default() };
+    let deadline = Instant::now() + RING_ENDS_WITHIN;
+    loop {
+        match FileDisk::open(path, &options) {
+            Err(error) if error.kind() == Kind::Busy && Instant::now() < deadline => {
+                thread::sleep(Duration::from_millis(1));
+            }
+            opened => return Ok(opened?),
+        }
     }
 }
 
@@ -307,7 +291,7 @@ pub fn settle(device: &Device) -> Result<()> {
     let start = Instant::now();
     while device.dirty().bytes > 0 {
         ensure!(start.elapsed() < Duration::from_secs(120), "dirty data does not get written back");
-        std::thread::sleep(Duration::from_millis(2));
+        thread::sleep(Duration::from_millis(2));
     }
     device.set_draining(false);
     Ok(())
@@ -380,59 +364,6 @@ pub fn need_tools(tools: &[(&str, &str)]) -> Result<()> {
         tools.join(", "),
         packages.join(" ")
     )
-}
-
-/// An open cache and the device that serves it.
-#[derive(Debug)]
-pub struct Cache {
-    /// The engine itself.
-    pub pcache: Arc<Pcache>,
-    /// The mapped device.
-    pub device: Arc<Device>,
-    /// The cache device.
-    pub pmem: Arc<dyn Pmem>,
-}
-
-impl Cache {
-    /// Opens `pmem` as the cache of `backing`, formatting it first if `is_fresh`.
-    pub fn open(
-        name: &str,
-        pmem: Arc<dyn Pmem>,
-        backing: Arc<dyn Disk>,
-        words: &str,
-        shared: SharedWords,
-        is_fresh: bool,
-    ) -> Result<Cache> {
-        if is_fresh {
-            // Dirty data of an earlier measure must not keep the cache from being formatted.
-            pmem.zero(0, 64 << 10);
-            pmem.drain().and_then(|()| pmem.sync()).ok().context("the cache device failed")?;
-        }
-        let mut options = OpenOptions::new(1);
-        // Studies also ask what happens in caches that are soon full.
-        options.geometry.device_bytes_min = 0;
-        options.force_format = is_fresh;
-        Cache::open_with(name, pmem, backing, words, shared, &options)
-    }
-
-    /// Opens `pmem` as the cache of `backing`.
-    pub fn open_with(
-        name: &str,
-        pmem: Arc<dyn Pmem>,
-        backing: Arc<dyn Disk>,
-        words: &str,
-        shared: SharedWords,
-        options: &OpenOptions,
-    ) -> Result<Cache> {
-        // The names in a table are for people: a path with blanks would be two words.
-        let text = format!("cache backing {words}");
-        let args = TableArgs::parse(&Word::list(&text))?;
-        let bytes = backing.limits().size_bytes;
-        let pcache = Pcache::open(args, bytes, pmem.clone(), backing, shared, options)?;
-        let pcache = Arc::new(pcache);
-        let device = Device::with_table(name, LoadedTable::single(pcache.clone(), bytes))?;
-        Ok(Cache { pcache, device, pmem })
-    }
 }
 
 /// Memory like a cache's, without a cache.

@@ -18,10 +18,10 @@ use udm::writecache::media::Medium;
 
 use crate::args::TargetName;
 use crate::results::{Axis, Claim, Plot, Promise, Study, Table};
-use crate::rig::{Setup, open_untouched, ram_disk};
+use crate::rig::{Setup, open_disk, open_untouched, ram_disk};
 use crate::stats::{median, ratios};
-use crate::target::{
-    Ground, disk_in_words, forget, memory_in_words, open_disk, open_writecache, writecache_memory,
+use crate::targets::{
+    Ground, disk_in_words, forget, memory_in_words, open_writecache, writecache_memory,
 };
 use crate::unit::Unit;
 

@@ -21,9 +21,10 @@ use crate::args::TargetName;
 use crate::counting::{CountingDisk, CountingPmem, Written};
 use crate::heap::bytes_in_use;
 use crate::keeper::Keeper;
+use crate::pcache_rig::PcacheRig;
 use crate::results::{Axis, Claim, Plot, Promise, Study, Table};
-use crate::rig::{CACHE_BYTES, Cache, Setup, open_pmem, ram_disk};
-use crate::target::{Ground, open_disk, open_writecache, writecache, writecache_memory};
+use crate::rig::{CACHE_BYTES, Setup, open_disk, open_pmem, ram_disk};
+use crate::targets::{Ground, open_writecache, writecache, writecache_memory};
 use crate::unit::Unit;
 
 /// Bytes of a region of the pcache's index.
@@ -107,7 +108,7 @@ fn memory(setup: &Setup, study: &mut Study) -> Result<()> {
         Axis::linear("bytes per block", Unit::Number),
     );
     let disk = ram_disk(GIB);
-    let cache = setup.roomy_cache("footprint", disk, "0")?;
+    let cache = setup.roomy_pcache("footprint", disk, "0")?;
     let mut writer = Writer::new(&cache.device, 4096)?;
     // The first write makes what does not depend on the number of blocks.
     writer.write(0, false)?;
@@ -147,7 +148,7 @@ fn memory_of_scattered(setup: &Setup, study: &mut Study) -> Result<()> {
     for (nth, (name, per_region)) in names.iter().zip([1024, 768, 512, 102, 10]).enumerate() {
         // Its memory is not taken before something is written back.
         let disk = ram_disk(blocks.div_ceil(per_region) * REGION);
-        let cache = setup.roomy_cache("footprint-scattered", disk, "0")?;
+        let cache = setup.roomy_pcache("footprint-scattered", disk, "0")?;
         let mut writer = Writer::new(&cache.device, 4096)?;
         writer.write(0, false)?;
         let before = bytes_in_use();
@@ -280,7 +281,7 @@ fn counted(setup: &Setup, written: &Arc<Written>) -> Result<Arc<Device>> {
     let ground = match setup.target {
         TargetName::Pcache => {
             let shared = SharedWords::private(shared_words(pcache::OpenOptions::new(1).stripes));
-            return Ok(Cache::open("count", memory()?, origin, "0", shared, true)?.device);
+            return Ok(PcacheRig::open("count", memory()?, origin, "0", shared, true)?.device);
         }
         TargetName::WritecacheP => Ground::Memory(memory()?),
         // How many bytes there are does not depend on the disk.

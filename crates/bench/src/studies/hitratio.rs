@@ -14,9 +14,10 @@ use udm::pmem::Pmem;
 use udm::shm::SharedWords;
 use udm::units::{BLOCK, SECOND};
 
+use crate::pcache_rig::PcacheRig;
 use crate::policies::Policy;
 use crate::results::{Axis, Claim, Plot, Promise, Study, Table};
-use crate::rig::{Cache, Setup, open_pmem};
+use crate::rig::{Setup, open_pmem};
 use crate::trace::Trace;
 use crate::unit::Unit;
 
@@ -305,14 +306,14 @@ fn measure(setup: &Setup, name: &str, trace: &Trace, blocks: u64, words: &str) -
     // An open key set is as large as ever, and must be small beside the cache.
     options.stripes = 1;
     let shared = SharedWords::private(shared_words(options.stripes));
-    let cache = Cache::open_with(name, pmem, Arc::new(disk), words, shared, &options)?;
+    let cache = PcacheRig::open_with(name, pmem, Arc::new(disk), words, shared, &options)?;
     let counts = replay(&cache, trace, blocks);
     drop(cache);
     std::fs::remove_file(Path::new(&path)).context("the cache file is gone")?;
     counts
 }
 
-fn replay(cache: &Cache, trace: &Trace, blocks: u64) -> Result<Counts> {
+fn replay(cache: &PcacheRig, trace: &Trace, blocks: u64) -> Result<Counts> {
     // Key sets are scaled down too, by flushes.
     let requests_per_flush = (blocks / REQUESTS_SHARE).clamp(1, 128) as usize;
     let clock = ManualClock::default();

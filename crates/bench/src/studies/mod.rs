@@ -9,10 +9,10 @@ mod hitratio;
 mod latency;
 mod nbd;
 mod pagecache;
+mod pcache_write;
 mod recovery;
 mod scaling;
 mod steady;
-mod write;
 mod writeback;
 mod writecache;
 
@@ -60,7 +60,7 @@ pub fn run(name: StudyName, setup: &Setup) -> Result<Study> {
         StudyName::Latency => latency::run(setup),
         StudyName::Steady => steady::run(setup),
         StudyName::Scaling => scaling::run(setup),
-        StudyName::Write => write::run(setup),
+        StudyName::Write => pcache_write::run(setup),
         StudyName::Nbd => nbd::run(setup),
         StudyName::Writeback => writeback::run(setup),
         StudyName::Recovery if setup.target == TargetName::Pcache => recovery::run(setup),

@@ -119,8 +119,8 @@ pub fn run(setup: &Setup) -> Result<Study> {
     let socket = |name: &str| setup.places.memory.path(name);
     let nbdkit = Nbdkit::new(&socket(names[NBDKIT]))?;
     let file: Arc<dyn Disk> = setup.backing_disk()?;
-    let cache = setup.cache("nbd-cache", file, "0")?;
-    let in_memory = setup.cache_of("nbd-ram", setup.cache_bytes(), ram_disk(EXPORT_BYTES), "0")?;
+    let cache = setup.pcache("nbd-cache", file, "0")?;
+    let in_memory = setup.pcache_of("nbd-ram", setup.cache_bytes(), ram_disk(EXPORT_BYTES), "0")?;
     let devices = [
         None,
         Some(cache.device.clone()),

@@ -16,9 +16,8 @@ use crate::job::{Job, Rw};
 use crate::load;
 use crate::machine::file_system;
 use crate::results::{Axis, Claim, Plot, Promise, Study, Table};
-use crate::rig::{Setup, linear_device};
+use crate::rig::{Setup, linear_device, open_disk_in};
 use crate::stats::{Histogram, median};
-use crate::target::open_disk_in;
 use crate::unit::Unit;
 
 const MODES: [(&str, IoMode); 4] = [

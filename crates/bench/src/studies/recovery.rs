@@ -18,8 +18,9 @@ use udm::shm::SharedWords;
 use udm::units::GIB;
 
 use crate::keeper::Keeper;
+use crate::pcache_rig::PcacheRig;
 use crate::results::{Axis, Claim, Plot, Promise, Study, Table};
-use crate::rig::{Cache, Setup, open_pmem, open_untouched, ram_disk};
+use crate::rig::{Setup, open_pmem, open_untouched, ram_disk};
 use crate::stats::{median, ratios};
 use crate::unit::Unit;
 
@@ -182,7 +183,7 @@ fn open(
     }
     // Mapping the memory is the business of the opener, not of the attach.
     let opened = Instant::now();
-    let cache = Cache::open_with("recovery", pmem, disk.clone(), "0", words, &options)?;
+    let cache = PcacheRig::open_with("recovery", pmem, disk.clone(), "0", words, &options)?;
     let attach = opened.elapsed().as_nanos() as f64;
     let mut local = Local::without_kernel(&cache.device)?;
     local.submit(Bio::read(0, Buffer::zeroed(BYTES as usize), 0));
@@ -206,7 +207,7 @@ fn make_log(
 ) -> Result<()> {
     let pmem: Arc<dyn Pmem> = Arc::new(open_pmem(path)?);
     let words = shared_words_of(shared)?;
-    let cache = Cache::open("recovery", pmem, disk.clone(), "0", words, true)?;
+    let cache = PcacheRig::open("recovery", pmem, disk.clone(), "0", words, true)?;
     let mut local = Local::without_kernel(&cache.device)?;
     let mut prng = Prng::new(keys);
     let mut buffer = Buffer::zeroed(BYTES as usize);

@@ -17,8 +17,9 @@ use udm::units::{GIB, MIB};
 use crate::job::{Job, Rw};
 use crate::keeper::Keeper;
 use crate::load::{self, Reached};
+use crate::pcache_rig::PcacheRig;
 use crate::results::{Axis, Claim, Plot, Study, Table};
-use crate::rig::{CACHE_BYTES, Cache, FILLS, Setup, bare_memory, open_pmem, ram_disk, settle};
+use crate::rig::{CACHE_BYTES, FILLS, Setup, bare_memory, open_pmem, ram_disk, settle};
 use crate::stats::{median, ratios};
 use crate::unit::Unit;
 
@@ -63,7 +64,7 @@ fn thread_counts() -> Vec<u32> {
 fn threads(setup: &Setup, repeats: usize, study: &mut Study) -> Result<()> {
     let counts = thread_counts();
     let span = setup.cache_bytes() / 8 * 3;
-    let cache = setup.cache("scaling-threads", ram_disk(GIB), "0")?;
+    let cache = setup.pcache("scaling-threads", ram_disk(GIB), "0")?;
     let _background = Queue::background("udm-background", &cache.device)?;
     load::fill_often(&cache.device, FILLS * setup.cache_bytes())?;
     let own = setup.choose(Duration::from_millis(150), Duration::from_millis(500));
@@ -158,7 +159,7 @@ struct Caller {
 }
 
 impl Caller {
-    fn new(cache: &Cache, len: u64) -> Result<Caller> {
+    fn new(cache: &PcacheRig, len: u64) -> Result<Caller> {
         let mut prng = Prng::new(4);
         let mut buffer = Buffer::zeroed(len as usize);
         prng.fill(buffer.as_mut_slice());
@@ -248,7 +249,7 @@ fn bare_load(bare: &dyn Pmem, span: u64, batches: u64) -> Result<f64> {
 }
 
 fn fullness(setup: &Setup, repeats: usize, study: &mut Study) -> Result<()> {
-    let cache = setup.cache("scaling-fullness", ram_disk(2 * GIB), "0")?;
+    let cache = setup.pcache("scaling-fullness", ram_disk(2 * GIB), "0")?;
     let background = Queue::background("udm-background", &cache.device)?;
     let mut caller = Caller::new(&cache, BLOCK)?;
     let bare = bare_memory(setup, "scaling-bare")?;
@@ -285,7 +286,7 @@ fn dirtiness(setup: &Setup, repeats: usize, study: &mut Study) -> Result<()> {
     let mut costs = vec![vec![Vec::new(); DIRTY_LEVELS.len()]; 3];
     for _ in 0..repeats {
         // In a smaller one, log and reserves would leave no room for so much.
-        let cache = setup.cache_of("scaling-dirtiness", CACHE_BYTES, ram_disk(GIB), "0")?;
+        let cache = setup.pcache_of("scaling-dirtiness", CACHE_BYTES, ram_disk(GIB), "0")?;
         // Nobody does its background work, so what is dirty stays dirty.
         let mut caller = Caller::new(&cache, BLOCK)?;
         let mut dirty = 0;
@@ -306,7 +307,7 @@ fn dirtiness(setup: &Setup, repeats: usize, study: &mut Study) -> Result<()> {
 
 fn sizes(setup: &Setup, repeats: usize, study: &mut Study) -> Result<()> {
     let bare = bare_memory(setup, "scaling-bare")?;
-    let cache = setup.cache("scaling-sizes", ram_disk(GIB), "0")?;
+    let cache = setup.pcache("scaling-sizes", ram_disk(GIB), "0")?;
     let _background = Queue::background("udm-background", &cache.device)?;
     load::fill_often(&cache.device, FILLS * setup.cache_bytes())?;
     let span = setup.cache_bytes() / 4;

@@ -25,7 +25,7 @@ use crate::keeper::Keeper;
 use crate::results::{Axis, Claim, Plot, Promise, Study, Table};
 use crate::rig::{CACHE_BYTES, Setup, need_tools};
 use crate::stats::{median, percentile, ratios, sorted};
-use crate::target::memory_in_words;
+use crate::targets::memory_in_words;
 use crate::unit::Unit;
 
 const BLOCK: u64 = 4096;
@@ -145,8 +145,8 @@ impl Maker<'_> {
             return self.setup.fresh_writecache(path, disk);
         }
         let cache = match is_small {
-            true => self.setup.cache_of("writeback-small", SMALL_CACHE_BYTES, disk, words),
-            false => self.setup.roomy_cache("writeback-cache", disk, words),
+            true => self.setup.pcache_of("writeback-small", SMALL_CACHE_BYTES, disk, words),
+            false => self.setup.roomy_pcache("writeback-cache", disk, words),
         }?;
         Ok((cache.device, memory_in_words(cache.pmem.as_ref())))
     }

@@ -24,9 +24,9 @@ use crate::job::{Job, Rw};
 use crate::keeper::Keeper;
 use crate::load;
 use crate::results::{Axis, Claim, Plot, Promise, Study, Table};
-use crate::rig::{Setup, need_tools, open_pmem, ram_disk, write_out};
+use crate::rig::{Setup, need_tools, open_disk, open_pmem, ram_disk, write_out};
 use crate::stats::{median, ratios};
-use crate::target::{Ground, forget, open_disk, writecache};
+use crate::targets::{Ground, forget, writecache};
 use crate::unit::Unit;
 
 const CACHE_BYTES: u64 = 512 * MIB;

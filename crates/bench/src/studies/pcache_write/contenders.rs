@@ -11,7 +11,7 @@ use udm::pmem::dax::DaxPmem;
 use udm::prng::Prng;
 use udm::target::{Port, Target};
 
-use crate::rig::Cache;
+use crate::pcache_rig::PcacheRig;
 use crate::stats::{mean, median, percentile, sorted};
 use crate::unit::Unit;
 
@@ -188,7 +188,7 @@ pub fn read_through(local: &mut Local, work: &mut Workload, nth: usize) {
 }
 
 /// A write past the device, to the engine itself.
-pub fn write_engine(cache: &Cache, port: &mut Port, work: &mut Workload, nth: usize) {
+pub fn write_engine(cache: &PcacheRig, port: &mut Port, work: &mut Workload, nth: usize) {
     let bio = Bio::write(work.offsets[nth], work.take(nth), false, nth as u64);
     cache.pcache.submit(bio, port);
     let done = loop {

@@ -27,8 +27,9 @@ use super::contenders::BLOCK;
 use crate::cpu::{self, Meter, Spent};
 use crate::job::{Job, Rw};
 use crate::load::{self, Reached};
+use crate::pcache_rig::PcacheRig;
 use crate::results::{Axis, Claim, Plot, Promise, Study, Table};
-use crate::rig::{Cache, FILLS, Setup, bare_memory, ram_disk, settle};
+use crate::rig::{FILLS, Setup, bare_memory, ram_disk, settle};
 use crate::stats::{median, ratios};
 use crate::unit::Unit;
 
@@ -80,9 +81,9 @@ impl Price {
         setup: &Setup,
         origin: Arc<dyn Disk>,
         rounds: usize,
-        round: impl Fn(&mut Price, &Cache, &Job) -> Result<()>,
+        round: impl Fn(&mut Price, &PcacheRig, &Job) -> Result<()>,
     ) -> Result<()> {
-        let cache = setup.cache("write-price", origin, "0")?;
+        let cache = setup.pcache("write-price", origin, "0")?;
         let _background = Queue::background("udm-background", &cache.device)?;
         load::fill_often(&cache.device, FILLS * setup.cache_bytes())?;
         let size = (setup.cache_bytes() / 8).min(cache.device.size_bytes()) / MIB * MIB;
@@ -174,7 +175,7 @@ impl Price {
     }
 }
 
-fn measure(cache: &Cache, job: &Job) -> Result<Measure> {
+fn measure(cache: &PcacheRig, job: &Job) -> Result<Measure> {
     let mut meter = Meter::start();
     let reached = load::run(&cache.device, job)?;
     meter.clients_done(reached.cpu_nanos);

@@ -1,16 +1,13 @@
-//! The targets that studies measure: the one place where each is made, by what `--target` says.
+//! The targets that studies measure, by what `--target` says. A pcache is made in `pcache_rig`.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::thread;
-use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use udm::device::{Device, LoadedTable};
-use udm::disk::{Disk, FileDisk, FileOptions, IoMode};
-use udm::error::Kind;
+use udm::disk::{Disk, FileDisk, FileOptions};
 use udm::pmem::Pmem;
 use udm::shm::SharedWords;
 use udm::table::Word;
@@ -20,10 +17,7 @@ use udm::writecache::{OpenOptions, TableArgs, Writecache, shared_words};
 use crate::args::TargetName;
 use crate::machine::file_system;
 use crate::results::Study;
-use crate::rig::{Setup, open_pmem, write_out};
-
-/// A ring that was let go of has ended after so long.
-const RING_ENDS_WITHIN: Duration = Duration::from_secs(5);
+use crate::rig::{Setup, open_disk, open_pmem, write_out};
 
 /// What a writecache stands on, and with that its mode.
 #[derive(Debug)]
@@ -32,26 +26,6 @@ pub enum Ground {
     Memory(Arc<dyn Pmem>),
     /// Mode `s`.
     Disk(Arc<dyn Disk>),
-}
-
-/// Opens a file that may have been another's until just now: the kernel ends a ring, and with it
-/// the hold on its files, after whoever used it has gone on.
-pub fn open_disk(path: &Path) -> Result<FileDisk> {
-    open_disk_in(path, IoMode::default())
-}
-
-/// As [`open_disk`], with I/O in this way.
-pub fn open_disk_in(path: &Path, io: IoMode) -> Result<FileDisk> {
-    let options = FileOptions { io, ..FileOptions::default() };
-    let deadline = Instant::now() + RING_ENDS_WITHIN;
-    loop {
-        match FileDisk::open(path, &options) {
-            Err(error) if error.kind() == Kind::Busy && Instant::now() < deadline => {
-                thread::sleep(Duration::from_millis(1));
-            }
-            opened => return Ok(opened?),
-        }
-    }
 }
 
 /// A fresh writecache in front of `origin`; `words` are those of the table behind the devices.
@@ -116,7 +90,7 @@ impl Setup {
     ) -> Result<(Arc<Device>, String)> {
         match self.target {
             TargetName::Pcache => {
-                let cache = self.cache(name, backing, pcache_words)?;
+                let cache = self.pcache(name, backing, pcache_words)?;
                 Ok((cache.device, memory_in_words(cache.pmem.as_ref())))
             }
             TargetName::WritecacheP | TargetName::WritecacheS => {

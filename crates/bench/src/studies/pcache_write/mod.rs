@@ -27,8 +27,9 @@ use udm::target::Port;
 use udm::units::{GIB, MIB};
 
 use crate::load;
+use crate::pcache_rig::PcacheRig;
 use crate::results::{Axis, Claim, Plot, Promise, Study, Table};
-use crate::rig::{Cache, FILLS, Setup, bare_memory, ram_disk, settle};
+use crate::rig::{FILLS, Setup, bare_memory, ram_disk, settle};
 use crate::stats::{median, ratios};
 use crate::unit::Unit;
 
@@ -62,7 +63,7 @@ struct Results {
 
 /// What all contenders use.
 struct Stage<'a> {
-    cache: &'a Cache,
+    cache: &'a PcacheRig,
     /// Bytes of the device that are written to; the cache holds all of them.
     span: u64,
     clock: f64,
@@ -72,7 +73,7 @@ struct Stage<'a> {
 pub fn run(setup: &Setup) -> Result<Study> {
     let rounds = setup.repeats(5, 15);
     let price = Price::measure(setup, rounds)?;
-    let cache = setup.cache("write-cache", ram_disk(GIB), "0")?;
+    let cache = setup.pcache("write-cache", ram_disk(GIB), "0")?;
     let mut copy = BareCopy { pmem: bare_memory(setup, "write-copy")?, at: 0 };
     let background = Queue::background("udm-background", &cache.device)?;
     load::fill_often(&cache.device, FILLS * setup.cache_bytes())?;
