@@ -5,6 +5,7 @@
 mod common;
 
 use std::fs::OpenOptions;
+use std::io::Write;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -54,6 +55,12 @@ impl Bench {
         let mut bytes = vec![0; len];
         OpenOptions::new().read(true).open(&self.origin).unwrap().read_at(&mut bytes, 0).unwrap();
         bytes
+    }
+
+    /// Waits until the cache has that many blocks of 64 KiB.
+    fn wait_for_blocks(&self, count: u64) {
+        let cached = || self.udm.json(&["info", "vol"])["cached_bytes"].as_u64().unwrap();
+        wait_until("the client's write is there", || cached() >= count << 16);
     }
 
     fn dirty_bytes(&self) -> u64 {
@@ -286,5 +293,52 @@ fn a_failing_origin_loses_nothing_and_heals() {
     // In the server's own namespace.
     let origin = format!("/proc/{pid}/root{}", text(&folder.join("origin.img")));
     assert!(std::fs::read(origin).unwrap()[..data.len()] == data[..], "the origin has it all");
+    udm.ok(&["remove", "vol"]);
+}
+
+/// The README's recipe: the server is killed, then removed and made again from its own table, while
+/// a client of the kind that reconnects has a disk there. To it all this is a slow write.
+#[test]
+fn a_client_that_reconnects_outlives_its_servers() {
+    let bench = Bench::new();
+    let udm = &bench.udm;
+    bench.create();
+    let socket = text(&udm.path("vol.sock")).to_owned();
+    let disk = format!("driver=nbd,server.type=unix,server.path={socket},reconnect-delay=60");
+    let mut client = Command::new("qemu-io")
+        .args(["--image-opts", &disk])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("qemu-io; the tests need it installed");
+    let mut ask = client.stdin.take().unwrap();
+    let mut write = |nth: u64| writeln!(ask, "write -P {} {}k 64k", nth + 1, nth * 64).unwrap();
+    write(0);
+    bench.wait_for_blocks(1);
+
+    udm.kill_server("vol");
+    write(1);
+    bench.create();
+    bench.wait_for_blocks(2);
+
+    let table = udm.path("vol.table");
+    std::fs::write(&table, udm.ok(&["table", "vol"])).unwrap();
+    udm.refused(&["remove", "vol"]);
+    udm.ok(&["remove", "vol", "--force"]);
+    write(2);
+    udm.ok(&["create", "vol", "--table-file", text(&table), "--export", &bench.uri]);
+    bench.wait_for_blocks(3);
+
+    for nth in 0..3 {
+        writeln!(ask, "read -P {} {}k 64k", nth + 1, nth * 64).unwrap();
+    }
+    drop(ask);
+    let output = client.wait_with_output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{output:?}");
+    let count = |what: &str| said.matches(what).count();
+    assert_eq!((count("wrote 65536/65536"), count("read 65536/65536")), (3, 3), "{said}");
+    assert!(!said.contains("verification failed"), "{said}");
     udm.ok(&["remove", "vol"]);
 }
