@@ -361,7 +361,7 @@ impl FileJob {
 
     fn end(mut self, memory: Buffer, mut result: std::result::Result<(), Status>) -> DiskIo {
         let Files { whole, buffered, .. } = &*self.files;
-        whole.end_write(self.write.take());
+        whole.end_write(self.write.take(), result.is_ok());
         if self.io.op == Op::Read
             && result.is_ok()
             && !whole.believes(buffered, self.io.offset, memory.as_slice())

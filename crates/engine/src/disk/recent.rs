@@ -7,7 +7,11 @@
 //! downwards all that is a hole or was written since is not to be trusted. An end that no such
 //! write made is the cut itself.
 //!
-//! A gap that is known: a write up to the very end of the file, on its way while the file is cut,
+//! A write that failed, or that ended short, may have reached any byte of its range.
+//!
+//! Gaps that are known: a file system that does not tell holes shows none, so of its files only the
+//! end is known; and the file under a loop device is written by the kernel, so nothing is known of
+//! its writes. A write up to the very end of the file, on its way while the file is cut,
 //! makes it as long as it was, and hides the cut. That a file takes less room than before would
 //! tell it, but file systems give room back for reasons of their own.
 
@@ -36,7 +40,7 @@ struct Sent {
     next: u64,
     under_way: BTreeMap<u64, Range>,
     ended: Vec<Range>,
-    /// Ended before those, and joined.
+    /// Those that may have ended anywhere: failed ones, and what ended before the others, joined.
     older: Vec<Range>,
 }
 
@@ -50,11 +54,14 @@ impl Recent {
         ticket
     }
 
-    /// It is back.
-    pub(super) fn end(&self, ticket: u64) {
+    /// It is back, and `is_done` if all of it was written.
+    pub(super) fn end(&self, ticket: u64, is_done: bool) {
         let mut sent = lock(&self.0);
         if let Some(range) = sent.under_way.remove(&ticket) {
-            sent.ended.push(range);
+            match is_done {
+                true => sent.ended.push(range),
+                false => sent.older.push(range),
+            }
             if sent.ended.len() >= RANGES_MAX {
                 let Sent { ended, older, .. } = &mut *sent;
                 ended.append(older);
@@ -169,8 +176,20 @@ mod tests {
         let ticket = recent.begin((at, at + 4096));
         file.write_all_at(&[2; 4096], at).unwrap();
         if is_back {
-            recent.end(ticket);
+            recent.end(ticket, true);
         }
+    }
+
+    #[test]
+    fn a_write_that_failed_may_have_ended_anywhere() {
+        let (file, recent) = full(8 * MIB);
+        file.set_len(4 * MIB).unwrap();
+        let ticket = recent.begin((6 * MIB, 6 * MIB + 4096));
+        // Half of it is written before the disk refuses the rest.
+        file.write_all_at(&[2; 2048], 6 * MIB).unwrap();
+        recent.end(ticket, false);
+        let left = recent.look(&file, 8 * MIB).unwrap();
+        assert!((4 * MIB - (64 << 10)..=4 * MIB).contains(&left), "{left}");
     }
 
     #[test]
@@ -200,7 +219,7 @@ mod tests {
         let recent = Recent::default();
         for nth in 0..RANGES_MAX as u64 {
             let ticket = recent.begin((nth * 512, nth * 512 + 512));
-            recent.end(ticket);
+            recent.end(ticket, true);
         }
         assert_eq!(lock(&recent.0).older, [(0, RANGES_MAX as u64 * 512)]);
     }

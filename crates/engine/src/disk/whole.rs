@@ -133,10 +133,10 @@ impl Whole {
         Some(self.recent.as_ref()?.begin((offset, offset + len)))
     }
 
-    /// It is back.
-    pub(crate) fn end_write(&self, ticket: Option<u64>) {
+    /// It is back, and `is_done` if all of it was written.
+    pub(crate) fn end_write(&self, ticket: Option<u64>, is_done: bool) {
         if let (Some(recent), Some(ticket)) = (&self.recent, ticket) {
-            recent.end(ticket);
+            recent.end(ticket, is_done);
         }
     }
 
