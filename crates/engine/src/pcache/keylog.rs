@@ -323,7 +323,6 @@ impl KeyLog {
         }
         if keys.is_empty() && mark && head.is_unmarked {
             self.append_set(head, &[], false)?;
-            head.is_unmarked = false;
             head.owes_mark = false;
         }
         Ok(())
