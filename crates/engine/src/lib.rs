@@ -13,6 +13,7 @@
 
 #![deny(unsafe_code)]
 
+mod alarm;
 pub mod attaching;
 pub mod bio;
 pub mod buffer;
@@ -40,6 +41,7 @@ pub mod queue;
 pub mod rescue;
 mod retry;
 pub mod ring;
+mod room;
 #[cfg(test)]
 #[cfg(feature = "shuttle")]
 mod schedules;

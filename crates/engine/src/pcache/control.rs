@@ -228,6 +228,7 @@ impl Opening<'_> {
         let replay = replayed.rest;
         let writeback = Writeback::new(&log, marks_from, replayed.torn_until);
         let retention = args.retention.policy(segments.blocks());
+        let events = Arc::default();
         Ok(Attached::Open(Box::new(Pcache {
             is_replaying: AtomicBool::new(replay.is_some()),
             crcs: replayed.crcs,
@@ -247,15 +248,15 @@ impl Opening<'_> {
             seg_num: found.superblock.seg_num.get(),
             flags: AtomicU32::new(info.flags.get()),
             info: Mutex::new(found.info),
-            events: Arc::default(),
+            room: Room::new(&events, segments.blocks() * crate::units::BLOCK),
+            alarm: Alarm::new(&events),
+            events,
             dirty_at_start: replayed.dirty_bytes,
             cleaned_bytes: AtomicU64::new(0),
             is_draining: AtomicBool::new(false),
             is_suspended: AtomicBool::new(false),
-            is_armed: AtomicBool::new(true),
+            is_origin_limiting: AtomicBool::new(false),
             fill_bell: FillBell::new(segments.count(), args.high_watermark),
-            wants_room: AtomicBool::new(false),
-            gives_up: AtomicBool::new(false),
             counters: Counters::default(),
             notes: Mutex::new(replayed.notes),
             replay_pace: options.replay,

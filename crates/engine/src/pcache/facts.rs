@@ -166,7 +166,7 @@ impl Pcache {
             count("filled_bytes_total", &counters.filled_bytes, "cached after a miss"),
             count("damaged_reads_total", &counters.damaged_reads, "cached data failed its CRC"),
             count("damaged_runs_total", &counters.damaged_runs, "dirty data set aside as damaged"),
-            count("parked_total", &counters.parked, "requests that waited for room"),
+            count("parked_total", &self.room.waited, "requests that waited for room"),
             count("writeback_batches_total", &counters.batches, "batches written back"),
             count("written_back_bytes_total", &counters.written_back_bytes, "written back"),
             count("writeback_failures_total", batches_failed, "batches that failed"),

@@ -139,7 +139,7 @@ impl Pcache {
 
     /// Whether space is so short that writes wait or soon will.
     pub(super) fn is_space_short(&self) -> bool {
-        self.wants_room.load(Ordering::Relaxed) || self.segments.free() < self.free_wanted()
+        self.room.is_wanted() || self.segments.free() < self.free_wanted()
     }
 
     fn wants_collection(&self, gc: &mut Gc) -> bool {
@@ -149,7 +149,7 @@ impl Pcache {
         gc.stale_until.is_some()
             || self.segments.used() >= self.gc_threshold()
             || self.segments.free() < self.free_wanted()
-            || self.wants_room.load(Ordering::Relaxed) && !self.has_room()
+            || self.room.is_wanted() && !self.has_room()
     }
 
     /// Collects; and when all that could be passed was passed, and much of it was kept, once more:
@@ -389,12 +389,16 @@ impl Pcache {
 
     /// Wakes waiting bios if there is room for them.
     pub(super) fn tell_room(&self) {
-        let has_room = self.has_room();
-        if has_room && self.gives_up.load(Ordering::Relaxed) {
-            self.gives_up.store(false, Ordering::Relaxed);
+        let free = self.segments.free().saturating_sub(LOG_RESERVE + self.write_reserve);
+        let room = match self.log.has_room() {
+            true => u64::from(free) * u64::from(self.media.geometry.data_bytes()),
+            false => 0,
+        };
+        if room > 0 {
+            self.room.hope();
         }
-        if has_room && self.wants_room.swap(false, Ordering::SeqCst) {
-            self.events.room();
+        if room > 0 || self.room.has_stepped_back() {
+            self.room.tell(room, self.is_origin_limiting.load(Ordering::Relaxed));
         }
     }
 }

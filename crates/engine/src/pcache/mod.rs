@@ -69,12 +69,14 @@ mod walk;
 mod write;
 mod writeback;
 
+use crate::alarm::Alarm;
 use crate::attaching::AttachProgress;
 use crate::bio::{Bio, Op};
 use crate::disk::{Disk, DiskIo};
 use crate::error::{Error, Kind, Result, Status};
 use crate::mutants::{self, Mutant};
 use crate::pmem::Pmem;
+use crate::room::Room;
 use crate::shm::Keeper;
 use crate::slots::SlotState;
 use crate::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -225,7 +227,6 @@ struct Counters {
     filled_bytes: AtomicU64,
     damaged_reads: AtomicU64,
     damaged_runs: AtomicU64,
-    parked: AtomicU64,
     batches: AtomicU64,
     written_back_bytes: AtomicU64,
     writeback_failures: AtomicU64,
@@ -284,10 +285,11 @@ pub struct Pcache {
     cleaned_bytes: AtomicU64,
     is_draining: AtomicBool,
     is_suspended: AtomicBool,
-    is_armed: AtomicBool,
     fill_bell: FillBell,
-    wants_room: AtomicBool,
-    gives_up: AtomicBool,
+    /// See [`Pace`].
+    is_origin_limiting: AtomicBool,
+    room: Room,
+    alarm: Alarm,
     counters: Counters,
     notes: Mutex<Vec<String>>,
     /// Whether the background has a [`Replay`].
@@ -361,19 +363,10 @@ impl Pcache {
         self.came_bytes().saturating_sub(cleaned)
     }
 
-    /// Something waits for the background: make sure that it will look.
+    /// The background is to look. While somebody waits for room, a key that came since it looked
+    /// may be all that keeps that room, so it is woken in any case.
     fn arm(&self) {
-        let was_asleep =
-            !self.is_armed.load(Ordering::Relaxed) && !self.is_armed.swap(true, Ordering::SeqCst);
-        if was_asleep || self.is_waited_for() {
-            self.events.work();
-        }
-    }
-
-    /// Whether somebody waits for room. A key that came since the background looked may be all
-    /// that keeps it, and space that was given back all that is missing.
-    fn is_waited_for(&self) -> bool {
-        self.wants_room.load(Ordering::Relaxed)
+        self.alarm.arm(self.room.is_wanted());
     }
 
     fn is_urgent(&self) -> bool {
@@ -421,25 +414,20 @@ impl Pcache {
         }
     }
 
-    /// When to look again. With nothing to do it takes two looks to fall asleep: a write that
-    /// saw the background awake is visible at the second.
+    /// When to look again.
     fn next_look(&self, background: &Background) -> Option<Nanos> {
         let now = background.now;
         if background.replay.is_some() {
-            self.is_armed.store(true, Ordering::SeqCst);
+            self.alarm.keep();
             return Some(now);
         }
         let has_work = self.has_open_keys() || self.log.dirty_tail() != self.log.head();
         if has_work {
-            self.is_armed.store(true, Ordering::SeqCst);
+            self.alarm.keep();
             let next = self.writeback_deadline(background).unwrap_or(Nanos::MAX);
             return Some(next.clamp(now, now + CLOSE_AFTER));
         }
-        if mutants::is(Mutant::AsleepAtOnce) {
-            self.is_armed.store(false, Ordering::SeqCst);
-            return None;
-        }
-        self.is_armed.swap(false, Ordering::SeqCst).then_some(now + CLOSE_AFTER)
+        self.alarm.next_look(now, CLOSE_AFTER)
     }
 }
 
@@ -516,7 +504,7 @@ impl Target for Pcache {
             is_failing: lock(&self.background).writeback.retry().is_failing(),
             failed_batches: self.counters.writeback_failures.load(Ordering::Relaxed),
             medium_failure: failure.map(|failure| failure.to_string()).or(has_failed),
-            waited: self.counters.parked.load(Ordering::Relaxed),
+            waited: self.room.waited.load(Ordering::Relaxed),
             ..Health::default()
         }
     }

@@ -47,6 +47,9 @@ const MARK_SHARE: u64 = 4;
 const REST_MAX: Nanos = SECOND / 4;
 /// Bytes of a batch while clients are at work; one batch is one piece of work of the background.
 const GENTLE_BYTES: u64 = 8 * MIB;
+/// For so long after writes had to wait for write-back, and for nothing else, the backing device
+/// counts as what limits the rate: then writers share the room.
+const STARVED_FOR: Nanos = SECOND;
 
 /// Dirty data that came at about the same time.
 #[derive(Clone, Copy, Debug)]
@@ -72,6 +75,8 @@ pub(super) struct Pace {
     has_ended: bool,
     /// Collection has found all that it may pass, and space is short all the same.
     is_pressed: bool,
+    /// When writes were last seen to wait although collection had done all that it can.
+    starved_at: Option<Nanos>,
     rests_until: Nanos,
 }
 
@@ -208,7 +213,13 @@ impl Pcache {
 
     /// Collection has done what it can.
     pub(super) fn look_at_collection(&self, background: &mut Background) {
-        background.pace.is_pressed = self.is_space_short();
+        let Background { now, pace, .. } = background;
+        pace.is_pressed = self.is_space_short();
+        if self.room.is_wanted() && !self.has_room() {
+            pace.starved_at = Some(*now);
+        }
+        let is_limiting = pace.starved_at.is_some_and(|at| *now < at + STARVED_FOR);
+        self.is_origin_limiting.store(is_limiting, Ordering::Relaxed);
     }
 
     /// Starts write-back if it is time.

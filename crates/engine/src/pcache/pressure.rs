@@ -165,7 +165,7 @@ impl Pcache {
         let is_news = used >= self.gc_threshold()
             && self.counters.used_told.load(Ordering::Relaxed) != used
             && self.counters.used_told.swap(used, Ordering::Relaxed) != used;
-        if self.fill_bell.is_news(used) || is_news || self.is_waited_for() {
+        if self.fill_bell.is_news(used) || is_news || self.room.is_wanted() {
             self.events.work();
         }
         self.collect_ahead();
@@ -175,10 +175,8 @@ impl Pcache {
     pub(super) fn give_up_if_hopeless(&self, background: &Background) {
         let has_failed_long = background.writeback.retry().is_hopeless(background.now);
         let is_stuck = background.writeback.is_stuck() || lock(&self.collector).is_stuck();
-        let is_hopeless = (has_failed_long || is_stuck || self.log.has_failed())
-            && self.wants_room.load(Ordering::SeqCst);
-        if is_hopeless && !self.gives_up.swap(true, Ordering::SeqCst) {
-            self.events.room();
+        if has_failed_long || is_stuck || self.log.has_failed() {
+            self.room.give_up();
         }
     }
 }

@@ -112,6 +112,9 @@ impl ZeroExtent {
 impl Pcache {
     /// Stores the bio's data in the cache.
     pub(super) fn write(&self, mut bio: Bio, port: &mut Port) {
+        if !self.room.may_take(port.id, bio.len - bio.progress) {
+            return self.wait_for_room(bio, port);
+        }
         let mut has_helped = false;
         while bio.progress < bio.len {
             let Some(space) = self.take_space(&bio, port) else {
@@ -459,17 +462,7 @@ impl Pcache {
         if self.log.has_failed() {
             return port.finish(bio, Err(Status::Io));
         }
-        if self.gives_up.load(Ordering::Relaxed) {
-            return port.finish(bio, Err(Status::NoSpace));
-        }
-        self.counters.parked.fetch_add(1, Ordering::Relaxed);
-        port.parked.push_back(bio);
-        if mutants::is(Mutant::WantsRoomLate) {
-            self.events.work();
-            return self.wants_room.store(true, Ordering::SeqCst);
-        }
-        self.wants_room.store(true, Ordering::SeqCst);
-        self.events.work();
+        self.room.wait(bio, port);
     }
 
     /// A CLEAN key for data that the backing device has too.

@@ -487,7 +487,7 @@ impl Pcache {
         }) {
             Ok(()) => {
                 writeback.retry.succeeded();
-                self.gives_up.store(false, Ordering::Relaxed);
+                self.room.hope();
                 self.counters.batches.fetch_add(1, Ordering::Relaxed);
                 if self.finish_batch(writeback) {
                     self.go_on_writing(background, port);

@@ -8,12 +8,14 @@ use std::collections::{BTreeMap, HashMap};
 
 use zerocopy::IntoBytes;
 
+use crate::alarm::Alarm;
 use crate::bio::Op;
 use crate::buffer::Buffer;
 use crate::disk::{Disk, DiskIo, DiskLimits};
 use crate::error::{Error, Kind, Result};
 use crate::mutants::{self, Mutant};
 use crate::pmem::Pmem;
+use crate::room::Room;
 use crate::shm::{Keeper, SharedWords};
 use crate::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize};
 use crate::sync::{Arc, Mutex};
@@ -527,6 +529,7 @@ fn assemble(
     let (high, low) = args.watermarks();
     let mark = |percent: u32| (geometry.blocks * u64::from(100 - percent) + 50) / 100;
     let is_dirty = index.dirty() > 0;
+    let events = Arc::default();
     Writecache {
         overwrites: overwrite::is_wanted(&args, &medium, &geometry),
         label,
@@ -558,7 +561,9 @@ fn assemble(
         background: Mutex::default(),
         stats: (0..stripes).map(|_| Stats::default()).collect(),
         counters: Counters::default(),
-        events: Arc::default(),
+        room: Room::new(&events, geometry.blocks * u64::from(geometry.block_bytes)),
+        alarm: Alarm::new(&events),
+        events,
         watermarks: (mark(high), mark(low)),
         epoch: AtomicU64::new(0),
         is_cleaner: AtomicBool::new(args.options.cleaner),
@@ -566,13 +571,10 @@ fn assemble(
         is_flushing: AtomicBool::new(false),
         flushes_on_suspend: AtomicBool::new(args.options.cleaner),
         is_suspended: AtomicBool::new(false),
-        is_armed: AtomicBool::new(true),
-        wants_room: AtomicBool::new(false),
         wants_list: AtomicBool::new(false),
         wants_batch_end: AtomicBool::new(false),
         wants_round: AtomicBool::new(false),
         is_commit_asked: AtomicBool::new(false),
-        gives_up: AtomicBool::new(false),
         has_failed: AtomicBool::new(false),
         notes: found.notes,
         args,

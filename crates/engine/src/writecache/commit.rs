@@ -351,9 +351,9 @@ impl Writecache {
 
     /// Somebody may wait for the slots that were just put back.
     pub(super) fn signal_room(&self) {
-        if self.wants_room.load(Ordering::SeqCst) && self.wants_room.swap(false, Ordering::SeqCst) {
-            self.events.room();
-        }
+        let bytes = u64::from(self.pool.count()) * self.block_bytes();
+        // Only write-back gives slots back.
+        self.room.tell(bytes, true);
     }
 
     /// Closes the open batch: from here on writes fill the other lists. Takes the slots that this
@@ -474,7 +474,7 @@ impl Writecache {
         }
         if has_freed {
             // Whoever gave up before may wait again.
-            self.gives_up.store(false, Ordering::Relaxed);
+            self.room.hope();
         }
         self.ended.store(round, Ordering::SeqCst);
         has_freed

@@ -122,7 +122,7 @@ impl Writecache {
     /// Bios that wait for a slot: lets them try if one is there, else does what may give one. A
     /// version that was written back may wait for the commit of the one that replaces it.
     fn serve_waiting(&self, background: &Background, port: &mut Port) {
-        if !self.wants_room.load(Ordering::SeqCst) {
+        if !self.room.is_wanted() {
             return;
         }
         let helps = self.marks_waiting() > 0 || self.has_open() && background.writeback.is_idle();
@@ -138,11 +138,8 @@ impl Writecache {
     /// When nobody can make room any more, waiting for ever helps nobody.
     fn give_up_if_hopeless(&self, background: &Background) {
         let has_failed_long = background.writeback.retry().is_hopeless(background.now);
-        if self.wants_room.load(Ordering::SeqCst)
-            && (has_failed_long || self.has_no_slots())
-            && !self.gives_up.swap(true, Ordering::SeqCst)
-        {
-            self.events.room();
+        if self.room.is_wanted() && (has_failed_long || self.has_no_slots()) {
+            self.room.give_up();
         }
     }
 
@@ -157,8 +154,7 @@ impl Writecache {
         self.aside.len() == self.index.slots() as usize && (0..self.index.slots()).all(is_kept)
     }
 
-    /// When to look again. With nothing to do it takes two looks to fall asleep: a write that
-    /// saw the background awake is visible at the second.
+    /// When to look again.
     fn next_look(&self, background: &Background) -> Option<Nanos> {
         let now = background.now;
         if self.has_failed() {
@@ -172,10 +168,10 @@ impl Writecache {
         ];
         let next = moments.into_iter().flatten().min();
         if next.is_some() {
-            self.is_armed.store(true, Ordering::SeqCst);
+            self.alarm.keep();
             return next.map(|next| next.max(now + 1));
         }
-        self.is_armed.swap(false, Ordering::SeqCst).then_some(now + SECOND)
+        self.alarm.next_look(now, SECOND)
     }
 
     /// No bio is in flight: everything becomes durable, and with `flush_on_suspend` goes to the
@@ -249,7 +245,7 @@ impl Writecache {
             self.sum(|stats| &stats.hits_committed),
             self.sum(|stats| &stats.around),
             self.sum(|stats| &stats.allocated),
-            counter(&self.counters.blocked),
+            counter(&self.room.waited),
             counter(&self.counters.flushes),
             counter(&self.counters.discards),
         )
@@ -323,7 +319,7 @@ impl Writecache {
             drop(locked);
         }
         let counters = &self.counters;
-        for counter in [&counters.blocked, &counters.flushes, &counters.discards] {
+        for counter in [&self.room.waited, &counters.flushes, &counters.discards] {
             counter.store(0, Ordering::Relaxed);
         }
     }

@@ -55,6 +55,7 @@ mod zero;
 
 use std::collections::HashMap;
 
+use crate::alarm::Alarm;
 use crate::attaching::AttachProgress;
 use crate::bio::{Bio, Op};
 use crate::buffer::Buffer;
@@ -62,6 +63,7 @@ use crate::disk::{Disk, DiskErrors, DiskIo};
 use crate::error::{Result, Status};
 use crate::mutants::{self, Mutant};
 use crate::per_port::PerPort;
+use crate::room::Room;
 use crate::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use crate::sync::{Arc, Mutex, lock};
 use crate::target::{Dirty, Events, Extent, Fact, Health, Port, Target, TargetLimits};
@@ -154,7 +156,6 @@ fn add(counter: &AtomicU64, count: u64) {
 
 #[derive(Debug, Default)]
 struct Counters {
-    blocked: AtomicU64,
     flushes: AtomicU64,
     discards: AtomicU64,
     commits: AtomicU64,
@@ -247,8 +248,8 @@ pub struct Writecache {
     is_flushing: AtomicBool,
     flushes_on_suspend: AtomicBool,
     is_suspended: AtomicBool,
-    is_armed: AtomicBool,
-    wants_room: AtomicBool,
+    room: Room,
+    alarm: Alarm,
     /// A write may wait for others that have the promise of a whole list.
     wants_list: AtomicBool,
     /// A discard may wait for blocks that are being written back.
@@ -256,7 +257,6 @@ pub struct Writecache {
     wants_round: AtomicBool,
     /// Mode `s`: the background is to commit.
     is_commit_asked: AtomicBool,
-    gives_up: AtomicBool,
     /// The origin alone is not consistent: it has newer data than some that only the cache has.
     is_torn: AtomicBool,
     /// The cache device refused what must not be refused.
@@ -338,9 +338,7 @@ impl Writecache {
 
     /// Something waits for the background: make sure that it will look.
     fn arm(&self) {
-        if !self.is_armed.load(Ordering::Relaxed) && !self.is_armed.swap(true, Ordering::SeqCst) {
-            self.events.work();
-        }
+        self.alarm.arm(false);
     }
 
     /// No slot is free: the bio waits, the background makes room.
@@ -348,13 +346,7 @@ impl Writecache {
         if self.has_failed() {
             return port.finish(bio, Err(Status::Io));
         }
-        if self.gives_up.load(Ordering::Relaxed) {
-            return port.finish(bio, Err(Status::NoSpace));
-        }
-        self.counters.blocked.fetch_add(1, Ordering::Relaxed);
-        port.parked.push_back(bio);
-        self.wants_room.store(true, Ordering::SeqCst);
-        self.events.work();
+        self.room.wait(bio, port);
     }
 
     fn origin_io(&self, op: Op, offset: u64, len: u64, buffer: Buffer, token: u64) -> DiskIo {
@@ -445,7 +437,7 @@ impl Target for Writecache {
             is_failing: lock(&self.background).writeback.retry().is_failing(),
             failed_batches: self.counters.writeback_failures.load(Ordering::Relaxed),
             medium_failure: failure.map(|failure| failure.to_string()).or(has_failed),
-            waited: self.counters.blocked.load(Ordering::Relaxed),
+            waited: self.room.waited.load(Ordering::Relaxed),
         }
     }
 

@@ -380,7 +380,7 @@ impl Writecache {
         self.cleans_all()
             || self.is_suspended()
             || self.args.options.max_age.is_some()
-            || self.wants_room.load(Ordering::SeqCst)
+            || self.room.is_wanted()
             || self.wants_batch_end.load(Ordering::SeqCst)
             || self.available() <= self.watermarks.1
     }

@@ -25,7 +25,7 @@ const STAGE_BLOCKS_MAX: usize = SLOTS_MAX;
 
 /// Room in a list of uncommitted blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Room {
+enum ListRoom {
     /// It is there.
     Promised,
     /// It is there when what the list has is committed.
@@ -74,6 +74,9 @@ impl Writecache {
     /// Stores the bio's data in the cache, from its progress on.
     pub(super) fn write(&self, mut bio: Bio, port: &mut Port) {
         let block_bytes = self.block_bytes();
+        if !self.room.may_take(port.id, bio.len - bio.progress) {
+            return self.wait_for_room(bio, port);
+        }
         while bio.progress < bio.len {
             let first = self.block_at(bio.offset + bio.progress);
             let end = self.block_at(bio.end()).min(self.index.region_end(first));
@@ -100,12 +103,12 @@ impl Writecache {
             // In mode `p` a full list is committed when it is met.
             if !self.is_pmem() {
                 match self.promise(first, slots.len()) {
-                    Room::Promised => {}
+                    ListRoom::Promised => {}
                     room => {
                         self.pool.put_all(&slots);
                         self.signal_room();
                         return match room {
-                            Room::AfterOthers => port.parked.push_back(bio),
+                            ListRoom::AfterOthers => port.parked.push_back(bio),
                             _ => self.wait_for_list(bio, port),
                         };
                     }
@@ -154,7 +157,7 @@ impl Writecache {
     }
 
     /// Makes sure of room in the list of uncommitted blocks.
-    fn promise(&self, first: u64, count: usize) -> Room {
+    fn promise(&self, first: u64, count: usize) -> ListRoom {
         let locked = self.index.lock_of(first);
         let stripe = locked.stripe();
         let filling = self.filling[stripe].load(Ordering::Relaxed) as usize;
@@ -162,14 +165,14 @@ impl Writecache {
         let len = self.open.len(stripe, filling);
         if len + promised as usize + count <= self.open.list_max() {
             self.promised[stripe].store(promised + count as u32, Ordering::Relaxed);
-            return Room::Promised;
+            return ListRoom::Promised;
         }
         if len > 0 {
-            return Room::AfterRound;
+            return ListRoom::AfterRound;
         }
         // Under the lock: whoever keeps or breaks his promise sees it.
         self.wants_list.store(true, Ordering::SeqCst);
-        Room::AfterOthers
+        ListRoom::AfterOthers
     }
 
     /// Others have kept or broken their promises: somebody may wait for that.
@@ -399,7 +402,7 @@ impl Writecache {
         self.filled.add(stripe, is_first && !slots.is_empty(), count);
         drop(locked);
         // A slot that it replaced is free, or there is more to be committed and written back.
-        if self.wants_room.load(Ordering::SeqCst) && !mutants::is(Mutant::PublishUnheard) {
+        if self.room.is_wanted() && !mutants::is(Mutant::PublishUnheard) {
             self.events.work();
         }
         self.signal_list();

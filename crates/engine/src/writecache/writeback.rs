@@ -176,7 +176,7 @@ impl Writecache {
             writeback.bypassed_seen = bypassed;
             writeback.rests_until = now + pause;
         }
-        let is_urgent = self.cleans_all() || self.wants_room.load(Ordering::Relaxed);
+        let is_urgent = self.cleans_all() || self.room.is_wanted();
         now < writeback.rests_until && !is_urgent
     }
 
@@ -444,7 +444,7 @@ impl Writecache {
         self.counters.batches.fetch_add(1, Ordering::Relaxed);
         if writeback.unreadable.is_empty() {
             writeback.retry.succeeded();
-            self.gives_up.store(false, Ordering::Relaxed);
+            self.room.hope();
         } else {
             self.begin_pause(writeback);
         }

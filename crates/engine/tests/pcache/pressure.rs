@@ -4,7 +4,7 @@
 use udm::bio::Bio;
 use udm::buffer::Buffer;
 use udm::pmem::Persistence;
-use udm::target::Target;
+use udm::target::{Port, Target};
 use udm::units::{KIB, MIB, SECOND};
 
 use crate::world::{Setup, World};
@@ -200,4 +200,99 @@ fn nobody_collects_while_the_log_is_replayed() {
         let found = world.read(32 * MIB + nth * BLOCK, BLOCK as usize);
         assert_eq!(found, [nth as u8; BLOCK as usize], "write {nth}");
     }
+}
+
+/// Free segments that writes leave to the log, and to what is moved.
+const RESERVE: u64 = 4;
+/// Where each writer writes, more than the cache has.
+const WRITER_BYTES: u64 = 80 * MIB;
+
+/// A thread that writes new blocks as long as it finds room.
+struct Writer {
+    port: Port,
+    next: u64,
+    room_epoch: u64,
+    done: u64,
+}
+
+impl Writer {
+    fn new(id: usize) -> Writer {
+        Writer { port: Port::new(id), next: 0, room_epoch: 0, done: 0 }
+    }
+
+    /// Goes on until it has to wait.
+    fn turn(&mut self, world: &World) {
+        let epoch = world.target().events().unwrap().room_epoch();
+        if epoch != std::mem::replace(&mut self.room_epoch, epoch) {
+            for bio in std::mem::take(&mut self.port.parked) {
+                world.target().submit(bio, &mut self.port);
+            }
+        }
+        while self.port.parked.is_empty() {
+            let at = self.port.id as u64 * WRITER_BYTES + self.next % WRITER_BYTES;
+            world.target().submit(block(world, at, 1), &mut self.port);
+            self.next += BLOCK;
+        }
+        self.done += self.port.done.drain(..).filter(|bio| bio.status == Ok(())).count() as u64;
+    }
+}
+
+#[test]
+fn writers_that_wait_for_the_origin_get_equal_shares() {
+    let mut world = World::new(Setup {
+        cache_bytes: 20480 + 1024 * (64 << 10),
+        backing_bytes: 4 * WRITER_BYTES,
+        ..Setup::small()
+    });
+    world.open();
+    // Batches come back one by one.
+    world.is_held = true;
+    let mut writers: Vec<Writer> = (0..4).map(Writer::new).collect();
+    for round in 0..80 {
+        // The same one always comes first, and takes all that it finds.
+        writers.iter_mut().for_each(|writer| writer.turn(&world));
+        world.tick(SECOND / 100);
+        if round % 4 == 0 {
+            world.release_held();
+        }
+        if round == 20 {
+            writers.iter_mut().for_each(|writer| writer.done = 0);
+        }
+    }
+    let done: Vec<u64> = writers.iter().map(|writer| writer.done).collect();
+    let (most, least) = (*done.iter().max().unwrap(), *done.iter().min().unwrap());
+    assert!(least > 1000, "{done:?}");
+    assert!(most * 10 <= least * 12, "{done:?}");
+}
+
+#[test]
+fn what_a_writer_steps_back_from_is_not_lost_when_the_origin_fails() {
+    let mut world = World::new(Setup {
+        cache_bytes: 20480 + 1024 * (64 << 10),
+        backing_bytes: 4 * WRITER_BYTES,
+        ..Setup::small()
+    });
+    world.open();
+    world.is_held = true;
+    let mut writers: Vec<Writer> = (0..2).map(Writer::new).collect();
+    // Until both have waited for the origin, and a lot of room comes.
+    for round in 0.. {
+        assert!(round < 200);
+        writers.iter_mut().for_each(|writer| writer.turn(&world));
+        world.tick(SECOND / 100);
+        world.release_held();
+        if round > 20 && world.fact("free_segments") > 12 {
+            break;
+        }
+    }
+    // From here on nothing comes back, and one of the two writes no more: all room is the other's.
+    let free = world.fact("free_segments");
+    let before = writers[0].done;
+    for _ in 0..200 {
+        writers[0].turn(&world);
+        world.tick(SECOND / 100);
+    }
+    let done = writers[0].done - before;
+    assert!(done >= (free - RESERVE) * SEGMENT_BLOCKS, "{done} of {free} segments");
+    assert!(world.fact("free_segments") <= RESERVE + 1);
 }

@@ -222,6 +222,18 @@ impl World {
         self.settle();
     }
 
+    /// Carries out what is held now; what follows from it is held again.
+    pub fn release_held(&mut self) {
+        let pcache = self.pcache.as_ref().expect("open");
+        for io in std::mem::take(&mut self.held) {
+            io.disk.clone().start(io, &mut self.ring);
+        }
+        while let Some(io) = self.ring.pop_completed() {
+            pcache.complete(io, &mut self.port);
+        }
+        self.settle();
+    }
+
     /// Lets time pass, with a background tick at its end.
     pub fn tick(&mut self, nanos: Nanos) {
         self.now += nanos;

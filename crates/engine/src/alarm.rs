@@ -1,0 +1,50 @@
+//! Whether the background of a target will look at what changed.
+//!
+//! While there is work, the background ticks by itself and need not be woken. With nothing to do
+//! it takes two looks to fall asleep: at the first one it disarms the alarm, at the second one it
+//! sees everything that was done before the alarm was armed again. So a write pays for a wake-up
+//! only if the background may be asleep.
+
+use crate::mutants::{self, Mutant};
+use crate::sync::Arc;
+use crate::sync::atomic::{AtomicBool, Ordering};
+use crate::target::Events;
+use crate::units::Nanos;
+
+/// Armed while the background is sure to look again.
+#[derive(Debug)]
+pub(crate) struct Alarm {
+    is_armed: AtomicBool,
+    events: Arc<Events>,
+}
+
+impl Alarm {
+    pub(crate) fn new(events: &Arc<Events>) -> Alarm {
+        Alarm { is_armed: AtomicBool::new(true), events: events.clone() }
+    }
+
+    /// Something changed. Wakes the background if it may be asleep, or if `is_urgent`.
+    #[inline]
+    pub(crate) fn arm(&self, is_urgent: bool) {
+        let was_asleep =
+            !self.is_armed.load(Ordering::Relaxed) && !self.is_armed.swap(true, Ordering::SeqCst);
+        if was_asleep || is_urgent {
+            self.events.work();
+        }
+    }
+
+    /// The background has work, and looks again by itself.
+    pub(crate) fn keep(&self) {
+        self.is_armed.store(true, Ordering::SeqCst);
+    }
+
+    /// The background has nothing to do. Says when to look again: after `pause` from `now` if this
+    /// was the first such look, else not before it is woken.
+    pub(crate) fn next_look(&self, now: Nanos, pause: Nanos) -> Option<Nanos> {
+        if mutants::is(Mutant::AsleepAtOnce) {
+            self.is_armed.store(false, Ordering::SeqCst);
+            return None;
+        }
+        self.is_armed.swap(false, Ordering::SeqCst).then_some(now + pause)
+    }
+}

@@ -1,0 +1,261 @@
+//! Room in a cache that is full: which bios wait for it, who is told, and how much each port gets.
+//!
+//! A bio that finds no room is parked in its port, and the background is woken to make some. When
+//! there is room, every listener is told, and each port submits its parked bios again.
+//!
+//! **No wake-up is lost.** A bio is parked before `is_wanted` is set, and the background is woken
+//! after that; so a tick that finds nobody waiting is followed by another one. Whoever tells takes
+//! `is_wanted` away first; a bio that is parked afterwards sets it again.
+//!
+//! **Shares.** Where the slow device limits the rate, room comes in large pieces, and the thread
+//! that runs first would take a whole piece while others wait for the next one. So if several
+//! ports asked since room was told last, each may take an equal share of it: shares are added to a
+//! *level*, and a port whose account has reached the level *steps back*: its bio waits as if there
+//! was no room. The background tells it again at its next tick, and by then the others had their
+//! turn. A port that did not get to run in time is below the level and catches up, so shares are
+//! equal in the long run. A port that asks alone has no limit.
+
+use crate::bio::Bio;
+use crate::error::Status;
+use crate::mutants::{self, Mutant};
+use crate::sync::Arc;
+use crate::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use crate::target::{Events, Port};
+use crate::units::{KIB, MIB, SECTOR};
+
+/// Room is shared by the ports that asked since it was told this many times before: those that were
+/// told may still wait for a processor.
+const RECENT: u32 = 32;
+/// Ports with an account of their own; ports that are this many numbers apart share one.
+const ACCOUNTS: usize = 64;
+/// What is left of a piece that was told is given out in shares of this size, and of no more than
+/// this part (1 / n) of the cache: each step back costs a turn of the background.
+const REST_BYTES: u64 = 256 * KIB;
+const REST_PART: u64 = 64;
+/// A port that comes after a pause catches up by this much at most, and by no more than this part
+/// (1 / n) of the cache.
+const CATCH_UP_BYTES: u64 = 32 * MIB;
+const CATCH_UP_PART: u64 = 8;
+/// The level of ports that may take what they find.
+const NO_LIMIT: u64 = u64::MAX;
+
+/// Who waits for room, and what each one may take.
+#[derive(Debug)]
+pub(crate) struct Room {
+    events: Arc<Events>,
+    is_wanted: AtomicBool,
+    /// Nobody can make room any more: bios that find none fail.
+    gives_up: AtomicBool,
+    has_stepped_back: AtomicBool,
+    /// Requests that have waited.
+    pub(crate) waited: AtomicU64,
+    /// How often room was told.
+    told: AtomicU32,
+    /// Up to where accounts may go now, in sectors; [`NO_LIMIT`] while ports take what they find.
+    level: AtomicU64,
+    /// The level that there was last. Changed by whoever tells.
+    last_level: AtomicU64,
+    /// Bytes, as these two.
+    catch_up: u64,
+    share_of_rest: u64,
+    accounts: Box<[Account]>,
+}
+
+/// What a port has taken, and when it asked.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+struct Account {
+    /// Sectors, while there was a level.
+    taken: AtomicU64,
+    /// How often room had been told when the port asked last.
+    asked: AtomicU32,
+}
+
+impl Room {
+    /// For a cache with this many bytes of room in all.
+    pub(crate) fn new(events: &Arc<Events>, bytes: u64) -> Room {
+        Room {
+            catch_up: CATCH_UP_BYTES.min(bytes / CATCH_UP_PART),
+            share_of_rest: REST_BYTES.min(bytes / REST_PART).max(SECTOR),
+            events: events.clone(),
+            is_wanted: AtomicBool::new(false),
+            gives_up: AtomicBool::new(false),
+            has_stepped_back: AtomicBool::new(false),
+            waited: AtomicU64::new(0),
+            // Nobody has asked lately.
+            told: AtomicU32::new(2 * RECENT),
+            level: AtomicU64::new(NO_LIMIT),
+            last_level: AtomicU64::new(0),
+            accounts: (0..ACCOUNTS).map(|_| Account::default()).collect(),
+        }
+    }
+
+    /// Whether somebody waits for room.
+    #[inline]
+    pub(crate) fn is_wanted(&self) -> bool {
+        self.is_wanted.load(Ordering::SeqCst)
+    }
+
+    /// No room now: the bio waits, unless nobody can make any.
+    pub(crate) fn wait(&self, bio: Bio, port: &mut Port) {
+        if self.gives_up.load(Ordering::Relaxed) {
+            return port.finish(bio, Err(Status::NoSpace));
+        }
+        self.waited.fetch_add(1, Ordering::Relaxed);
+        self.note_asker(port.id);
+        port.parked.push_back(bio);
+        if mutants::is(Mutant::WantsRoomLate) {
+            self.events.work();
+            return self.is_wanted.store(true, Ordering::SeqCst);
+        }
+        self.is_wanted.store(true, Ordering::SeqCst);
+        self.events.work();
+    }
+
+    fn note_asker(&self, port: usize) {
+        let now = self.told.load(Ordering::Relaxed);
+        self.accounts[port % ACCOUNTS].asked.store(now, Ordering::Relaxed);
+    }
+
+    /// Ports that share what is told now.
+    fn crowd(&self, now: u32) -> u64 {
+        let is_recent =
+            |account: &&Account| now.wrapping_sub(account.asked.load(Ordering::Relaxed)) <= RECENT;
+        self.accounts.iter().filter(is_recent).count() as u64
+    }
+
+    /// Whether a port may take `bytes`. If not, it is to wait: it steps back.
+    #[inline]
+    pub(crate) fn may_take(&self, port: usize, bytes: u64) -> bool {
+        let level = self.level.load(Ordering::Relaxed);
+        level == NO_LIMIT || self.charge(level, port, bytes)
+    }
+
+    #[cold]
+    fn charge(&self, level: u64, port: usize, bytes: u64) -> bool {
+        let account = &self.accounts[port % ACCOUNTS].taken;
+        let lowest = level.saturating_sub(self.catch_up / SECTOR);
+        let taken = account.load(Ordering::Relaxed).max(lowest);
+        if taken >= level {
+            self.has_stepped_back.store(true, Ordering::SeqCst);
+            return false;
+        }
+        account.store(taken + bytes.div_ceil(SECTOR), Ordering::Relaxed);
+        true
+    }
+
+    /// Whether a port stepped back from room that was told.
+    pub(crate) fn has_stepped_back(&self) -> bool {
+        self.has_stepped_back.load(Ordering::SeqCst)
+    }
+
+    /// Bios that wait are told to try again. There are `bytes` of room, beside what others have
+    /// stepped back from. `is_limited`: more comes only as fast as the slow device takes data.
+    pub(crate) fn tell(&self, bytes: u64, is_limited: bool) {
+        if self.is_wanted() && self.is_wanted.swap(false, Ordering::SeqCst) {
+            self.has_stepped_back.store(false, Ordering::SeqCst);
+            self.divide(bytes, is_limited);
+            self.events.room();
+        }
+    }
+
+    /// Raises the level by an equal share for each port.
+    fn divide(&self, bytes: u64, is_limited: bool) {
+        let now = self.told.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
+        let crowd = self.crowd(now);
+        if crowd < 2 || !is_limited {
+            return self.level.store(NO_LIMIT, Ordering::Relaxed);
+        }
+        let share = match bytes {
+            0 => self.share_of_rest / SECTOR,
+            _ => (bytes / crowd / SECTOR).max(1),
+        };
+        let level = self.last_level.fetch_add(share, Ordering::Relaxed) + share;
+        self.level.store(level, Ordering::Relaxed);
+    }
+
+    /// Nobody can make room any more. Bios that wait are told, and fail.
+    pub(crate) fn give_up(&self) {
+        if self.is_wanted() && !self.gives_up.swap(true, Ordering::SeqCst) {
+            self.events.room();
+        }
+    }
+
+    /// Something succeeded that may lead to room: bios may wait again.
+    pub(crate) fn hope(&self) {
+        if self.gives_up.load(Ordering::Relaxed) {
+            self.gives_up.store(false, Ordering::Relaxed);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::buffer::Buffer;
+
+    fn room() -> Room {
+        Room::new(&Arc::default(), 64 * MIB)
+    }
+
+    /// A port asks, without a bio that anybody would look at.
+    fn ask(room: &Room, port: usize) {
+        room.wait(Bio::write(0, Buffer::from_bytes(&[0; 512]), false, 0), &mut Port::new(port));
+    }
+
+    /// Takes blocks for a port until it has to step back, or has `most`.
+    fn take(room: &Room, port: usize, most: u64) -> u64 {
+        (0..most).take_while(|_| room.may_take(port, 4096)).count() as u64
+    }
+
+    #[test]
+    fn ports_that_asked_have_equal_shares() {
+        let room = room();
+        (0..4).for_each(|port| ask(&room, port));
+        room.tell(16 * MIB, true);
+        assert_eq!(take(&room, 0, 5000), 1024);
+        assert_eq!(take(&room, 3, 1000), 1000, "below its share");
+        ask(&room, 0);
+        assert!(room.has_stepped_back());
+        // What is left comes in small shares, until the others had time to come.
+        room.tell(0, true);
+        assert_eq!(take(&room, 0, 5000), REST_BYTES / 4096);
+        assert_eq!(take(&room, 3, 5000), 24 + 64, "what it had not taken, and the new share");
+        assert_eq!(take(&room, 1, 5000), 1024 + 64, "late, and has all of its share");
+    }
+
+    #[test]
+    fn a_port_that_asks_alone_has_no_limit() {
+        let room = room();
+        ask(&room, 0);
+        room.tell(MIB, true);
+        assert_eq!(take(&room, 0, 5000), 5000);
+        (0..3).for_each(|port| ask(&room, port));
+        room.tell(MIB, true);
+        assert!(take(&room, 0, 5000) < 100);
+        // The others ask no more.
+        for _ in 0..=RECENT {
+            ask(&room, 0);
+            room.tell(0, true);
+        }
+        assert_eq!(take(&room, 0, 5000), 5000);
+    }
+
+    #[test]
+    fn nothing_is_divided_while_room_comes_at_the_speed_of_memory() {
+        let room = room();
+        (0..4).for_each(|port| ask(&room, port));
+        room.tell(MIB, false);
+        assert_eq!(take(&room, 0, 5000), 5000);
+    }
+
+    #[test]
+    fn a_request_larger_than_a_share_goes_on() {
+        let room = room();
+        (0..4).for_each(|port| ask(&room, port));
+        room.tell(MIB, true);
+        assert!(room.may_take(1, 32 * MIB));
+        assert!(!room.may_take(1, 4096), "its account is overdrawn");
+        assert!(room.may_take(2, 4096));
+    }
+}
