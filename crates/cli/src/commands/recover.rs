@@ -15,7 +15,7 @@ use udm::device::Device;
 use udm::queue::Queue;
 use udm::sync::Arc;
 use udm::target::FactValue;
-use udm::targets::{Recovery, TARGETS, TargetType};
+use udm::targets::{Recovery, caches};
 use udm::units::human_bytes;
 
 use super::inspect::look_at;
@@ -40,12 +40,12 @@ pub fn recover(args: &RecoverArgs) -> Result<()> {
     }
     // Looking first keeps a device that is no cache from being formatted as one.
     let found = look_at(&args.cache_device, args.start_sector)?;
-    if args.truncate && !has_log(found.kind) {
-        let caches: Vec<&str> =
-            TARGETS.iter().filter(|kind| has_log(kind)).map(|kind| kind.name).collect();
+    let with_log: Vec<&str> =
+        caches().filter(|(_, cache)| cache.has_log).map(|(kind, _)| kind.name).collect();
+    if args.truncate && !with_log.contains(&found.kind.name) {
         bail!(
             "--truncate is about the log of a {}; {} is none",
-            caches.join(" or a "),
+            with_log.join(" or a "),
             args.cache_device
         );
     }
@@ -75,10 +75,6 @@ pub fn recover(args: &RecoverArgs) -> Result<()> {
         "damaged_bytes": lost_bytes,
     });
     print_result(args.json, &text, &value)
-}
-
-fn has_log(kind: &TargetType) -> bool {
-    kind.cache.as_ref().is_some_and(|cache| cache.has_log)
 }
 
 /// What the user asks of a recovery.
@@ -120,8 +116,7 @@ fn in_words_of_recover(error: &anyhow::Error) -> anyhow::Error {
     let text = text
         .replace("add `lost_memory accept` to the table", "give --accept-loss")
         .replace("`lost_memory accept` in the table goes on", "--accept-loss goes on");
-    let caches = TARGETS.iter().filter_map(|kind| kind.cache.as_ref());
-    anyhow!(caches.fold(text, |text, cache| {
+    anyhow!(caches().fold(text, |text, (_, cache)| {
         let table = format!("`{}` in the table goes on", cache.words_to_accept_damage);
         text.replace(&table, "--truncate goes on")
     }))

@@ -28,7 +28,7 @@ use crate::target::Target;
 
 pub use opening::{BuildOptions, Opener};
 pub(crate) use opening::{Opening, refuse_read_only};
-pub use recovery::{CacheType, CutCache, Recovery, cut_of, inspect};
+pub use recovery::{CacheType, CutCache, Recovery, caches, cut_of, inspect};
 
 /// A type of target.
 #[derive(Debug)]

@@ -54,12 +54,16 @@ pub struct Recovery<'a> {
     pub accepts_loss: bool,
 }
 
-/// Types of caches that can begin at `start`.
-fn types_at(
+/// Every type of cache.
+pub fn caches() -> impl DoubleEndedIterator<Item = (&'static TargetType, &'static CacheType)> {
+    TARGETS.into_iter().filter_map(|kind| Some((kind, kind.cache.as_ref()?)))
+}
+
+/// Those that can begin at byte `start`.
+fn caches_at(
     start: u64,
 ) -> impl DoubleEndedIterator<Item = (&'static TargetType, &'static CacheType)> {
-    let caches = TARGETS.into_iter().filter_map(|known| Some((known, known.cache.as_ref()?)));
-    caches.filter(move |(_, cache)| start == 0 || cache.begins_anywhere)
+    caches().filter(move |(_, cache)| start == 0 || cache.begins_anywhere)
 }
 
 /// What the cache holds that begins at sector `start_sector` of `pmem`, and its type. `keeper`
@@ -73,16 +77,16 @@ pub fn inspect(
 ) -> Result<(&'static TargetType, Contents)> {
     let start = start_sector.saturating_mul(SECTOR);
     // A writecache has its superblock before that of a pcache, so it is looked for first.
-    let found = types_at(start).rev().find(|(_, cache)| (cache.is_at)(pmem, start));
-    let (known, cache) = found.or_else(|| types_at(start).next()).expect("a cache begins anywhere");
-    Ok((known, (cache.inspect)(pmem, start, &keeper(known.name))?))
+    let found = caches_at(start).rev().find(|(_, cache)| (cache.is_at)(pmem, start));
+    let (kind, cache) = found.or_else(|| caches_at(start).next()).expect("one may begin anywhere");
+    Ok((kind, (cache.inspect)(pmem, start, &keeper(kind.name))?))
 }
 
 /// The cache that begins at sector `start_sector` of `pmem`, and its type, if the device was cut
 /// short.
 pub fn cut_of(pmem: &Arc<dyn Pmem>, start_sector: u64) -> Option<(&'static TargetType, CutCache)> {
     let start = start_sector.saturating_mul(SECTOR);
-    types_at(start).rev().find_map(|(known, cache)| Some((known, (cache.cut_of)(pmem, start)?)))
+    caches_at(start).rev().find_map(|(kind, cache)| Some((kind, (cache.cut_of)(pmem, start)?)))
 }
 
 impl TargetType {
