@@ -6,10 +6,27 @@
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::sync::LazyLock;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use udm::targets::caches;
+use udm_export::FORMS;
 
 use crate::runtime::DeviceName;
+
+/// What `--start-sector` takes; `device` names the cache device.
+fn start_help(device: &str) -> String {
+    let movable = caches().filter(|(_, cache)| cache.begins_anywhere);
+    let names: Vec<&str> = movable.map(|(kind, _)| kind.name).collect();
+    format!("Where a {} begins on {device}, if its table says so", names.join(" or a "))
+}
+
+static INSPECT_START_HELP: LazyLock<String> = LazyLock::new(|| start_help("it"));
+static RECOVER_START_HELP: LazyLock<String> = LazyLock::new(|| start_help("its device"));
+
+/// What `--export` takes.
+static EXPORT_HELP: LazyLock<String> =
+    LazyLock::new(|| format!("A way in for clients: {FORMS}; may be repeated"));
 
 /// Linux's device-mapper caches in user space, on the kernel's own media.
 #[derive(Debug, Parser)]
@@ -131,8 +148,8 @@ pub struct CreateArgs {
     pub name: DeviceName,
     #[command(flatten)]
     pub source: TableSource,
-    /// A way in for clients: nbd+unix:///PATH or nbd://ADDR:PORT; may be repeated
-    #[arg(long, value_name = "URI")]
+    /// Ways in for clients.
+    #[arg(long, value_name = "URI", help = EXPORT_HELP.as_str())]
     pub export: Vec<String>,
     /// Serve at most N connections per export at once, each on a queue of its own [default: 64]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=64))]
@@ -352,7 +369,8 @@ pub struct WaitArgs {
 pub struct ExportArgs {
     /// The device's name
     pub name: DeviceName,
-    /// nbd+unix:///PATH or nbd://ADDR:PORT
+    /// Where clients come in.
+    #[arg(help = FORMS)]
     pub uri: String,
     #[command(flatten)]
     pub json: JsonArgs,
@@ -383,8 +401,8 @@ Example:
 pub struct InspectArgs {
     /// The cache device, as the table names it
     pub cache_device: String,
-    /// Where a writecache begins on it, if its table says so
-    #[arg(long, value_name = "SECTOR", default_value_t = 0)]
+    /// Where the cache begins.
+    #[arg(long, value_name = "SECTOR", default_value_t = 0, help = INSPECT_START_HELP.as_str())]
     pub start_sector: u64,
     #[command(flatten)]
     pub json: JsonArgs,
@@ -413,8 +431,8 @@ pub struct RecoverArgs {
     /// server left is lost
     #[arg(long)]
     pub accept_loss: bool,
-    /// Where a writecache begins on its device, if its table says so
-    #[arg(long, value_name = "SECTOR", default_value_t = 0)]
+    /// Where the cache begins.
+    #[arg(long, value_name = "SECTOR", default_value_t = 0, help = RECOVER_START_HELP.as_str())]
     pub start_sector: u64,
     #[command(flatten)]
     pub json: JsonArgs,

@@ -10,7 +10,7 @@ use udm::error::{Kind, Result};
 use udm::sync::Arc;
 use udm::table::Table;
 use udm::world::{self, BuildOptions, SystemOpener};
-use udm_export::nbd::{Server, Uri};
+use udm_export::{Door, Uri};
 
 use crate::control::AFTERLIFE_MAX;
 use crate::runtime::RuntimeDir;
@@ -35,10 +35,10 @@ pub fn build(
 
 /// Opens a way in. A server that was killed holds its sockets until all its I/O has ended, so an
 /// address in use may be free in a moment.
-pub fn start_door(device: &Arc<Device>, uri: &Uri) -> Result<Server> {
+pub fn open_door(device: &Arc<Device>, uri: &Uri) -> Result<Box<dyn Door>> {
     let deadline = Instant::now() + AFTERLIFE_MAX;
     loop {
-        match Server::start(device, uri) {
+        match udm_export::open(device, uri) {
             Err(error) if error.kind() == Kind::Busy && Instant::now() < deadline => {
                 thread::sleep(BUSY_EVERY);
             }

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use udm::target::Health;
 
 use crate::log;
-use crate::served::Door;
+use crate::served::OpenDoor;
 use crate::server::Server;
 
 /// Time between two looks.
@@ -147,7 +147,7 @@ impl Journal {
     fn look(
         &mut self,
         health: &[(u64, &'static str, Health)],
-        doors: &[Door],
+        doors: &[OpenDoor],
         now: Instant,
     ) -> Vec<String> {
         let mut said = Vec::new();
@@ -164,24 +164,25 @@ impl Journal {
         said
     }
 
-    /// Clients that broke the protocol, so many since the last look.
-    fn look_at_doors(&mut self, doors: &[Door], said: &mut Vec<String>) {
+    /// Clients that broke the protocol since the last look.
+    fn look_at_doors(&mut self, doors: &[OpenDoor], said: &mut Vec<String>) {
         for door in doors {
             let known = self.violations.iter().find(|(uri, _)| *uri == door.uri);
             let before = known.map_or(0, |(_, count)| *count);
-            if door.violations > before {
-                let what = door.last_violation.as_deref().unwrap_or("unknown");
-                let new = door.violations - before;
+            let (count, last) = door.violations();
+            if count > before {
+                let what = last.unwrap_or("unknown");
+                let new = count - before;
                 said.push(format!(
-                    "{}: {new} clients disconnected for breaking the protocol ({} so far), the \
-                     last one: {}",
+                    "{}: {new} clients disconnected for breaking the protocol ({count} so far), \
+                     the last one: {}",
                     door.uri,
-                    door.violations,
                     what.escape_debug()
                 ));
             }
         }
-        self.violations = doors.iter().map(|door| (door.uri.clone(), door.violations)).collect();
+        self.violations =
+            doors.iter().map(|door| (door.uri.clone(), door.violations().0)).collect();
     }
 }
 

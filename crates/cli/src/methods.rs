@@ -277,7 +277,7 @@ fn change(
                 watch.check().inspect_err(|_| drop(served.remove_export(&door.uri, true)))?;
                 Ok(door)
             };
-            json!({ "door": progress.watched(method, WORK_SILENCE_MAX, &still, open)? })
+            json!({ "door": progress.watched(method, WORK_SILENCE_MAX, &still, open)?.json() })
         }
         "Unexport" => {
             let export = ExportParameters::deserialize(parameters)?;
@@ -441,7 +441,7 @@ fn info(server: &Server) -> Value {
         "is_read_only": served.is_read_only(),
         "has_inactive_table": served.has_inactive_table(),
         "clients": served.clients(),
-        "exports": served.exports(),
+        "exports": served.exports_json(),
         "watch": {
             "nanoseconds": watched.nanos,
             "caught": watched.caught,

@@ -15,7 +15,6 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use serde::Serialize;
 use serde_json::{Value, json};
 use udm::device::{Device, DeviceState, LateRequest};
 use udm::disk::Claims;
@@ -23,7 +22,7 @@ use udm::queue::Queue;
 use udm::sync::Arc;
 use udm::target::{Dirty, Fact, FactValue, Health};
 use udm::units::human_bytes;
-use udm_export::nbd::{Server as NbdServer, Uri};
+use udm_export::{Door, Uri};
 
 use crate::flushing::flush;
 use crate::ground;
@@ -40,23 +39,52 @@ pub const REST_MAX: Duration = Duration::from_secs(30);
 /// Time between two looks whether the device has come to rest.
 const LOOK_EVERY: Duration = Duration::from_millis(1);
 
-/// A way in for clients.
-#[derive(Clone, Debug, Serialize)]
-pub struct Door {
+/// A way in for clients, at a moment.
+#[derive(Clone, Debug)]
+pub struct OpenDoor {
     /// Where it is, as `udm unexport` takes it.
     pub uri: String,
     /// The same as clients write it.
     pub client_uri: String,
     /// How many clients use it.
     pub clients: u64,
-    /// How many have used it since it was opened.
-    pub accepted: u64,
-    /// How many were turned away, because there were too many.
-    pub refused: u64,
-    /// How many were disconnected because they broke the protocol.
-    pub violations: u64,
-    /// What the last of those did.
-    pub last_violation: Option<String>,
+    /// What else it tells.
+    pub facts: Vec<Fact>,
+}
+
+impl OpenDoor {
+    fn of(door: &dyn Door) -> OpenDoor {
+        let uri = door.uri();
+        OpenDoor {
+            client_uri: uri.for_clients(),
+            uri: uri.to_string(),
+            clients: door.clients(),
+            facts: door.facts(),
+        }
+    }
+
+    /// As the control protocol has it.
+    pub fn json(&self) -> Value {
+        json!({
+            "uri": self.uri,
+            "client_uri": self.client_uri,
+            "clients": self.clients,
+            "facts": self.facts.iter().map(fact_json).collect::<Vec<_>>(),
+        })
+    }
+
+    /// How many clients broke the protocol, and what the last of them did.
+    pub fn violations(&self) -> (u64, Option<&str>) {
+        let value = |name| self.facts.iter().find(|fact| fact.name == name).map(|fact| &fact.value);
+        let count = match value("violations") {
+            Some(FactValue::Number(count)) => *count,
+            _ => 0,
+        };
+        match value("last_violation") {
+            Some(FactValue::Text(last)) => (count, Some(last)),
+            _ => (count, None),
+        }
+    }
 }
 
 /// What stays in a cache when its device is removed.
@@ -77,7 +105,7 @@ pub struct Left {
 pub struct Served {
     device: Arc<Device>,
     background: Mutex<Option<Queue>>,
-    doors: Mutex<Vec<NbdServer>>,
+    doors: Mutex<Vec<Box<dyn Door>>>,
     /// Ways in that were closed for an end that may still be taken back.
     closed_doors: Mutex<Vec<String>>,
     change: Mutex<()>,
@@ -221,48 +249,53 @@ impl Served {
     }
 
     /// Opens a way in; tells where.
-    pub fn add_export(&self, uri: &str) -> Result<Door> {
+    pub fn add_export(&self, uri: &str) -> Result<OpenDoor> {
         let uri: Uri = uri.parse()?;
         let mut doors = lock(&self.doors);
-        if doors.iter().any(|door| door.uri() == &uri) {
+        if doors.iter().any(|door| door.uri() == uri) {
             bail!("export {uri}: it is open already");
         }
-        let server = ground::start_door(&self.device, &uri)?;
+        let door = ground::open_door(&self.device, &uri)?;
         if let Some(queues) = self.queues {
-            server.set_connections_max(queues.into());
+            door.set_clients_max(queues.into());
         }
-        let door = door_of(&server);
-        doors.push(server);
-        Ok(door)
+        let open = OpenDoor::of(&*door);
+        doors.push(door);
+        Ok(open)
     }
 
     /// Closes a way in.
     pub fn remove_export(&self, uri: &str, force: bool) -> Result<()> {
         let uri: Uri = uri.parse()?;
         let mut doors = lock(&self.doors);
-        let Some(at) = doors.iter().position(|door| door.uri() == &uri) else {
+        let Some(at) = doors.iter().position(|door| door.uri() == uri) else {
             bail!("no export {uri}; `udm info` lists them");
         };
-        match doors[at].connections().current {
+        match doors[at].clients() {
             0 => {}
             _ if force => {}
             1 => bail!("{uri}: 1 client is connected; disconnect it first, or use --force"),
             n => bail!("{uri}: {n} clients are connected; disconnect them first, or use --force"),
         }
-        let server = doors.remove(at);
+        let door = doors.remove(at);
         drop(doors);
-        server.stop();
+        door.stop();
         Ok(())
     }
 
     /// The ways in.
-    pub fn exports(&self) -> Vec<Door> {
-        lock(&self.doors).iter().map(door_of).collect()
+    pub fn exports(&self) -> Vec<OpenDoor> {
+        lock(&self.doors).iter().map(|door| OpenDoor::of(&**door)).collect()
+    }
+
+    /// The same as the control protocol has it.
+    pub fn exports_json(&self) -> Vec<Value> {
+        self.exports().iter().map(OpenDoor::json).collect()
     }
 
     /// Clients connected over all exports.
     pub fn clients(&self) -> u64 {
-        lock(&self.doors).iter().map(|door| door.connections().current).sum()
+        lock(&self.doors).iter().map(|door| door.clients()).sum()
     }
 
     /// Requests that are not answered for long, oldest first, and how many there ever were.
@@ -402,7 +435,7 @@ impl Served {
                 "target": line.target,
                 "status": text(&status, at),
                 "table": text(&table, at),
-                "facts": line.facts.iter().map(fact_value).collect::<Vec<_>>(),
+                "facts": line.facts.iter().map(fact_json).collect::<Vec<_>>(),
             })
         };
         facts.iter().enumerate().map(line).collect()
@@ -411,10 +444,10 @@ impl Served {
     /// Sends clients away and brings the device to rest, as an end needs it. After an error the
     /// service can only end, or [go on](Served::go_on).
     pub fn rest(&self, watch: &Watch) -> Result<()> {
-        let servers = std::mem::take(&mut *lock(&self.doors));
-        for server in servers {
-            lock(&self.closed_doors).push(server.uri().to_string());
-            server.stop();
+        let doors = std::mem::take(&mut *lock(&self.doors));
+        for door in doors {
+            lock(&self.closed_doors).push(door.uri().to_string());
+            door.stop();
         }
         let _change = self.change(watch)?;
         come_to_rest(&self.device, watch)
@@ -470,7 +503,7 @@ pub fn attach_notes(device: &Device) -> Vec<String> {
     notes
         .filter_map(|note| match note.value {
             FactValue::Text(text) => Some(text),
-            FactValue::Number(_) | FactValue::Flag(_) => None,
+            _ => None,
         })
         .collect()
 }
@@ -514,24 +547,12 @@ impl Drop for Draining<'_> {
     }
 }
 
-fn door_of(server: &NbdServer) -> Door {
-    let connections = server.connections();
-    Door {
-        uri: server.uri().to_string(),
-        client_uri: server.uri().for_clients(),
-        clients: connections.current,
-        accepted: connections.accepted,
-        refused: connections.refused,
-        violations: connections.violations,
-        last_violation: connections.last_violation,
-    }
-}
-
-fn fact_value(fact: &Fact) -> Value {
+fn fact_json(fact: &Fact) -> Value {
     let value = match &fact.value {
         FactValue::Number(number) => json!(number),
         FactValue::Flag(flag) => json!(flag),
         FactValue::Text(text) => json!(text),
+        FactValue::Nothing => Value::Null,
     };
     json!({ "name": fact.name, "value": value, "about": fact.about })
 }

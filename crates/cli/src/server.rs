@@ -55,7 +55,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(20);
 /// Every stated maximum of a server.
 pub fn limits() -> Vec<Limit> {
     let mut all = udm::world::limits();
-    all.extend(udm_export::nbd::limits());
+    all.extend(udm_export::limits());
     all.extend([
         limit("control_connections", CONNECTIONS_MAX as u64, "commands at work at a time"),
         limit("control_message_bytes", MESSAGE_BYTES_MAX as u64, "a call or an answer"),
@@ -384,7 +384,7 @@ impl Server {
             "name": name.as_str(),
             "pid": std::process::id(),
             "size_bytes": self.served.size_bytes(),
-            "exports": self.served.exports(),
+            "exports": self.served.exports_json(),
             "notes": self.served.notes(),
             "log": self.log(),
         });

@@ -402,6 +402,29 @@ fn call(udm: &Udm, name: &str, bytes: &[u8]) -> Option<Value> {
 }
 
 #[test]
+fn a_door_is_told_alike_by_all_commands() {
+    let udm = Udm::new();
+    let uris = [udm.uri("a.sock"), udm.uri("b.sock")];
+    let told = |uri: &String| {
+        json!({
+            "uri": uri, "client_uri": for_clients(uri), "clients": 0, "accepted": 0, "refused": 0,
+            "violations": 0, "last_violation": null,
+        })
+    };
+    let created = udm.json(&["create", "d", "--table", "0 8 zero", "--export", &uris[0]]);
+    assert_eq!(created["exports"], json!([told(&uris[0])]));
+    assert_eq!(udm.json(&["export", "d", &uris[1]]), told(&uris[1]));
+    let both = json!([told(&uris[0]), told(&uris[1])]);
+    assert_eq!(udm.json(&["info", "d"])["exports"], both);
+    assert_eq!(udm.json(&["status", "--all", "d"])["exports"], both);
+    // On the control socket, what a door tells beside its place is a list of facts.
+    let info = call(&udm, "d", b"{\"method\":\"udm.Device.Info\"}\0").unwrap();
+    let facts = info["parameters"]["exports"][0]["facts"].as_array().unwrap();
+    let names: Vec<&str> = facts.iter().map(|fact| fact["name"].as_str().unwrap()).collect();
+    assert_eq!(names, ["accepted", "refused", "violations", "last_violation"]);
+}
+
+#[test]
 fn the_control_socket_bears_anything() {
     let udm = Udm::new();
     udm.ok(&["create", "h", "--table", "0 8 zero"]);

@@ -144,6 +144,8 @@ pub enum FactValue {
     Flag(bool),
     /// Words.
     Text(String),
+    /// There is none yet.
+    Nothing,
 }
 
 pub(crate) fn number(name: &'static str, value: u64, about: &'static str) -> Fact {

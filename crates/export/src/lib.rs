@@ -1,5 +1,19 @@
 //! Ways in for clients of a mapped device.
+//!
+//! | room | what |
+//! |---|---|
+//! | [`uri`] | where a door is, as users write it |
+//! | [`door`] | what all doors have in common, and how one is opened |
+//! | [`nbd`] | the door of NBD's clients |
+//!
+//! Whoever opens doors knows [`Uri`] and [`Door`], and no protocol. To add a door means: a room
+//! here, a variant of [`Uri`], and an arm where `door` and `uri` tell the variants apart.
 
 #![deny(unsafe_code)]
 
+pub mod door;
 pub mod nbd;
+pub mod uri;
+
+pub use door::{Door, limits, open};
+pub use uri::{FORMS, Uri};

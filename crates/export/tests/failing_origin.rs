@@ -105,10 +105,10 @@ impl Cached {
     fn fact(&self, name: &str) -> u64 {
         let facts = self.device.facts();
         let fact = facts[0].facts.iter().find(|fact| fact.name == name).unwrap();
-        match fact.value {
-            FactValue::Number(number) => number,
-            FactValue::Flag(flag) => u64::from(flag),
-            FactValue::Text(_) => panic!("{name} is text"),
+        match &fact.value {
+            FactValue::Number(number) => *number,
+            FactValue::Flag(flag) => u64::from(*flag),
+            other => panic!("{name} is no number: {other:?}"),
         }
     }
 

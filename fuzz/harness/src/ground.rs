@@ -16,7 +16,7 @@ use udm::sync::Arc;
 use udm::table::{DeviceWord, Table};
 use udm::units::KIB;
 use udm::world::{self, BuildOptions, Opener};
-use udm_export::nbd::{Server, Uri};
+use udm_export::{Door, Uri, nbd};
 
 use crate::runtime::RuntimeDir;
 
@@ -91,10 +91,10 @@ pub fn build(
 }
 
 /// Opens a way in, if that is a socket in a folder of ours.
-pub fn start_door(device: &Arc<Device>, uri: &Uri) -> Result<Server> {
+pub fn open_door(device: &Arc<Device>, uri: &Uri) -> Result<Box<dyn Door>> {
     match uri {
-        Uri::Unix(path) if path.parent() == Some(&*crate::calls::folder()) => {
-            Server::start(device, uri)
+        Uri::Nbd(nbd::Uri::Unix(path)) if path.parent() == Some(&*crate::calls::folder()) => {
+            udm_export::open(device, uri)
         }
         _ => Err(Error::new(Kind::Refused, format!("{uri}: not here"))),
     }

@@ -13,7 +13,7 @@ use serde_json::Value;
 use udm::sync::Arc;
 use udm::units::human_bytes;
 
-use super::print_result;
+use super::{doors, print_result};
 use crate::args::{CreateArgs, JsonArgs, TableSource};
 use crate::attaching::{Shown, Step};
 use crate::control::Answer;
@@ -196,7 +196,9 @@ fn announce(json: JsonArgs, ready: &Value) -> Result<()> {
     for note in texts("notes") {
         print_note(&format!("{name}: {note}"));
     }
-    print_result(json, &lines.join("\n"), ready)
+    let mut ready = ready.clone();
+    doors::shape_all(&mut ready);
+    print_result(json, &lines.join("\n"), &ready)
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@ use serde_json::{Map, Value, json};
 use udm::units::{SECTOR, human_bytes};
 
 use super::asking::{Heard, ask_all, ask_each};
-use super::{explain, print_answers};
+use super::{doors, explain, print_answers};
 use crate::args::{InfoArgs, LsArgs, NamesArgs, StatusArgs, TableArgs};
 use crate::columns::{Columns, pairs};
 use crate::output::{print, print_json, print_line, print_note};
@@ -163,6 +163,9 @@ const PROMOTED: [&str; 10] = [
 /// An answer of `Info` as `--json` prints it: facts as an object, and those that every user
 /// looks for beside the name.
 fn shape(mut info: Value) -> Value {
+    if info["exports"].is_array() {
+        doors::shape_all(&mut info);
+    }
     let mut first = Map::new();
     let mut used_bytes = None;
     for line in info["lines"].as_array_mut().into_iter().flatten() {

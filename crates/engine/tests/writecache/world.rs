@@ -350,7 +350,7 @@ impl World {
         match &fact.value {
             FactValue::Number(number) => *number,
             FactValue::Flag(flag) => u64::from(*flag),
-            FactValue::Text(text) => panic!("{name} is text: {text}"),
+            other => panic!("{name} is no number: {other:?}"),
         }
     }
 

@@ -34,7 +34,10 @@ use udm::limits::{Limit, limit};
 use udm::queue::Queue;
 use udm::sync::atomic::{AtomicUsize, Ordering};
 use udm::sync::{Arc, Mutex, lock};
+use udm::target::{Fact, FactValue};
 use udm::units::BIO_BYTES_MAX;
+
+use crate::door::Door;
 
 use connection::{Connection, Standing};
 use handshake::Export;
@@ -192,6 +195,36 @@ impl Server {
         }
         drop(places);
         drop(std::mem::take(&mut *lock(&self.clients.leaving)));
+    }
+}
+
+impl Door for Server {
+    fn uri(&self) -> crate::Uri {
+        crate::Uri::Nbd(self.clients.uri.clone())
+    }
+
+    fn clients(&self) -> u64 {
+        lock(&self.clients.counts).current
+    }
+
+    fn facts(&self) -> Vec<Fact> {
+        let counts = self.connections();
+        let number = |name, count, about| Fact { name, value: FactValue::Number(count), about };
+        let last = counts.last_violation.map_or(FactValue::Nothing, FactValue::Text);
+        vec![
+            number("accepted", counts.accepted, "clients since the door was opened"),
+            number("refused", counts.refused, "clients that were turned away: too many"),
+            number("violations", counts.violations, "clients that broke the protocol"),
+            Fact { name: "last_violation", value: last, about: "what the last of those did" },
+        ]
+    }
+
+    fn set_clients_max(&self, max: usize) {
+        self.set_connections_max(max);
+    }
+
+    fn stop(self: Box<Self>) {
+        Server::stop(*self);
     }
 }
 

@@ -1,0 +1,43 @@
+//! Where a door is, as users write it. The scheme says what kind of door.
+
+use std::fmt;
+use std::str::FromStr;
+
+use udm::error::{Error, Result};
+
+use crate::nbd;
+
+/// The forms that there are, for people.
+pub const FORMS: &str = "nbd+unix:///PATH or nbd://ADDR:PORT";
+
+/// Where a door is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Uri {
+    /// `nbd+unix:///PATH` or `nbd://ADDR:PORT`.
+    Nbd(nbd::Uri),
+}
+
+impl Uri {
+    /// The same in the form that clients take.
+    pub fn for_clients(&self) -> String {
+        match self {
+            Uri::Nbd(uri) => uri.for_clients(),
+        }
+    }
+}
+
+impl FromStr for Uri {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Uri> {
+        text.parse().map(Uri::Nbd)
+    }
+}
+
+impl fmt::Display for Uri {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Uri::Nbd(uri) => uri.fmt(f),
+        }
+    }
+}
