@@ -5,9 +5,10 @@
 //! * [`args`] says what may be typed, `commands` what it means, one file per group of verbs;
 //! * [`control`] carries commands to servers, [`runtime`] is where they find each other, a
 //!   [`directory`] of this user alone;
-//! * [`server`] is the life of a device's server, [`methods`] what it answers, [`served`] the
-//!   device itself with its exports, [`loading`] its tables, [`work`] what takes it long,
-//!   [`ground`] what it stands on, [`http`] and [`metrics`] the numbers it gives away;
+//! * [`daemon`] is the life of a device's server, [`methods`] what it answers, [`server`] what its
+//!   threads share, [`served`] the device itself with its exports, [`loading`] its tables,
+//!   [`spec`] what it is told at first, [`work`] what takes it long, [`ground`] what it stands on,
+//!   [`http`] and [`metrics`] the numbers it gives away;
 //! * [`process`] says why a server does not answer;
 //! * [`output`], [`columns`], [`progress`] and [`attaching`] are what people see, [`log`] what
 //!   servers write, and [`journal`] what they write by themselves.
@@ -19,6 +20,7 @@ mod attaching;
 mod columns;
 mod commands;
 mod control;
+mod daemon;
 mod directory;
 mod flushing;
 mod ground;
@@ -34,6 +36,7 @@ mod progress;
 mod runtime;
 mod served;
 mod server;
+mod spec;
 mod work;
 
 use clap::Parser;

@@ -13,12 +13,13 @@ use anyhow::{Result, anyhow, bail};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use udm::device::LateRequest;
-use udm::limits::Limit;
+use udm::limits::{Limit, limit};
 use udm::units::human_bytes;
 
-use crate::control::{Answer, Call, INTERFACE};
-use crate::runtime::DeviceName;
-use crate::server::{Server, Stop, limits};
+use crate::control::{Answer, Call, INTERFACE, MESSAGE_BYTES_MAX};
+use crate::runtime::{DeviceName, GONE_LOGS_MAX};
+use crate::served::REST_MAX;
+use crate::server::{CONNECTIONS_MAX, SEND_TIMEOUT, SILENCE_MAX, Server, Stop};
 use crate::work::{self, Say, Watch, Work};
 use crate::{log, metrics};
 
@@ -39,6 +40,23 @@ const MESSAGE_SILENCE_MAX: Duration = Duration::from_secs(300);
 const GOODBYE_MAX: Duration = Duration::from_secs(1);
 /// Time between two looks at whether it is gone.
 const GOODBYE_EVERY: Duration = Duration::from_millis(10);
+
+/// Every stated maximum of a server.
+pub fn limits() -> Vec<Limit> {
+    let mut all = udm::world::limits();
+    all.extend(udm_export::limits());
+    all.extend([
+        limit("control_connections", CONNECTIONS_MAX as u64, "commands at work at a time"),
+        limit("control_message_bytes", MESSAGE_BYTES_MAX as u64, "a call or an answer"),
+        limit("control_silence_seconds", SILENCE_MAX.as_secs(), "between two calls of a command"),
+        limit("control_send_seconds", SEND_TIMEOUT.as_secs(), "until a command takes an answer"),
+        limit("log_bytes", log::LOG_BYTES_MAX, "a log, and the one before it as many"),
+        limit("gone_logs", GONE_LOGS_MAX as u64, "logs of devices that are gone"),
+        limit("work_silence_seconds", WORK_SILENCE_MAX.as_secs(), "a change without a sign of it"),
+        limit("rest_seconds", REST_MAX.as_secs(), "a removal's wait for requests in flight"),
+    ]);
+    all
+}
 
 /// Carries out one call and sends its answers. An error means: the connection is of no use any
 /// more. What goes wrong with the call itself is an answer.

@@ -1,7 +1,7 @@
 //! What a server serves: the device, its background queue and its ways in, as one thing.
 //!
-//! With `inspect` and `recover`, which have no server, this is the only file of the command line
-//! that touches the engine's devices and the exports.
+//! `inspect` and `recover` have no server; of what has one, this is the only file that drives the
+//! engine's devices and the exports. `ground.rs` opens them for it.
 //!
 //! 1. Relative paths in tables mean what they meant to whoever gave them, and are made absolute:
 //!    the server's own directory is `/`.
@@ -29,7 +29,7 @@ use crate::ground;
 use crate::loading::{Given, LoadHow, load_table};
 use crate::log;
 use crate::runtime::{NameLock, RuntimeDir};
-use crate::server::Spec;
+use crate::spec::Spec;
 use crate::work::Watch;
 
 /// How long a removal waits for requests in flight. What still is in flight then gets no answer,
@@ -480,6 +480,14 @@ impl Served {
         let _ = self.device.remove();
         drop(lock(&self.background).take());
         left
+    }
+
+    /// Nobody was told of the device: it goes again, and leaves nothing, neither on its media nor
+    /// in memory.
+    pub fn undo(&self) {
+        if self.rest(&Watch::default()).is_ok() {
+            self.end();
+        }
     }
 
     /// Loads a table whose relative paths start at `directory`.

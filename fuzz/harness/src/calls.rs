@@ -16,12 +16,14 @@ use udm::local::{Local, ManualClock};
 use udm::sync::Arc;
 
 use crate::control::{Answer, Call, Frames};
+use crate::daemon::{answer_all, run};
 use crate::ground::{self, DISK_BYTES};
 use crate::input::Input;
 use crate::loading::{LoadHow, load_table};
 use crate::messages::{Stream, frames, text};
 use crate::runtime::{DeviceName, RuntimeDir};
-use crate::server::{Server, Spec, Stop, answer_all, run};
+use crate::server::{Server, Stop};
+use crate::spec::Spec;
 
 /// What the device is at first.
 const TABLES: [&str; 4] = [

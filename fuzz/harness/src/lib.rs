@@ -30,6 +30,9 @@ mod attaching;
 #[allow(dead_code)]
 #[path = "../../../crates/cli/src/control.rs"]
 mod control;
+#[allow(dead_code)]
+#[path = "../../../crates/cli/src/daemon.rs"]
+mod daemon;
 #[path = "../../../crates/cli/src/directory.rs"]
 mod directory;
 #[path = "../../../crates/cli/src/flushing.rs"]
@@ -59,6 +62,8 @@ mod served;
 #[allow(dead_code)]
 #[path = "../../../crates/cli/src/server.rs"]
 mod server;
+#[path = "../../../crates/cli/src/spec.rs"]
+mod spec;
 #[path = "../../../crates/cli/src/work.rs"]
 mod work;
 

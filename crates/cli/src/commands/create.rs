@@ -17,10 +17,12 @@ use super::{doors, print_result};
 use crate::args::{CreateArgs, JsonArgs, TableSource};
 use crate::attaching::{Shown, Step};
 use crate::control::Answer;
+use crate::daemon::serve_here;
 use crate::output::{Usage, print_note};
 use crate::process::doing;
 use crate::runtime::{DeviceName, RuntimeDir};
-use crate::server::{Spec, serve_here, title};
+use crate::server::title;
+use crate::spec::Spec;
 
 /// A server that comes no further for so long is told about.
 const SILENCE: Duration = Duration::from_secs(10);
@@ -210,7 +212,7 @@ mod tests {
 
     use super::*;
     use crate::attaching::watched;
-    use crate::server::write_step;
+    use crate::daemon::write_step;
 
     #[test]
     fn what_a_slow_server_says_is_heard_in_order() {

@@ -47,7 +47,7 @@ pub fn run(command: Command) -> Result<()> {
         Command::Bench(args) => about::bench(&args),
         Command::Completions(args) => about::completions(&args),
         Command::Man(args) => about::man(&args),
-        Command::Serve(args) => crate::server::serve(&args.name),
+        Command::Serve(args) => crate::daemon::serve(&args.name),
     }
 }
 

@@ -1,0 +1,307 @@
+//! The life of a server's process, from its first breath to its last.
+//!
+//! `udm create` starts this program again as `udm serve NAME`, hands it what to serve on standard
+//! input, and waits on its standard output until it serves or says why not. From then on nobody
+//! holds it: it leaves the session, its output goes to `NAME.log`, and it ends when it is told to
+//! (`udm remove`, SIGTERM, SIGINT) or killed. SIGHUP opens the log anew.
+//!
+//! Threads: this one waits for the end; one accepts control connections and gives each a thread;
+//! the device's background and each client have queues of their own (see `served.rs`).
+//!
+//! An orderly end closes the exports, brings the device to rest and leaves dirty data in the
+//! cache, as the kernel does. Any panic is logged and aborts the process: nothing is lost by
+//! that, the next server goes on.
+
+use std::io::{ErrorKind, Read, Write};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, anyhow, bail};
+use serde_json::{Value, json};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+use udm::units::human_bytes;
+
+use crate::attaching::{Shown, Step, watched};
+use crate::control::{AFTERLIFE_MAX, Answer, Call, Frames, Peer, is_alive};
+use crate::loading::{canonical, is_same_device};
+use crate::runtime::{DeviceName, KeepLog, NameLock, RuntimeDir};
+use crate::server::{CONNECTIONS_MAX, SEND_TIMEOUT, SILENCE_MAX, Server, Stop, set_title};
+use crate::spec::Spec;
+use crate::work::Watch;
+use crate::{http, journal, log, methods, process};
+
+/// Time between two looks at a lock that somebody else holds.
+const LOOK_EVERY: Duration = Duration::from_millis(20);
+
+/// Runs in the background: the hidden command `serve`.
+pub fn serve(name: &DeviceName) -> Result<()> {
+    rustix::process::setsid().context("leave the session")?;
+    let mut text = String::new();
+    std::io::stdin().read_to_string(&mut text)?;
+    let spec: Spec = serde_json::from_str(&text).context("what to serve, on standard input")?;
+    if spec.name != name.as_str() {
+        bail!("{name}: standard input names {:?}", spec.name);
+    }
+    log::lies_at(RuntimeDir::open()?.log(name));
+    // Whether anybody hears it is seen at its end.
+    let tell = |step: &Step| drop(write_step(std::io::stdout(), step));
+    let started = watched(&spec.progress, tell, || start(&spec));
+    let answer = match &started {
+        Ok((_, _, ready)) => Answer::done(ready.clone()),
+        Err(error) => Answer::failed(error),
+    };
+    let heard = tell_parent(&answer);
+    let (server, stops, _) = started?;
+    if heard.is_err() {
+        log::line("whoever created this device is gone: removing it again");
+        let _ = server.stop.send(Stop::Signal(SIGTERM));
+    }
+    run(server, &stops)
+}
+
+/// Says on a line how far the opening is.
+pub fn write_step(mut out: impl Write, step: &Step) -> std::io::Result<()> {
+    let text = serde_json::to_string(&Answer::so_far(json!(step)))?;
+    writeln!(out, "{text}")?;
+    out.flush()
+}
+
+/// Answers on standard output, then lets go of what `create` gave.
+fn tell_parent(answer: &Answer) -> Result<()> {
+    let text = serde_json::to_string(answer)?;
+    let mut out = std::io::stdout();
+    let told = out.write_all(text.as_bytes()).and_then(|()| out.flush());
+    let null = std::fs::File::open("/dev/null")?;
+    rustix::stdio::dup2_stdin(&null)?;
+    rustix::stdio::dup2_stdout(rustix::stdio::stderr())?;
+    Ok(told?)
+}
+
+/// Runs in the foreground; `ready` hears where it serves.
+pub fn serve_here(spec: &Spec, ready: impl FnOnce(&Value) -> Result<()>) -> Result<()> {
+    let mut shown = Shown::new(&spec.name);
+    let started = watched(&spec.progress, |step| shown.show(step), || start(spec));
+    drop(shown);
+    let (server, stops, facts) = started?;
+    ready(&facts)?;
+    run(server, &stops)
+}
+
+type Started = (Arc<Server>, Receiver<Stop>, Value);
+
+/// Builds everything, up to the point where clients and commands can connect.
+fn start(spec: &Spec) -> Result<Started> {
+    log::abort_on_panic();
+    let (stop, stops) = channel();
+    take_signals(stop.clone())?;
+    let runtime = Arc::new(RuntimeDir::open()?);
+    let name: DeviceName = spec.name.parse().map_err(|why: String| anyhow!(why))?;
+    set_title(&name);
+    let is_fresh_log = log::length() == 0;
+    let lock = take_lock(&runtime, &name)?;
+    let has_died = lock.is_inherited() && runtime.control(&name).exists();
+    if has_died {
+        refuse_another_table(spec, &runtime, &name)?;
+        log::line(&format!("{name}: the server before this one died; going on"));
+    }
+    runtime.forget_logs();
+    match listen(spec, Arc::clone(&runtime), lock, stop) {
+        Ok(server) => {
+            server.note_table();
+            if let Err(error) = journal::keep(&server) {
+                log::line(&format!("{name}: nobody watches the device for this log: {error}"));
+            }
+            let ready = server.ready();
+            let doors = server.served.exports();
+            let uris: Vec<&str> = doors.iter().map(|door| door.uri.as_str()).collect();
+            let size = human_bytes(server.served.size_bytes());
+            let uris = if uris.is_empty() { "no export".into() } else { uris.join(", ") };
+            log::line(&format!("{name}: process {} serves {size} at {uris}", std::process::id()));
+            for note in server.served.notes() {
+                log::line(&format!("{name}: note: {note}"));
+            }
+            Ok((server, stops, ready))
+        }
+        Err(error) => {
+            log::line(&format!("{name}: not created: {error:#}"));
+            // What a dead server left stays for the next try.
+            if !has_died && let Some(lock) = runtime.try_lock(&name)? {
+                let keep_log = if is_fresh_log { KeepLog::No } else { KeepLog::Yes };
+                runtime.clear(&lock, keep_log);
+            }
+            Err(error)
+        }
+    }
+}
+
+/// A device whose server died is there still: another one does not take its name in silence.
+fn refuse_another_table(spec: &Spec, runtime: &RuntimeDir, name: &DeviceName) -> Result<()> {
+    let directory = std::env::current_dir().context("the current directory")?;
+    let wanted = canonical(&spec.table, &directory);
+    let had = std::fs::read_to_string(runtime.table(name));
+    let (Some(wanted), Ok(had)) = (wanted, had) else { return Ok(()) };
+    // A server of an older version left it empty when it died too early.
+    if !had.is_empty() && !is_same_device(&wanted, &had) {
+        bail!(
+            "{name}: its server died, and it had another table ({}): that one goes on where it \
+             was; `udm remove --force {name}` forgets the device, and then the name is free",
+            had.trim_end().replace('\n', ", ")
+        );
+    }
+    Ok(())
+}
+
+/// Takes the lock of `name`, unless its server is alive. A dying one, or one that is ending or
+/// starting, is waited for.
+fn take_lock(runtime: &RuntimeDir, name: &DeviceName) -> Result<NameLock> {
+    let deadline = Instant::now() + AFTERLIFE_MAX;
+    loop {
+        if let Some(lock) = runtime.try_lock(name)? {
+            return Ok(lock);
+        }
+        if is_alive(runtime, name) {
+            bail!("{name}: it exists already; remove it first or take another name");
+        }
+        if Instant::now() >= deadline {
+            let what = runtime.holder(name).map_or_else(|| "try again".into(), process::doing);
+            bail!("{name}: its server is starting, ending or hanging, and does not answer: {what}");
+        }
+        thread::sleep(LOOK_EVERY);
+    }
+}
+
+/// Turns the signals that mean "end" into the server's own message. SIGHUP means a new log where
+/// there is one, and an end elsewhere: the terminal is gone.
+fn take_signals(stop: Sender<Stop>) -> Result<()> {
+    let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP]).context("take signals")?;
+    thread::Builder::new().name("signals".into()).spawn(move || {
+        for signal in signals.forever() {
+            if signal == SIGHUP {
+                match log::reopen() {
+                    Ok(true) => {
+                        log::line("SIGHUP: the log was opened anew");
+                        continue;
+                    }
+                    Ok(false) => {}
+                    Err(error) => {
+                        log::line(&format!("SIGHUP: the log cannot be opened anew: {error}"));
+                        continue;
+                    }
+                }
+            }
+            if stop.send(Stop::Signal(signal)).is_err() {
+                return;
+            }
+        }
+    })?;
+    Ok(())
+}
+
+/// Everything that can fail for reasons of the user's; the control socket comes last, so
+/// that whoever can connect finds a device.
+fn listen(
+    spec: &Spec,
+    runtime: Arc<RuntimeDir>,
+    lock: NameLock,
+    stop: Sender<Stop>,
+) -> Result<Arc<Server>> {
+    let metrics = spec.metrics.map(http::listen).transpose()?;
+    let place = runtime.control(lock.name()).display().to_string();
+    let address = runtime.control_address(lock.name());
+    let mut server = Server::build(spec, runtime, lock, stop)?;
+    server.metrics = metrics.as_ref().map(|(_, address)| *address);
+    // Whatever lies at the socket's path is left from a dead server: the lock is ours.
+    match std::fs::remove_file(&place) {
+        Err(error) if error.kind() != ErrorKind::NotFound => {
+            return Err(error).with_context(|| format!("control socket {place}"));
+        }
+        _ => {}
+    }
+    let listener = UnixListener::bind(address).inspect_err(|_| server.served.undo());
+    let listener = listener.with_context(|| format!("control socket {place}"))?;
+    let server = Arc::new(server);
+    if let Some((listener, _)) = metrics {
+        let shared = Arc::clone(&server);
+        let answer = move || methods::metrics_text(&shared);
+        thread::Builder::new()
+            .name("metrics".into())
+            .spawn(move || http::answer_all(&listener, &answer))?;
+    }
+    let shared = Arc::clone(&server);
+    thread::Builder::new().name("control".into()).spawn(move || accept_all(&shared, &listener))?;
+    Ok(server)
+}
+
+/// Waits for the end, and carries it out.
+pub fn run(server: Arc<Server>, stops: &Receiver<Stop>) -> Result<()> {
+    match stops.recv().context("no thread is left that could end this server")? {
+        Stop::Signal(signal) => {
+            log::line(&format!("{}: ending on signal {signal}", server.name()));
+            server.is_stopping.store(true, Ordering::SeqCst);
+            let rested = server.served.rest(&Watch::default());
+            let trouble = rested.as_ref().err().map(|error| format!("{error:#}"));
+            server.close(trouble.as_deref());
+            rested
+        }
+        Stop::Removed { asked, trouble } => {
+            // The connection's thread needs a moment to hand the answer on; the process must not
+            // end under it. It drops its receiver when that is done.
+            let _ = asked.send(Ok(server.close(trouble.as_deref())));
+            while asked.send(Ok(Value::Null)).is_ok() {}
+            Ok(())
+        }
+    }
+}
+
+/// Accepts control connections for ever.
+fn accept_all(server: &Arc<Server>, listener: &UnixListener) {
+    for stream in listener.incoming() {
+        let Ok(stream) = stream else {
+            // Out of descriptors, most likely: give others time to close theirs.
+            thread::sleep(Duration::from_millis(100));
+            continue;
+        };
+        let shared = Arc::clone(server);
+        let spawned =
+            thread::Builder::new().name("command".into()).spawn(move || converse(&shared, stream));
+        if let Err(error) = spawned {
+            log::line(&format!("a control connection got no thread: {error}"));
+        }
+    }
+}
+
+/// Answers the calls of one connection, in order.
+fn converse(server: &Server, stream: UnixStream) {
+    let others = server.connections.fetch_add(1, Ordering::SeqCst);
+    let result = (|| -> Result<()> {
+        stream.set_read_timeout(Some(SILENCE_MAX))?;
+        stream.set_write_timeout(Some(SEND_TIMEOUT))?;
+        let mut frames = Frames::new(stream);
+        if others >= CONNECTIONS_MAX {
+            let busy = anyhow!("{CONNECTIONS_MAX} commands are running already; try again");
+            return frames.send(&Answer::failed(&busy));
+        }
+        answer_all(server, &mut frames)
+    })();
+    server.connections.fetch_sub(1, Ordering::SeqCst);
+    if let Err(error) = result {
+        log::line(&format!("control connection closed: {error:#}"));
+    }
+}
+
+/// Answers calls until no more come, or one that is none. Calls of somebody who is gone already may
+/// lie in the socket for long, if this process was stopped: they are dropped.
+pub fn answer_all<S: Peer>(server: &Server, frames: &mut Frames<S>) -> Result<()> {
+    while let Some(call) = frames.receive::<Call>()? {
+        if frames.stream().has_hung_up() {
+            bail!("{} was not carried out: whoever called is gone", call.method);
+        }
+        methods::answer(server, &call, &mut |answer| frames.send(&answer))?;
+    }
+    Ok(())
+}
