@@ -7,9 +7,9 @@
 //! * [`table`]: dmsetup's lines;
 //! * engines, plain state machines without clock, thread or file: [`target`] is their contract,
 //!   [`simple`], [`pcache`] and [`writecache`] keep it;
-//! * assembly: [`targets`] (one row for each type of target), [`world`] (from lines to targets),
-//!   [`device`] (active and inactive table), [`local`] (the in-process caller), [`queue`] (one
-//!   thread, one ring, one loop), `crew` (threads that help to open a cache).
+//! * assembly: [`targets`] (one description for each type of target), [`world`] (from lines to
+//!   targets), [`device`] (active and inactive table), [`local`] (the in-process caller),
+//!   [`queue`] (one thread, one ring, one loop), `crew` (threads that help to open a cache).
 
 #![deny(unsafe_code)]
 

@@ -65,7 +65,7 @@ pub struct TableArgs {
 }
 
 /// An option: all there is to say of it, but for its field.
-struct OptionRow {
+struct TableOption {
     /// Its name, and others that are taken for it.
     names: &'static [&'static str],
     values: Values,
@@ -85,22 +85,22 @@ enum Values {
 }
 
 /// The options, in the order in which a table prints them.
-const OPTIONS: [OptionRow; 10] = [
-    OptionRow {
+const OPTIONS: [TableOption; 10] = [
+    TableOption {
         names: &["cache_mode"],
         values: Values::Words(&["writeback"]),
         set: |_, _| {},
         get: |_| 0,
         is_printed: false,
     },
-    OptionRow {
+    TableOption {
         names: &["data_crc", "crc"],
         values: Values::Words(&["false", "true"]),
         set: |args, word| args.has_data_crc = word == 1,
         get: |args| args.has_data_crc.into(),
         is_printed: false,
     },
-    OptionRow {
+    TableOption {
         names: &["writeback_order"],
         values: Values::Words(&["ordered", "fast", "adaptive"]),
         set: |args, word| {
@@ -110,28 +110,28 @@ const OPTIONS: [OptionRow; 10] = [
         get: |args| args.writeback_order as u32,
         is_printed: true,
     },
-    OptionRow {
+    TableOption {
         names: &["max_age"],
         values: Values::UpTo(u32::MAX),
         set: |args, milliseconds| args.max_age_ms = milliseconds,
         get: |args| args.max_age_ms,
         is_printed: true,
     },
-    OptionRow {
+    TableOption {
         names: &["high_watermark"],
         values: Values::UpTo(100),
         set: |args, percent| args.high_watermark = percent,
         get: |args| args.high_watermark,
         is_printed: true,
     },
-    OptionRow {
+    TableOption {
         names: &["read_fill"],
         values: Values::Words(&["always", "never"]),
         set: |args, word| args.fills_reads = word == 0,
         get: |args| (!args.fills_reads).into(),
         is_printed: true,
     },
-    OptionRow {
+    TableOption {
         names: &["retention"],
         values: Values::Words(&["hot", "fifo"]),
         set: |args, word| {
@@ -140,7 +140,7 @@ const OPTIONS: [OptionRow; 10] = [
         get: |args| (args.retention == RetentionKind::Fifo).into(),
         is_printed: true,
     },
-    OptionRow {
+    TableOption {
         names: &["log_damage"],
         values: Values::Words(&["refuse", "truncate"]),
         set: |args, word| {
@@ -149,14 +149,14 @@ const OPTIONS: [OptionRow; 10] = [
         get: |args| (args.log_damage == LogDamage::Truncate).into(),
         is_printed: true,
     },
-    OptionRow {
+    TableOption {
         names: &["rebind"],
         values: Values::Words(&["false", "true"]),
         set: |args, word| args.rebinds = word == 1,
         get: |args| args.rebinds.into(),
         is_printed: false,
     },
-    OptionRow {
+    TableOption {
         names: &["lost_memory"],
         values: Values::Words(&["refuse", "accept"]),
         set: |args, word| args.accepts_loss = word == 1,
@@ -165,7 +165,7 @@ const OPTIONS: [OptionRow; 10] = [
     },
 ];
 
-impl OptionRow {
+impl TableOption {
     /// The value that `word` names; `name` is the option's, as written.
     fn value(&self, name: &str, word: &str) -> std::result::Result<u32, String> {
         match self.values {
@@ -217,12 +217,13 @@ impl TableArgs {
             if at + 1 == words.len() || at + 1 == 3 + counted {
                 return Err(wrong(words, at, format!("option '{name}' has no value")));
             }
-            let row = OPTIONS.iter().find(|row| row.names.contains(&name));
-            let row = row.ok_or_else(|| {
+            let option = OPTIONS.iter().find(|option| option.names.contains(&name));
+            let option = option.ok_or_else(|| {
                 wrong(words, at, format!("unrecognised optional argument '{name}'"))
             })?;
-            let value = row.value(name, text(at + 1)).map_err(|what| wrong(words, at + 1, what))?;
-            (row.set)(&mut args, value);
+            let value =
+                option.value(name, text(at + 1)).map_err(|what| wrong(words, at + 1, what))?;
+            (option.set)(&mut args, value);
         }
         Ok(args)
     }
@@ -248,12 +249,14 @@ impl TableArgs {
     pub fn own_words(&self) -> String {
         let usual = TableArgs::usual(self.cache.clone(), self.backing.clone());
         let mut words = String::new();
-        for row in OPTIONS.iter().filter(|row| row.is_printed) {
-            let value = (row.get)(self);
-            if value != (row.get)(&usual) {
-                words += match row.values {
-                    Values::Words(known) => format!(" {} {}", row.names[0], known[value as usize]),
-                    Values::UpTo(_) => format!(" {} {value}", row.names[0]),
+        for option in OPTIONS.iter().filter(|option| option.is_printed) {
+            let value = (option.get)(self);
+            if value != (option.get)(&usual) {
+                words += match option.values {
+                    Values::Words(known) => {
+                        format!(" {} {}", option.names[0], known[value as usize])
+                    }
+                    Values::UpTo(_) => format!(" {} {value}", option.names[0]),
                 }
                 .as_str();
             }

@@ -1,14 +1,14 @@
-//! The types of targets: one row each, the kernel's `struct target_type` with what the commands
-//! tell of it.
+//! The types of targets: one description each, the kernel's `struct target_type` with what the
+//! commands tell of it.
 //!
 //! | file | what |
 //! |---|---|
-//! | this one | what a row is, and the list of them |
-//! | `simple`, `pcache`, `writecache` | the rows, and how each opens its devices |
+//! | this one | what a description is, and the list of them |
+//! | `simple`, `pcache`, `writecache` | the descriptions, and how each type opens its devices |
 //! | `opening` | how the lines of one table share what they open |
 //! | `recovery` | caches that are known by their medium: what one holds, and how it is recovered |
 //!
-//! To add a target means: a folder with its engine, and a row here.
+//! To add a target means: a folder with its engine, and a description here.
 
 mod opening;
 mod pcache;

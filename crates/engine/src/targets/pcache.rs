@@ -1,4 +1,4 @@
-//! The row of pcache.
+//! The target type pcache.
 
 use super::WordRole::{Cache, Origin};
 use super::{

@@ -1,4 +1,4 @@
-//! The rows of the small targets.
+//! The types of the small targets.
 
 use super::WordRole::{Offset, Origin, Other, Unused};
 use super::{Features, Opening, Plan, TargetType, boxed};

@@ -1,4 +1,4 @@
-//! The row of writecache.
+//! The target type writecache.
 
 use super::WordRole::{Cache, Origin, Other};
 use super::{
