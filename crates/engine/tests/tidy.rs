@@ -173,6 +173,22 @@ fn the_first_pages_are_read_in_ten_minutes() {
     }
 }
 
+/// Every document but the changelog, which tells of what is past, with its path from the root.
+fn documents() -> Vec<(String, String)> {
+    let mut found = Vec::new();
+    for folder in ["", "docs/", "docs/decisions/", "lab/", "tests/vectors/"] {
+        for entry in fs::read_dir(root().join(folder)).unwrap() {
+            let name = format!("{folder}{}", entry.unwrap().file_name().to_string_lossy());
+            if name.ends_with(".md") && name != "CHANGELOG.md" {
+                let text = fs::read_to_string(root().join(&name)).unwrap();
+                found.push((name, text));
+            }
+        }
+    }
+    assert!(found.len() > 20, "the documents were not found");
+    found
+}
+
 /// What a document links to, as paths from the root.
 fn links_of(name: &str, text: &str) -> Vec<PathBuf> {
     let folder = root().join(name).parent().unwrap().to_owned();
@@ -182,24 +198,44 @@ fn links_of(name: &str, text: &str) -> Vec<PathBuf> {
     paths.filter(is_local).map(|path| folder.join(path)).collect()
 }
 
+/// The files of the project that a document names, as they stand there.
+fn files_named_in(text: &str) -> impl Iterator<Item = &str> {
+    let quoted = text.split('`').skip(1).step_by(2);
+    quoted.filter(|word| {
+        let is_file = word.ends_with(".rs") || word.ends_with(".sh");
+        is_file && word.contains('/') && !word.contains(['*', ' ', '\n'])
+    })
+}
+
 #[test]
-fn documents_link_to_what_is_there() {
-    let mut folders = vec![String::new(), "docs/".into(), "docs/decisions/".into()];
-    let mut count = 0;
-    while let Some(folder) = folders.pop() {
-        for entry in fs::read_dir(root().join(&folder)).unwrap() {
-            let name = format!("{folder}{}", entry.unwrap().file_name().to_string_lossy());
-            if !name.ends_with(".md") {
-                continue;
-            }
-            let text = fs::read_to_string(root().join(&name)).unwrap();
-            for link in links_of(&name, &text) {
-                assert!(link.exists(), "{name} links to {}, which is not there", link.display());
-                count += 1;
+fn documents_name_what_is_there() {
+    let folders = ["", "crates/engine/src", "crates/cli/src", "lab"].map(|name| root().join(name));
+    let mut wrong = Vec::new();
+    for (name, text) in documents() {
+        let links = links_of(&name, &text).into_iter().filter(|link| !link.exists());
+        wrong.extend(links.map(|link| format!("{name}: {}", link.display())));
+        let is_missing = |file: &&str| !folders.iter().any(|folder| folder.join(file).exists());
+        wrong
+            .extend(files_named_in(&text).filter(is_missing).map(|file| format!("{name}: {file}")));
+    }
+    assert!(wrong.is_empty(), "documents name what is not there:\n{}", wrong.join("\n"));
+}
+
+#[test]
+fn documents_have_short_lines() {
+    let mut wrong = Vec::new();
+    for (name, text) in documents() {
+        let (mut is_code, mut is_generated) = (false, false);
+        for (nth, line) in text.lines().enumerate() {
+            is_code ^= line.starts_with("```");
+            is_generated ^= line.starts_with("<!-- generated");
+            let is_free = is_code || is_generated || line.starts_with(['|', ' ']);
+            if !is_free && line.chars().count() > LINE_CHARS_MAX {
+                wrong.push(format!("{name}:{}: longer than {LINE_CHARS_MAX} characters", nth + 1));
             }
         }
     }
-    assert!(count > 20, "the documents' links were not found");
+    assert!(wrong.is_empty(), "\n{}", wrong.join("\n"));
 }
 
 #[test]
