@@ -16,7 +16,7 @@ use crate::explore::{Counts, Effort, Explorer, Found, quietly};
 use crate::machine::Scene;
 use crate::program::Step;
 use crate::stories::{
-    HISTORIES, LONG_FROM, REGRESSIONS, WRITECACHE, WRITECACHE_REGRESSIONS, story,
+    LONG_FROM, PCACHE, PCACHE_REGRESSIONS, WRITECACHE, WRITECACHE_REGRESSIONS, story,
 };
 use crate::subject::Kind;
 
@@ -156,7 +156,8 @@ fn explore_these(what: &str, seeds: Vec<u64>, distinct_min: u64) {
 
 #[test]
 fn every_crash_state_of_pcache_keeps_the_promises() {
-    explore_these("pcache", REGRESSIONS.into_iter().chain(0..HISTORIES).collect(), 1_000_000);
+    let seeds = PCACHE_REGRESSIONS.into_iter().chain(PCACHE);
+    explore_these("pcache", seeds.collect(), 1_000_000);
 }
 
 #[test]
@@ -211,7 +212,7 @@ fn kill_all(group: &[Mutant], seeds: Range<u64>) {
 
 #[test]
 fn every_mutant_of_pcache_is_killed() {
-    kill_all(Mutant::PCACHE, 0..HISTORIES);
+    kill_all(Mutant::PCACHE, PCACHE);
 }
 
 #[test]

@@ -13,12 +13,12 @@ use crate::program_pcache::{WRITTEN, random, written};
 use crate::program_writecache;
 use crate::subject::{Ground, Kind};
 
-/// Histories of pcache in the normal run. Its mutants must be killed within them.
-pub const HISTORIES: u64 = 480 + ADAPTIVE;
-/// So many of them, the last ones, with the order `adaptive`.
+/// Seeds of pcache's histories in the normal run. Its mutants must be killed within them.
+pub const PCACHE: Range<u64> = 0..480 + ADAPTIVE;
+/// The last ones of them, this many, have the order `adaptive`.
 const ADAPTIVE: u64 = 40;
-/// Long histories that once found a defect; part of the normal run.
-pub const REGRESSIONS: [u64; 1] = [
+/// Long histories of pcache that once found a defect; part of the normal run.
+pub const PCACHE_REGRESSIONS: [u64; 1] = [
     // A server died owing the mark behind what it had found; the next one logged its keys first.
     6_000_031,
 ];
@@ -40,7 +40,7 @@ fn of_pcache(seed: u64) -> Story {
     let persistence = if prng.one_in(4) { Persistence::Msync } else { Persistence::Cpu };
     let table = TABLES[[0, 0, 0, 1, 1, 2][prng.below(6) as usize]];
     let is_adaptive = match seed < LONG_FROM {
-        true => (HISTORIES - ADAPTIVE..HISTORIES).contains(&seed),
+        true => (PCACHE.end - ADAPTIVE..PCACHE.end).contains(&seed),
         false => seed % 8 == 3,
     };
     let table = if is_adaptive { ADAPTIVE_TABLE } else { table };
@@ -54,7 +54,7 @@ fn of_pcache(seed: u64) -> Story {
 
 /// Seeds of writecache's histories in the normal run.
 pub const WRITECACHE: Range<u64> = 500_000..501_000;
-/// As `REGRESSIONS`, of writecache.
+/// As `PCACHE_REGRESSIONS`, of writecache.
 pub const WRITECACHE_REGRESSIONS: [u64; 3] = [
     // A kernel wrote where a write had failed before: a defect of the explorer.
     20_261_122_000_668,
@@ -80,7 +80,7 @@ const OPTIONS: [&str; 8] = [
 /// Half of the long histories have others at work beside them; those that once found a defect
 /// stay as they were.
 fn maybe_with_others(seed: u64, prng: &mut Prng, program: Vec<Step>, is_disk: bool) -> Vec<Step> {
-    let is_old = REGRESSIONS.contains(&seed) || WRITECACHE_REGRESSIONS.contains(&seed);
+    let is_old = PCACHE_REGRESSIONS.contains(&seed) || WRITECACHE_REGRESSIONS.contains(&seed);
     match seed >= LONG_FROM && !is_old && prng.one_in(2) {
         true => with_others(prng, program, is_disk),
         false => program,
