@@ -5,45 +5,41 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
-use udm::device::{Device, PortSeat};
+use udm::device::{Device, Driver};
 use udm::disk::Ring;
-use udm::target::{Port, Wake};
+use udm::target::Wake;
 
 /// Does a device's background work on the thread that calls it.
 #[derive(Debug)]
 pub struct Keeper {
-    port: Port,
     ring: Ring,
     started: Instant,
     /// Ahead of real time, so that nobody waits for pauses.
     skipped: Duration,
-    // Dropped last: a port is given up when nothing of it is left.
-    seat: PortSeat,
+    // Dropped last: a seat is given up when nothing of it is left.
+    driver: Driver,
 }
 
 impl Keeper {
     /// A keeper of `device`, with an io_uring if its disks need one.
     pub fn new(device: &Arc<Device>, ring: Ring) -> Result<Keeper> {
         let deaf = Arc::new(Deaf);
-        let seat = device.attach_port(deaf.clone())?;
+        let driver = Driver::new(device, deaf.clone())?;
         device.events().set_background(Some(deaf));
-        let port = seat.port();
         let (started, skipped) = (Instant::now(), Duration::ZERO);
-        Ok(Keeper { port, ring, started, skipped, seat })
+        Ok(Keeper { ring, started, skipped, driver })
     }
 
     /// Ticks once and moves I/O; says how long nothing will be due.
     pub fn turn(&mut self) -> Duration {
         let now = (self.started.elapsed() + self.skipped).as_nanos() as u64;
-        let device = self.seat.device();
-        let next = device.tick(now, &mut self.port);
+        let next = self.driver.tick(now);
         loop {
-            while let Some(io) = self.port.ios.pop_front() {
-                io.disk.clone().start(io, &mut self.ring);
-            }
+            self.driver.pump(&mut self.ring, |_, _, _| {});
             self.ring.submit();
-            let Some(io) = self.ring.pop_completed() else { break };
-            device.complete(io, &mut self.port);
+            if !self.ring.has_ended() {
+                break;
+            }
         }
         if self.ring.in_flight() > 0 {
             self.ring.submit_and_wait(Some(Duration::from_millis(10)));
@@ -56,7 +52,7 @@ impl Keeper {
 
     /// Writes everything back, and lets collection make room.
     pub fn drain(&mut self) {
-        let device = self.seat.device().clone();
+        let device = self.driver.device().clone();
         device.set_draining(true);
         while device.dirty().bytes > 0 || self.ring.in_flight() > 0 {
             if self.turn() > Duration::ZERO {
@@ -70,7 +66,7 @@ impl Keeper {
 
 impl Drop for Keeper {
     fn drop(&mut self) {
-        self.seat.device().events().set_background(None);
+        self.driver.device().events().set_background(None);
         while self.ring.in_flight() > 0 {
             self.turn();
         }

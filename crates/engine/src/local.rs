@@ -1,21 +1,21 @@
 //! The in-process caller: a device as something to read and write, on the calling thread.
 //!
-//! A [`Local`] owns a port and a ring and drives both: it starts I/O, gives completions back,
-//! retries parked bios and, if asked to, does the device's background work. One `Local` is used by
-//! one thread; each thread that wants to do I/O makes its own. A request that a target answers
-//! from memory takes no system call and, once warm, no allocation.
+//! A [`Local`] owns a driver and a ring, keeps both going and, if asked to, does the device's
+//! background work. One `Local` is used by one thread; each thread that wants to do I/O makes its
+//! own. A request that a target answers from memory takes no system call and, once warm, no
+//! allocation.
 
 use std::time::Duration;
 
 use crate::bio::{Bio, Op};
 use crate::buffer::BufferPool;
-use crate::device::{Device, PortSeat};
+use crate::device::{Device, Driver};
 use crate::disk::Ring;
 use crate::error::{Result, Status};
 use crate::mutants::{self, Mutant};
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use crate::sync::{Arc, Condvar, Mutex, lock};
-use crate::target::{Port, Wake};
+use crate::target::Wake;
 use crate::units::{BIO_BYTES_MAX, Nanos};
 
 /// The token of the request that a blocking call waits for.
@@ -55,15 +55,11 @@ impl Clock for ManualClock {
 
 /// A device to read and write from this thread.
 pub struct Local {
-    port: Port,
     ring: Ring,
     wake: Arc<Doze>,
-    room_epoch: u64,
-    /// Bios that were submitted and have not come out as done.
-    in_flight: usize,
     background: Option<Background>,
-    // Dropped last: a port is detached when nothing of it is left.
-    seat: PortSeat,
+    // Dropped last: a seat is given up when nothing of it is left.
+    driver: Driver,
 }
 
 /// The device's background work, if this caller does it.
@@ -88,9 +84,8 @@ impl Local {
     /// A caller that uses `ring`.
     pub fn with_ring(device: &Arc<Device>, ring: Ring) -> Result<Local> {
         let wake = Arc::new(Doze::default());
-        let seat = device.attach_port(wake.clone())?;
-        let port = seat.port();
-        Ok(Local { port, ring, wake, room_epoch: 0, in_flight: 0, background: None, seat })
+        let driver = Driver::new(device, wake.clone())?;
+        Ok(Local { ring, wake, background: None, driver })
     }
 
     /// Makes this caller do the device's background work too, whenever it is called, by `clock`.
@@ -98,24 +93,24 @@ impl Local {
     pub fn with_background(mut self, clock: impl Clock + 'static) -> Local {
         let wake = self.wake.clone();
         let signal = Arc::new(Signal { has_work: AtomicBool::new(true), wake });
-        self.seat.device().events().set_background(Some(signal.clone()));
+        self.driver.device().events().set_background(Some(signal.clone()));
         self.background = Some(Background { clock: Box::new(clock), signal, next: None });
         self
     }
 
     /// The device.
     pub fn device(&self) -> &Arc<Device> {
-        self.seat.device()
+        self.driver.device()
     }
 
     /// The number of its port.
     pub fn port_id(&self) -> usize {
-        self.port.id
+        self.driver.port().id
     }
 
     /// Memory for bios: what is taken here and comes back with a bio can be put here again.
     pub fn pool(&mut self) -> &mut BufferPool {
-        &mut self.port.pool
+        self.driver.pool()
     }
 
     /// The ring, for simulators that complete I/O themselves.
@@ -125,24 +120,24 @@ impl Local {
 
     /// Bios that were submitted and have not come out of `poll` or `wait`.
     pub fn in_flight(&self) -> usize {
-        self.in_flight
+        self.driver.in_flight()
     }
 
     /// Bios that wait for room, or for the device to be resumed.
     pub fn parked(&self) -> usize {
-        self.port.parked.len()
+        self.driver.port().parked.len()
     }
 
     /// Reads `into.len()` bytes.
     pub fn read_at(&mut self, into: &mut [u8], offset: u64) -> std::result::Result<(), Status> {
         let mut at = offset;
         for part in into.chunks_mut(BIO_BYTES_MAX as usize) {
-            let buffer = self.port.pool.take(part.len());
+            let buffer = self.driver.pool().take(part.len());
             let bio = self.carry_out(Bio::read(at, buffer, BLOCKING));
             if bio.status.is_ok() {
                 part.copy_from_slice(bio.buffer.as_slice());
             }
-            self.port.pool.put(bio.buffer);
+            self.driver.pool().put(bio.buffer);
             bio.status?;
             at += part.len() as u64;
         }
@@ -158,10 +153,10 @@ impl Local {
     ) -> std::result::Result<(), Status> {
         let mut at = offset;
         for part in bytes.chunks(BIO_BYTES_MAX as usize) {
-            let mut buffer = self.port.pool.take(part.len());
+            let mut buffer = self.driver.pool().take(part.len());
             buffer.as_mut_slice().copy_from_slice(part);
             let bio = self.carry_out(Bio::write(at, buffer, fua, BLOCKING));
-            self.port.pool.put(bio.buffer);
+            self.driver.pool().put(bio.buffer);
             bio.status?;
             at += part.len() as u64;
         }
@@ -214,16 +209,16 @@ impl Local {
 
     /// Does what can be done without waiting; then a finished bio, if there is one.
     pub fn poll(&mut self) -> Option<Bio> {
-        if self.port.done.is_empty() {
+        if self.driver.port().done.is_empty() {
             self.turn();
         }
-        self.pop_done()
+        self.driver.pop_done()
     }
 
     /// Waits for a finished bio; `None` if none is in flight. Waits for ever if all are parked
     /// and nobody makes room.
     pub fn wait(&mut self) -> Option<Bio> {
-        while self.in_flight > 0 {
+        while self.in_flight() > 0 {
             if let Some(bio) = self.poll() {
                 return Some(bio);
             }
@@ -238,7 +233,7 @@ impl Local {
         let mut has_moved = false;
         loop {
             let mut goes_on = self.tick_if_asked();
-            goes_on |= self.retry_parked();
+            goes_on |= self.driver.retry_parked();
             goes_on |= self.move_io();
             if !goes_on {
                 return has_moved;
@@ -249,7 +244,7 @@ impl Local {
 
     /// Suspends the device, driving this caller's part. Other callers and queues drive theirs.
     pub fn suspend(&mut self) -> Result<()> {
-        let device = self.seat.device().clone();
+        let device = self.driver.device().clone();
         device.begin_suspend()?;
         while !device.finish_suspend()? {
             if !self.turn() {
@@ -261,9 +256,8 @@ impl Local {
 
     #[inline]
     fn start(&mut self, bio: Bio) {
-        self.in_flight += 1;
-        self.seat.device().submit(bio, &mut self.port);
-        if !self.port.ios.is_empty() {
+        self.driver.submit(bio);
+        if !self.driver.port().ios.is_empty() {
             self.move_io();
         }
     }
@@ -272,9 +266,7 @@ impl Local {
         self.start(bio);
         loop {
             // Mostly it is there already, as the newest.
-            if let Some(at) = self.port.done.iter().rposition(|bio| bio.token == BLOCKING) {
-                self.in_flight -= 1;
-                let bio = self.port.done.remove(at).expect("its place was just found");
+            if let Some(bio) = self.driver.take_done(BLOCKING) {
                 self.tick_if_asked();
                 return bio;
             }
@@ -284,42 +276,12 @@ impl Local {
         }
     }
 
-    fn pop_done(&mut self) -> Option<Bio> {
-        let bio = self.port.done.pop_front()?;
-        self.in_flight -= 1;
-        Some(bio)
-    }
-
-    fn retry_parked(&mut self) -> bool {
-        if self.port.parked.is_empty() {
-            return false;
-        }
-        let epoch = self.seat.device().events().room_epoch();
-        let has_moved = epoch != self.room_epoch;
-        if has_moved {
-            self.room_epoch = epoch;
-            self.seat.device().retry(&mut self.port);
-            if mutants::is(Mutant::RoomEpochLate) {
-                self.room_epoch = self.seat.device().events().room_epoch();
-            }
-        }
-        has_moved
-    }
-
     fn move_io(&mut self) -> bool {
-        let mut has_moved = false;
-        while let Some(io) = self.port.ios.pop_front() {
-            io.disk.clone().start(io, &mut self.ring);
-            has_moved = true;
-        }
+        let has_started = self.driver.start_ios(&mut self.ring);
         if self.ring.in_flight() > 0 {
             self.ring.submit();
         }
-        while let Some(io) = self.ring.pop_completed() {
-            self.seat.device().complete(io, &mut self.port);
-            has_moved = true;
-        }
-        has_moved
+        self.driver.take_completed(&mut self.ring) || has_started
     }
 
     fn tick_if_asked(&mut self) -> bool {
@@ -329,7 +291,7 @@ impl Local {
             return false;
         }
         let now = background.clock.now();
-        background.next = self.seat.device().tick(now, &mut self.port);
+        background.next = self.driver.tick(now);
         if is_late {
             background.signal.has_work.store(false, Ordering::SeqCst);
         }
@@ -375,7 +337,7 @@ fn background_is_due(background: &mut Option<Background>) {
 impl Drop for Local {
     fn drop(&mut self) {
         if self.background.take().is_some() {
-            self.seat.device().events().set_background(None);
+            self.driver.device().events().set_background(None);
         }
         if std::thread::panicking() {
             return;
@@ -389,7 +351,7 @@ impl Drop for Local {
 
 impl std::fmt::Debug for Local {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Local({:?}, {} in flight)", self.seat, self.in_flight)
+        write!(f, "Local({:?})", self.driver)
     }
 }
 

@@ -1,9 +1,10 @@
-//! A queue: one thread, one ring, one loop. The only file of the engine, with its folder, that
-//! spawns threads, sleeps or reads time.
+//! A queue: one thread, one ring, one loop. With its folder the only file of the engine that sleeps
+//! or reads time, and beside `crew` the only one that spawns threads.
 //!
-//! What a queue does is its role: serve one client's conversation ([`Queue::serve`]), run a
-//! device's background ([`Queue::background`]), or accept connections ([`Queue::listen`]). The
-//! loop is the same for all:
+//! What a queue does is its [`Role`]; [`Queue::run`] takes any. Those that are here: to serve one
+//! client's conversation over a stream ([`Queue::serve`]), to run a device's background
+//! ([`Queue::background`]), to accept connections ([`Queue::listen`]). The loop is the same for
+//! all:
 //!
 //! 1. Events of the ring go to the role, then the role takes a turn: all that can be done now.
 //! 2. When a turn leaves nothing to do, the queue announces that it sleeps, looks once more
@@ -12,31 +13,28 @@
 //! 3. Stopping is asked for with [`Queue::stop`]; the role ends in its own time, but in bounded
 //!    time, and dropping the queue waits for that.
 
-mod clients;
-mod device;
+mod background;
+mod door;
 mod prefault;
+mod stream;
 mod watch;
 
-use std::os::fd::OwnedFd;
 use std::sync::mpsc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use rustix::net::Shutdown;
 use rustix::time::ClockId;
 
-pub use clients::{Conversation, InFlight, Space};
 pub use prefault::prefault;
+pub use stream::{Conversation, InFlight, Space};
 pub use watch::{Watched, watched};
 
-use device::{Background, DeviceEnd};
-
-use crate::device::Device;
+use crate::device::{Device, Driver};
 use crate::disk::{DiskIo, Ring};
 use crate::error::{Error, Result};
 use crate::ring::{Desk, Event, Mailbox};
+use crate::sync::Arc;
 use crate::sync::atomic::{AtomicBool, Ordering};
-use crate::sync::{Arc, Weak};
 use crate::target::Wake;
 use crate::units::{Nanos, SECOND};
 
@@ -65,7 +63,8 @@ impl Wake for Shared {
 }
 
 /// What a turn of a role ended with.
-enum Turn {
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Turn {
     /// There may be more to do.
     Again,
     /// Nothing to do before the next event, or before this moment.
@@ -75,18 +74,23 @@ enum Turn {
 }
 
 /// What a queue does.
-trait Role {
+pub trait Role {
     /// What it asks of the ring, as an event names it.
     type Tag: Copy + PartialEq;
 
     /// Something asked of the ring has ended.
     fn event(&mut self, event: Event<Self::Tag>, core: &mut Core<Self::Tag>);
+
     /// Does what can be done now. `is_stopping` from the first time on that a stop was asked for.
     fn turn(&mut self, core: &mut Core<Self::Tag>, is_stopping: bool) -> Turn;
+
+    /// The last turn is over: lets go of what it has.
+    fn leave(self, core: &mut Core<Self::Tag>);
 }
 
 /// The loop's own state, which roles use.
-struct Core<T> {
+#[derive(Debug)]
+pub struct Core<T> {
     shared: Arc<Shared>,
     desk: Desk<T, DiskIo>,
 }
@@ -99,17 +103,66 @@ impl<T: Copy + PartialEq> Core<T> {
         Ok(Core { shared, desk: Desk::new(ring) })
     }
 
-    fn run(&mut self, role: &mut impl Role<Tag = T>) {
+    /// The ring.
+    pub fn ring(&self) -> &Ring {
+        self.desk.ring()
+    }
+
+    /// The ring, for a [`Driver`].
+    pub fn ring_mut(&mut self) -> &mut Ring {
+        self.desk.ring_mut()
+    }
+
+    /// Where to ask the ring for something; the answers are events.
+    pub fn desk(&mut self) -> &mut Desk<T, DiskIo> {
+        &mut self.desk
+    }
+
+    /// Whether a stop was asked for.
+    pub fn is_stopping(&self) -> bool {
+        self.shared.is_stopping.load(Ordering::SeqCst)
+    }
+
+    /// What makes this queue take another turn.
+    pub fn waker(&self) -> Arc<dyn Wake> {
+        self.shared.clone()
+    }
+
+    /// A driver of `device` that this queue drives.
+    pub fn driver(&self, device: &Arc<Device>) -> Result<Driver> {
+        Driver::new(device, self.waker())
+    }
+
+    /// Waits for what is in flight and gives the driver's seat up. Parked bios are dropped: their
+    /// client is gone, or has waited long enough.
+    pub fn leave(&mut self, mut driver: Driver) {
+        let deadline = now() + STOP_SECONDS_MAX * SECOND;
         loop {
-            self.desk.ring().answer_wakes();
+            driver.pump(self.desk.ring_mut(), |_, _, _| {});
+            if driver.is_all_parked() && self.ring().awaited() == 0 {
+                return;
+            }
+            if now() >= deadline {
+                // A device that keeps a bio for ever keeps its port too; the rest goes on.
+                std::mem::forget(driver);
+                return;
+            }
+            self.desk.ring_mut().submit_and_wait(Some(Duration::from_millis(10)));
+            while self.desk.pop_event().is_some() {}
+        }
+    }
+
+    fn run(&mut self, mut role: impl Role<Tag = T>) {
+        loop {
+            self.ring().answer_wakes();
             while let Some(event) = self.desk.pop_event() {
                 role.event(event, self);
             }
-            let is_stopping = self.shared.is_stopping.load(Ordering::SeqCst);
+            let is_stopping = self.is_stopping();
             match role.turn(self, is_stopping) {
                 Turn::Again => {}
                 Turn::Idle(deadline) => self.sleep(deadline),
-                Turn::Over => break,
+                Turn::Over => return role.leave(self),
             }
         }
     }
@@ -121,64 +174,19 @@ impl<T: Copy + PartialEq> Core<T> {
 }
 
 /// A running queue. Dropping it stops it and waits for its end.
-#[derive(Debug)]
 pub struct Queue {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
-    /// The client's socket, in which the thread may sleep.
-    client: Option<Weak<OwnedFd>>,
+    /// Ends a sleep of its thread elsewhere than in the ring.
+    interrupt: Option<Box<dyn Fn() + Send + Sync>>,
 }
 
 impl Queue {
-    /// Serves one client of `device` over `socket`; `farewell` is called on the queue's thread
-    /// when the conversation is over, with what is left of it.
-    pub fn serve<C: Conversation + 'static>(
-        name: &str,
-        device: &Arc<Device>,
-        socket: OwnedFd,
-        conversation: C,
-        farewell: impl FnOnce(C) + Send + 'static,
-    ) -> Result<Queue> {
-        let device = device.clone();
-        let socket = Arc::new(socket);
-        let client = Arc::downgrade(&socket);
-        let arrive = move |core: &mut Core<_>| {
-            Ok(clients::Client::new(socket, conversation, DeviceEnd::new(&device, core)?))
-        };
-        let mut queue = Queue::spawn(name, arrive, |core, mut client| {
-            core.run(&mut client);
-            farewell(client.leave(&mut core.desk));
-        })?;
-        queue.client = Some(client);
-        Ok(queue)
-    }
-
-    /// Runs the background work of `device`. A device has one such queue at a time.
-    pub fn background(name: &str, device: &Arc<Device>) -> Result<Queue> {
-        let device = device.clone();
-        let arrive = move |core: &mut Core<_>| Ok(Background::new(DeviceEnd::new(&device, core)?));
-        Queue::spawn(name, arrive, |core, mut background| {
-            core.run(&mut background);
-            background.leave(&mut core.desk);
-        })
-    }
-
-    /// Accepts connections at `listener` and hands each to `welcome`.
-    pub fn listen(
-        name: &str,
-        listener: OwnedFd,
-        welcome: impl FnMut(OwnedFd) + Send + 'static,
-    ) -> Result<Queue> {
-        let arrive = |_: &mut Core<_>| Ok(clients::Doorman::new(listener, Box::new(welcome)));
-        Queue::spawn(name, arrive, |core, mut doorman| core.run(&mut doorman))
-    }
-
-    /// Starts a thread on which `arrive` makes a role and `stay` runs it to its end. Returns when
-    /// `arrive` has.
-    fn spawn<R: Role>(
+    /// Starts a thread on which `arrive` makes a role, and which is the role's until that ends.
+    /// Returns when `arrive` has.
+    pub fn run<R: Role>(
         name: &str,
         arrive: impl FnOnce(&mut Core<R::Tag>) -> Result<R> + Send + 'static,
-        stay: impl FnOnce(&mut Core<R::Tag>, R) + Send + 'static,
     ) -> Result<Queue> {
         let (report, arrived) = mpsc::sync_channel(1);
         let body = move || {
@@ -186,7 +194,7 @@ impl Queue {
             match made {
                 Ok((mut core, role)) => {
                     let _ = report.send(Ok(core.shared.clone()));
-                    stay(&mut core, role);
+                    core.run(role);
                 }
                 Err(error) => {
                     let _ = report.send(Err(error));
@@ -198,22 +206,34 @@ impl Queue {
             .spawn(body)
             .map_err(|source| Error::from_io("starting thread", name, source))?;
         let shared = arrived.recv().expect("the thread reports before it does anything else")?;
-        Ok(Queue { shared, thread: Some(thread), client: None })
+        Ok(Queue { shared, thread: Some(thread), interrupt: None })
+    }
+
+    /// For a role whose thread may sleep elsewhere than in the ring: a stop calls `interrupt`,
+    /// which ends such a sleep.
+    pub fn interrupted_by(mut self, interrupt: impl Fn() + Send + Sync + 'static) -> Queue {
+        self.interrupt = Some(Box::new(interrupt));
+        self
     }
 
     /// Asks the queue to end, without waiting for it.
     pub fn stop(&self) {
         self.shared.is_stopping.store(true, Ordering::SeqCst);
         self.shared.wake();
-        if let Some(socket) = self.client.as_ref().and_then(Weak::upgrade) {
-            // What can fail here is a socket that its peer has left, and then nobody sleeps there.
-            let _ = rustix::net::shutdown(&socket, Shutdown::Read);
+        if let Some(interrupt) = &self.interrupt {
+            interrupt();
         }
     }
 
     /// Whether its thread has ended.
     pub fn is_over(&self) -> bool {
         self.thread.as_ref().is_none_or(JoinHandle::is_finished)
+    }
+}
+
+impl std::fmt::Debug for Queue {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Queue({:?})", self.thread)
     }
 }
 

@@ -1,9 +1,10 @@
 //! A mapped device: a name, an active and an inactive table, a state. The kernel's `dm.c`,
 //! `dm-table.c` and `dm-ioctl.c`.
 //!
-//! Drivers (queues, in-process callers, the simulator) meet a device through a [`PortSeat`] and
-//! the [`Port`] it gives them, and drive it as they would a target: `submit`, `complete`, `tick`,
-//! and [`Device::retry`] for parked bios when [`Events::room_epoch`] of [`Device::events`] moved.
+//! Whoever drives a device (a queue, an in-process caller, the simulator) has a [`PortSeat`] there
+//! and its [`Port`], and drives it as he would a target: `submit`, `complete`, `tick`, and
+//! [`Device::retry`] for parked bios when [`Events::room_epoch`] of [`Device::events`] moved. All
+//! but the simulator leave that to a [`Driver`].
 //!
 //! 1. Each port has a seat: its own lock on its own cache lines, never contended but by suspend
 //!    and resume. Under it is all that serving a request needs, so ports share nothing.
@@ -14,6 +15,7 @@
 //! 5. Nothing here waits: whoever suspends polls [`Device::finish_suspend`].
 
 mod change;
+mod driver;
 mod late;
 mod seat;
 mod table;
@@ -27,6 +29,7 @@ use crate::target::Target;
 use crate::target::{Dirty, Events, Extent, Fact, Health, Port, TargetLimits, Wake};
 use crate::units::{Nanos, SECTOR};
 
+pub use driver::Driver;
 pub use late::{LATE_SECONDS, LateRequest};
 pub use table::LoadedTable;
 
@@ -141,8 +144,9 @@ impl Device {
         Ok(device)
     }
 
-    /// Gives a driver a seat. `wake` is called when parked bios should be retried.
-    pub fn attach_port(self: &Arc<Device>, wake: Arc<dyn Wake>) -> Result<PortSeat> {
+    /// Gives a driver a seat, and the port that belongs there. `wake` is called when parked bios
+    /// should be retried.
+    pub fn attach_port(self: &Arc<Device>, wake: Arc<dyn Wake>) -> Result<(PortSeat, Port)> {
         // A change of table or state visits all seats: none may be taken meanwhile.
         let _change = lock(&self.change);
         let slots = lock(&self.slots);
@@ -151,7 +155,7 @@ impl Device {
             if !seat.is_attached() {
                 seat.attach(slots.active.clone(), slots.generation, slots.is_suspended());
                 self.events.listen(wake.clone());
-                return Ok(PortSeat { device: self.clone(), id, wake });
+                return Ok((PortSeat { device: self.clone(), id, wake }, Port::new(id)));
             }
         }
         let message =
@@ -371,16 +375,6 @@ impl PortSeat {
     /// The device.
     pub fn device(&self) -> &Arc<Device> {
         &self.device
-    }
-
-    /// The number of the port that belongs here.
-    pub fn id(&self) -> usize {
-        self.id
-    }
-
-    /// The port that belongs here. To be made once.
-    pub fn port(&self) -> Port {
-        Port::new(self.id)
     }
 }
 

@@ -330,8 +330,7 @@ fn room_that_is_signalled_while_a_child_is_at_a_disk_is_not_missed() {
     let targets: Vec<Arc<dyn Target>> = vec![Arc::new(linear), narrow.clone()];
     let device = Device::with_table("d", LoadedTable::new(&table, targets)).unwrap();
     let mut ring = Ring::without_kernel();
-    let seat = device.attach_port(Arc::new(Deaf)).unwrap();
-    let mut port = seat.port();
+    let (_seat, mut port) = device.attach_port(Arc::new(Deaf)).unwrap();
     device.submit(Bio::flush(1), &mut port);
     let io = port.ios.pop_front().unwrap();
     io.disk.clone().start(io, &mut ring);

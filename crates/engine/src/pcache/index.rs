@@ -273,6 +273,7 @@ impl Index {
 
     /// What `[offset, end)` starts with: the longest run with one source. `is_live` tells whether
     /// a place's generation still holds; dead places count as nothing.
+    #[inline]
     pub fn lookup(&self, offset: u64, end: u64, is_live: impl Fn(Place) -> bool) -> Piece {
         let mut run: Option<Piece> = None;
         let mut at = offset;

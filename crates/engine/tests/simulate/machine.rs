@@ -126,9 +126,9 @@ impl Machine {
         device.events().set_background(Some(work.clone()));
         let ports = (0..=setup.clients)
             .map(|nth| {
-                let seat = device.attach_port(Arc::new(Signal::default()))?;
+                let (seat, port) = device.attach_port(Arc::new(Signal::default()))?;
                 Ok(Driver {
-                    port: seat.port(),
+                    port,
                     ring: Ring::without_kernel(),
                     room_epoch: 0,
                     is_background: nth == setup.clients,

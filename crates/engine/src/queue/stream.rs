@@ -1,4 +1,4 @@
-//! The roles of a queue that face clients: one conversation over a stream socket, and the door.
+//! The role of a queue that serves a client: one conversation over a stream socket.
 //!
 //! While nothing of a client is in flight, only the client can bring news. Then its thread sends
 //! and receives with plain calls and sleeps in the socket: whoever wakes a sleeper there tells the
@@ -20,21 +20,20 @@ use std::os::fd::OwnedFd;
 use rustix::io::Errno;
 use rustix::net::{SendFlags, Shutdown};
 
-use super::device::DeviceEnd;
 use super::watch::Watch;
-use super::{Core, Role, STOP_SECONDS_MAX, Turn, now};
+use super::{Core, Queue, Role, STOP_SECONDS_MAX, Turn, now};
 use crate::bio::{Bio, Op};
 use crate::buffer::{Buffer, BufferPool, CLIENT_POOL_BYTES_MAX};
-use crate::device::LateRequest;
+use crate::device::{Device, Driver, LateRequest};
 use crate::disk::{DiskIo, Ring};
+use crate::error::Result;
 use crate::ring::Event;
 use crate::sync::Arc;
-use crate::sync::atomic::Ordering;
 use crate::units::{Nanos, SECOND};
 
 /// What a client's queue asks of the ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Asks {
+enum Asks {
     Receive,
     Send,
 }
@@ -45,8 +44,6 @@ type Desk = crate::ring::Desk<Asks, DiskIo>;
 const SEND_BUFFERS_MAX: usize = 64;
 /// How long a stopping queue waits for bios that are parked.
 const PARKED_SECONDS_MAX: u64 = 2;
-/// How long the door stays shut after the process ran out of file descriptors or memory.
-const DOOR_PAUSE_NS: Nanos = SECOND / 10;
 
 /// Where received bytes go: `buffer[at..end]`.
 #[derive(Debug)]
@@ -125,11 +122,37 @@ pub trait Conversation: Send {
     fn is_over(&self) -> bool;
 }
 
+impl Queue {
+    /// Serves one client of `device` over `socket`; `farewell` is called on the queue's thread
+    /// when the conversation is over, with what is left of it.
+    pub fn serve<C: Conversation + 'static>(
+        name: &str,
+        device: &Arc<Device>,
+        socket: OwnedFd,
+        conversation: C,
+        farewell: impl FnOnce(C) + Send + 'static,
+    ) -> Result<Queue> {
+        let device = device.clone();
+        let socket = Arc::new(socket);
+        let slept_in = Arc::downgrade(&socket);
+        let queue = Queue::run(name, move |core| {
+            Ok(Client::new(socket, conversation, core.driver(&device)?, farewell))
+        })?;
+        Ok(queue.interrupted_by(move || {
+            if let Some(socket) = slept_in.upgrade() {
+                // What can fail here is a socket that its peer has left: nobody sleeps there then.
+                let _ = rustix::net::shutdown(&socket, Shutdown::Read);
+            }
+        }))
+    }
+}
+
 /// One client.
-pub(super) struct Client<C> {
+struct Client<C, F> {
     socket: Arc<OwnedFd>,
     conversation: C,
-    end: DeviceEnd,
+    driver: Driver,
+    farewell: F,
     /// Where the bytes go that the ring receives.
     receiving: Option<(usize, usize)>,
     /// How many bytes the ring sends.
@@ -138,13 +161,14 @@ pub(super) struct Client<C> {
     watch: Watch,
 }
 
-impl<C: Conversation> Client<C> {
-    pub(super) fn new(socket: Arc<OwnedFd>, conversation: C, mut end: DeviceEnd) -> Client<C> {
-        end.port.pool.keep_at_most(CLIENT_POOL_BYTES_MAX);
+impl<C: Conversation, F> Client<C, F> {
+    fn new(socket: Arc<OwnedFd>, conversation: C, mut driver: Driver, farewell: F) -> Client<C, F> {
+        driver.pool().keep_at_most(CLIENT_POOL_BYTES_MAX);
         Client {
             socket,
             conversation,
-            end,
+            driver,
+            farewell,
             receiving: None,
             sending: None,
             stopping_since: None,
@@ -152,18 +176,9 @@ impl<C: Conversation> Client<C> {
         }
     }
 
-    /// Closes the socket and lets go of the device.
-    pub(super) fn leave(self, desk: &mut Desk) -> C {
-        // The ring may hold the socket a little longer; the client need not wait for that.
-        let _ = rustix::net::shutdown(&self.socket, Shutdown::Both);
-        self.tell_late(&[], desk.ring());
-        self.end.leave(desk);
-        self.conversation
-    }
-
     /// Lets the device know which requests are late, and what for.
     fn tell_late(&self, late: &[InFlight], ring: &Ring) {
-        let (device, port) = (self.end.device(), &self.end.port);
+        let (device, port) = (self.driver.device(), self.driver.port());
         let told = late.iter().map(|request| {
             let parked = port.parked.iter().find(|bio| bio.token == request.token);
             let waits_for = match parked {
@@ -180,7 +195,7 @@ impl<C: Conversation> Client<C> {
     /// Whether only the client can bring news. I/O of disks does too, also when a target does it
     /// for more than this client's sake.
     fn is_alone(&self, ring: &Ring) -> bool {
-        let is_at_rest = self.end.is_quiet() && ring.awaited() == 0;
+        let is_at_rest = self.driver.is_quiet() && ring.awaited() == 0;
         is_at_rest && self.sending.is_none() && self.receiving.is_none()
     }
 
@@ -194,12 +209,11 @@ impl<C: Conversation> Client<C> {
     }
 
     fn has_received(&mut self, space: Space, result: std::io::Result<usize>, core: &Core<Asks>) {
-        let is_stopping = core.shared.is_stopping.load(Ordering::SeqCst);
-        let DeviceEnd { bios, port, .. } = &mut self.end;
+        let (bios, pool) = self.driver.bios_and_pool();
         match result {
             // Cancelled, or the end of a stream that we have shut.
-            Ok(0) | Err(_) if is_stopping => {}
-            Ok(count) => self.conversation.received(space, count, bios, &mut port.pool),
+            Ok(0) | Err(_) if core.is_stopping() => {}
+            Ok(count) => self.conversation.received(space, count, bios, pool),
             Err(_) => self.conversation.broken(),
         }
     }
@@ -218,8 +232,8 @@ impl<C: Conversation> Client<C> {
                 self.sending = Some(len - count);
                 return desk.send(&self.socket, buffer, count, len - count, Asks::Send);
             }
-            let DeviceEnd { bios, port, .. } = &mut self.end;
-            self.conversation.sent(buffer, bios, &mut port.pool);
+            let (bios, pool) = self.driver.bios_and_pool();
+            self.conversation.sent(buffer, bios, pool);
         }
     }
 
@@ -259,10 +273,10 @@ impl<C: Conversation> Client<C> {
         if !matches!(event.result, Ok(count) if count as usize == due) {
             return self.conversation.broken();
         }
-        let DeviceEnd { bios, port, .. } = &mut self.end;
+        let (bios, pool) = self.driver.bios_and_pool();
         for buffer in std::iter::once(event.buffer).chain(event.buffers) {
             if !buffer.is_empty() {
-                self.conversation.sent(buffer, bios, &mut port.pool);
+                self.conversation.sent(buffer, bios, pool);
             }
         }
     }
@@ -278,12 +292,13 @@ impl<C: Conversation> Client<C> {
 
     /// When a stop must be over: soon, if all that is missing waits for room or for a resume.
     fn stop_deadline(&self) -> Option<Nanos> {
-        let seconds = if self.end.is_all_parked() { PARKED_SECONDS_MAX } else { STOP_SECONDS_MAX };
+        let seconds =
+            if self.driver.is_all_parked() { PARKED_SECONDS_MAX } else { STOP_SECONDS_MAX };
         self.stopping_since.map(|since| since + seconds * SECOND)
     }
 }
 
-impl<C: Conversation> Role for Client<C> {
+impl<C: Conversation, F: FnOnce(C)> Role for Client<C, F> {
     type Tag = Asks;
 
     fn event(&mut self, event: Event<Asks>, core: &mut Core<Asks>) {
@@ -299,24 +314,24 @@ impl<C: Conversation> Role for Client<C> {
 
     fn turn(&mut self, core: &mut Core<Asks>, is_stopping: bool) -> Turn {
         if is_stopping && self.stopping_since.is_none() {
-            self.close(&mut core.desk);
+            self.close(core.desk());
         }
         let conversation = &mut self.conversation;
         let finish = |bio, bios: &mut _, pool: &mut _| conversation.finished(bio, bios, pool);
-        self.end.pump(core.desk.ring_mut(), finish);
+        self.driver.pump(core.ring_mut(), finish);
         let now = now();
-        let DeviceEnd { bios, port, .. } = &mut self.end;
-        self.conversation.go_on(now, bios, &mut port.pool);
-        if self.is_alone(core.desk.ring()) {
-            self.send_alone(&mut core.desk);
+        let (bios, pool) = self.driver.bios_and_pool();
+        self.conversation.go_on(now, bios, pool);
+        if self.is_alone(core.ring()) {
+            self.send_alone(core.desk());
         } else {
-            self.send(&mut core.desk);
+            self.send(core.desk());
         }
         if self.conversation.is_over() {
             return Turn::Over;
         }
         if let Some(late) = self.conversation.late(now) {
-            self.tell_late(&late, core.desk.ring());
+            self.tell_late(&late, core.ring());
         }
         let deadlines = [self.conversation.tick(now), self.stop_deadline()];
         if deadlines[1].is_some_and(|deadline| now >= deadline) {
@@ -324,53 +339,20 @@ impl<C: Conversation> Role for Client<C> {
         }
         let deadline = deadlines.into_iter().flatten().min();
         let has_received =
-            self.is_alone(core.desk.ring()) && deadline.is_none() && self.receive_alone(core);
-        if has_received || !self.end.bios.is_empty() {
+            self.is_alone(core.ring()) && deadline.is_none() && self.receive_alone(core);
+        if has_received || !self.driver.bios.is_empty() {
             return Turn::Again;
         }
-        self.receive(&mut core.desk);
+        self.receive(core.desk());
         Turn::Idle(deadline)
     }
-}
 
-/// Accepts connections.
-pub(super) struct Doorman {
-    listener: Arc<OwnedFd>,
-    welcome: Box<dyn FnMut(OwnedFd) + Send>,
-    is_accepting: bool,
-    shut_until: Nanos,
-}
-
-impl Doorman {
-    pub(super) fn new(listener: OwnedFd, welcome: Box<dyn FnMut(OwnedFd) + Send>) -> Doorman {
-        Doorman { listener: Arc::new(listener), welcome, is_accepting: false, shut_until: 0 }
-    }
-}
-
-impl Role for Doorman {
-    /// It asks for one thing only: a connection.
-    type Tag = ();
-
-    fn event(&mut self, event: Event<()>, _core: &mut Core<()>) {
-        self.is_accepting = false;
-        match event.connection {
-            Some(connection) => (self.welcome)(connection),
-            None => self.shut_until = now() + DOOR_PAUSE_NS,
-        }
-    }
-
-    fn turn(&mut self, core: &mut Core<()>, is_stopping: bool) -> Turn {
-        if is_stopping {
-            return Turn::Over;
-        }
-        if self.is_accepting {
-            return Turn::Idle(None);
-        }
-        if now() < self.shut_until {
-            return Turn::Idle(Some(self.shut_until));
-        }
-        core.desk.accept(&self.listener, ());
-        self.is_accepting = true;
-        Turn::Idle(None)
+    /// Closes the socket and lets go of the device.
+    fn leave(self, core: &mut Core<Asks>) {
+        // The ring may hold the socket a little longer; the client need not wait for that.
+        let _ = rustix::net::shutdown(&self.socket, Shutdown::Both);
+        self.tell_late(&[], core.ring());
+        core.leave(self.driver);
+        (self.farewell)(self.conversation);
     }
 }

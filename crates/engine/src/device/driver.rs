@@ -1,0 +1,174 @@
+//! What whoever drives a device does, each in a loop of his own: a queue's thread, an in-process
+//! caller, a study. Bios go in, I/O goes to its disks and back, parked bios are tried again, and
+//! finished bios come out.
+//!
+//! A driver never waits and has no ring of its own: who waits, where, and for how long, is the
+//! loop's business.
+
+use std::collections::VecDeque;
+
+use super::{Device, PortSeat};
+use crate::bio::Bio;
+use crate::buffer::BufferPool;
+use crate::disk::Ring;
+use crate::error::Result;
+use crate::mutants::{self, Mutant};
+use crate::sync::Arc;
+use crate::target::{Port, Wake};
+use crate::units::Nanos;
+
+/// One thread's end of a device. Dropping it gives its seat up; nothing may be in flight then but
+/// bios that are parked.
+pub struct Driver {
+    /// Bios that the next [`Driver::pump`] submits.
+    pub bios: VecDeque<Bio>,
+    port: Port,
+    /// Room signalled up to here has been used for the parked bios.
+    room_epoch: u64,
+    /// Bios submitted that have not come out as done.
+    in_flight: usize,
+    // Dropped last: a port is detached when nothing of it is left.
+    seat: PortSeat,
+}
+
+impl Driver {
+    /// A driver of `device`. `wake` is called when there may be room for parked bios.
+    pub fn new(device: &Arc<Device>, wake: Arc<dyn Wake>) -> Result<Driver> {
+        let (seat, port) = device.attach_port(wake)?;
+        Ok(Driver { bios: VecDeque::new(), port, room_epoch: 0, in_flight: 0, seat })
+    }
+
+    /// The device.
+    pub fn device(&self) -> &Arc<Device> {
+        self.seat.device()
+    }
+
+    /// Its port: what is done, parked, or on its way to a disk.
+    pub fn port(&self) -> &Port {
+        &self.port
+    }
+
+    /// Memory for bios: what is taken here and comes back with a bio can be put here again.
+    pub fn pool(&mut self) -> &mut BufferPool {
+        &mut self.port.pool
+    }
+
+    /// The bios that the next [`Driver::pump`] submits, and memory for more of them.
+    pub fn bios_and_pool(&mut self) -> (&mut VecDeque<Bio>, &mut BufferPool) {
+        (&mut self.bios, &mut self.port.pool)
+    }
+
+    /// Bios that were submitted and have not come out as done.
+    pub fn in_flight(&self) -> usize {
+        self.in_flight
+    }
+
+    /// Whether targets are done with everything but what they parked.
+    pub fn is_all_parked(&self) -> bool {
+        self.in_flight <= self.port.parked.len()
+    }
+
+    /// Whether nothing is submitted, or waits to be.
+    pub fn is_quiet(&self) -> bool {
+        self.in_flight == 0 && self.bios.is_empty()
+    }
+
+    /// Carries out everything that can be carried out without waiting; each finished bio goes to
+    /// `finish`, which may append further ones to be submitted. Says whether any came back, or
+    /// any I/O.
+    pub fn pump(
+        &mut self,
+        ring: &mut Ring,
+        mut finish: impl FnMut(Bio, &mut VecDeque<Bio>, &mut BufferPool),
+    ) -> bool {
+        self.retry_parked();
+        let mut has_progress = false;
+        loop {
+            while let Some(bio) = self.bios.pop_front() {
+                self.submit(bio);
+            }
+            self.start_ios(ring);
+            has_progress |= self.take_completed(ring);
+            while let Some(bio) = self.pop_done() {
+                has_progress = true;
+                finish(bio, &mut self.bios, &mut self.port.pool);
+            }
+            if self.bios.is_empty() && self.port.ios.is_empty() {
+                return has_progress;
+            }
+        }
+    }
+
+    /// Gives `bio` to the device.
+    #[inline]
+    pub fn submit(&mut self, bio: Bio) {
+        self.in_flight += 1;
+        self.seat.device().submit(bio, &mut self.port);
+    }
+
+    /// The next finished bio.
+    #[inline]
+    pub fn pop_done(&mut self) -> Option<Bio> {
+        let bio = self.port.done.pop_front()?;
+        self.in_flight -= 1;
+        Some(bio)
+    }
+
+    /// The finished bio with `token`, if it is there; the newest are looked at first.
+    #[inline]
+    pub fn take_done(&mut self, token: u64) -> Option<Bio> {
+        let at = self.port.done.iter().rposition(|bio| bio.token == token)?;
+        self.in_flight -= 1;
+        self.port.done.remove(at)
+    }
+
+    /// Starts the I/O that targets want. Whether there was any.
+    pub fn start_ios(&mut self, ring: &mut Ring) -> bool {
+        let has_any = !self.port.ios.is_empty();
+        while let Some(io) = self.port.ios.pop_front() {
+            let disk = io.disk.clone();
+            disk.start(io, ring);
+        }
+        has_any
+    }
+
+    /// Gives the targets the I/O that is complete. Whether there was any.
+    pub fn take_completed(&mut self, ring: &mut Ring) -> bool {
+        let mut has_any = false;
+        while let Some(io) = ring.pop_completed() {
+            has_any = true;
+            self.seat.device().complete(io, &mut self.port);
+        }
+        has_any
+    }
+
+    /// Lets parked bios try again if room was signalled since they last did. Whether any did.
+    pub fn retry_parked(&mut self) -> bool {
+        // Read before anything is submitted: room that is signalled while a bio is being parked
+        // must count as news the next time.
+        let device = self.seat.device();
+        let epoch = device.events().room_epoch();
+        if epoch == self.room_epoch {
+            return false;
+        }
+        self.room_epoch = epoch;
+        let has_any = !self.port.parked.is_empty();
+        device.retry(&mut self.port);
+        if mutants::is(Mutant::RoomEpochLate) {
+            self.room_epoch = self.seat.device().events().room_epoch();
+        }
+        has_any
+    }
+
+    /// Does the device's background work; says when to call again at the latest. See
+    /// [`Device::tick`].
+    pub fn tick(&mut self, now: Nanos) -> Option<Nanos> {
+        self.seat.device().tick(now, &mut self.port)
+    }
+}
+
+impl std::fmt::Debug for Driver {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Driver({:?}, {} in flight)", self.seat, self.in_flight)
+    }
+}
