@@ -205,6 +205,7 @@ fn inspect_and_recover_need_no_server() {
     let other = udm.file("other.img", DEVICE_BYTES);
     let line = udm.refused(&["recover", bench.cache(), text(&other)]);
     assert!(line.contains("another backing device"), "{line}");
+    assert!(line.contains("give --rebind"), "the user wrote no table: {line}");
 }
 
 #[test]

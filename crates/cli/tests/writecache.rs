@@ -188,6 +188,7 @@ fn inspect_and_recover_need_no_server() {
         let other = udm.file("other.img", DEVICE_BYTES);
         let line = udm.refused(&["recover", bench.cache(), text(&other)]);
         assert!(line.contains("another"), "{line}");
+        assert!(line.contains("give --rebind"), "the user wrote no table: {line}");
 
         let recovered = udm.json(&["recover", bench.cache(), text(&bench.origin)]);
         assert_eq!(recovered["dirty_bytes"], 0);

@@ -115,7 +115,8 @@ fn in_words_of_recover(error: &anyhow::Error) -> anyhow::Error {
     let text = format!("{error:#}");
     let text = text
         .replace("add `lost_memory accept` to the table", "give --accept-loss")
-        .replace("`lost_memory accept` in the table goes on", "--accept-loss goes on");
+        .replace("`lost_memory accept` in the table goes on", "--accept-loss goes on")
+        .replace("add `rebind true` to the table", "give --rebind");
     anyhow!(caches().fold(text, |text, (_, cache)| {
         let table = format!("`{}` in the table goes on", cache.words_to_accept_damage);
         text.replace(&table, "--truncate goes on")
