@@ -29,6 +29,8 @@ $(CARGO) clippy -p udm --features mutants --test explore --locked -- -D warnings
 $(CARGO) clippy -p udm --features mutants,shuttle --lib --profile test --locked -- -D warnings
 $(CARGO) clippy -p udm --features mutants,loom --lib --profile test --locked -- -D warnings
 endef
+# The pages of the libraries: every link leads somewhere.
+DOC = RUSTDOCFLAGS='-D warnings' $(CARGO) doc -p udm -p udm-export --no-deps --locked
 
 .PHONY: help build demo test prove lint fmt bench check-report install lab fuzz explore schedules soak \
   torture clean
@@ -37,7 +39,7 @@ help:
 	@echo "make demo      a slow file becomes a fast, crash-safe block device (two minutes)"
 	@echo "make test      everything that must hold: format, clippy, all tests, crash states"
 	@echo "make prove     the nets' own proof: every deliberate bug and race is found; torture (longer)"
-	@echo "make lint      clippy, and the licences and sources of dependencies"
+	@echo "make lint      clippy, the links of the documentation, the licences and sources of dependencies"
 	@echo "make fmt       formats the code"
 	@echo "make bench     measures udm on this machine, beside what it is compared with; leaves report/"
 	@echo "make check-report  opens that report in headless Chromium: every plot must be seen"
@@ -61,6 +63,7 @@ test:
 	$(CARGO) fmt --all --check
 	rustfmt --check --edition 2024 lab/*.rs fuzz/fuzz_targets/*.rs
 	$(CLIPPY)
+	$(DOC)
 	$(CARGO) test --workspace --locked
 	$(EXPLORE) every_crash_state
 
@@ -79,6 +82,7 @@ lint:
 	rustfmt --check --edition 2024 lab/*.rs fuzz/fuzz_targets/*.rs
 	$(CLIPPY)
 	$(CLIPPY_NETS)
+	$(DOC)
 	@if $(CARGO) deny --version > /dev/null 2>&1; then \
 	  $(CARGO) deny --offline check licenses bans sources; \
 	else \

@@ -1,6 +1,6 @@
 //! One thread's window to the kernel: an io_uring, and the jobs that wait for it.
 //!
-//! A ring runs any [`Job`]: a job asks the kernel for one call after the other and in the end
+//! A ring runs any `Job`: a job asks the kernel for one call after the other and in the end
 //! hands something back, which the loop that owns the ring takes out with [`Ring::pop_completed`].
 //! What that is, `D`, is the users' business; for disks it is their I/O. The ring knows no user.
 //! The loop itself asks for bytes of sockets and the like through a [`Desk`], whose answers meet
@@ -8,7 +8,7 @@
 //!
 //! 1. What is put in comes out exactly once, unless the ring is dropped first.
 //! 2. A ring with a kernel is used by the thread that made it; the kernel refuses others, and the
-//!    ring panics then. Other threads reach it through its [`mailbox`].
+//!    ring panics then. Other threads reach it through its [`Mailbox`].
 //! 3. At most [`Ring::awaited_max`] jobs that somebody waits for are with the kernel; more wait
 //!    here in order. How many can wait is bounded by who puts them in. What nobody waits for, and
 //!    what is asked for at the desk, does not wait behind them.

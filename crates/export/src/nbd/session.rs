@@ -6,7 +6,7 @@
 //! 2. Requests in flight and the bytes they hold are bounded ([`REQUESTS_MAX`], [`BYTES_MAX`],
 //!    the latter exceeded by one request at most): beyond that nothing more is taken from the
 //!    client until something is answered and sent. All clients together have one
-//!    [budget](super::budget): who finds none left waits, and after some seconds his request fails.
+//!    [budget]: who finds none left waits, and after some seconds his request fails.
 //!    A payload gets memory as it comes, not as it is announced.
 //! 3. Replies leave in the order in which bios finish; the cookie tells clients which is which.
 //! 4. A flush says that every write answered on any connection is durable: the mapped device
