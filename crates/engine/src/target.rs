@@ -20,6 +20,8 @@ use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::{Arc, Mutex, lock};
 use crate::units::Nanos;
 
+pub use crate::disk::Extent;
+
 /// One thread's window to the targets: what they want done.
 #[derive(Debug, Default)]
 pub struct Port {
@@ -113,15 +115,6 @@ pub struct TargetLimits {
     pub block_bytes: u32,
     /// Whether discards are worth sending.
     pub has_discard: bool,
-}
-
-/// What a range of a mapped device or a disk holds, as far as that is known without reading it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Extent {
-    /// Anything.
-    Data,
-    /// Zeroes, which take no room.
-    Zeroes,
 }
 
 /// A named number of a target, for `status --all`, `info --json` and metrics.

@@ -207,10 +207,24 @@ fn insert(facts: &mut Map<String, Value>, name: &str, value: Value) {
     }
 }
 
+fn word(value: &Value) -> String {
+    value.as_str().unwrap_or("-").to_owned()
+}
+
+/// The requests that are late, the first few by name.
+fn late_requests(info: &Value) -> Vec<String> {
+    let late = info["late_requests"].as_array().map_or(&[][..], Vec::as_slice);
+    let shown = late.iter().take(LATE_SHOWN).map(|request| {
+        let (what, for_what) = (word(&request["request"]), word(&request["waits_for"]));
+        format!("{what}: for {} s it waits for {for_what}", request["seconds"])
+    });
+    let more = late.len().checked_sub(LATE_SHOWN).filter(|more| *more > 0);
+    shown.chain(more.map(|more| format!("and {more} more"))).collect()
+}
+
 /// A device in a few lines for people.
 fn describe(info: &Value) -> String {
     let bytes = |value: &Value| value.as_u64().map_or_else(|| "-".into(), human_bytes);
-    let word = |value: &Value| value.as_str().unwrap_or("-").to_owned();
     let mut rows: Vec<(String, String)> = vec![
         ("Name".into(), word(&info["name"])),
         ("State".into(), word(&info["state"]).to_uppercase()),
@@ -240,11 +254,10 @@ fn describe(info: &Value) -> String {
         row("Metrics", uri.to_owned());
     }
     let shaped = shape(info.clone());
-    if let Some(text) = shaped["medium"].as_str() {
-        row("Medium", text.to_owned());
-    }
-    if let Some(text) = shaped["medium_failure"].as_str() {
-        row("Failure", text.to_owned());
+    for (name, field) in [("Medium", "medium"), ("Failure", "medium_failure")] {
+        if let Some(text) = shaped[field].as_str() {
+            row(name, text.to_owned());
+        }
     }
     if shaped["medium_is_deleted"] == true {
         row(
@@ -265,13 +278,8 @@ fn describe(info: &Value) -> String {
     if info["is_writeback_failing"] == true && !is_told {
         row("Write-back", "the origin fails; tried again with growing pauses".into());
     }
-    let late = info["late_requests"].as_array().map_or(&[][..], Vec::as_slice);
-    for request in late.iter().take(LATE_SHOWN) {
-        let (what, for_what) = (word(&request["request"]), word(&request["waits_for"]));
-        row("Late", format!("{what}: for {} s it waits for {for_what}", request["seconds"]));
-    }
-    if late.len() > LATE_SHOWN {
-        row("Late", format!("and {} more", late.len() - LATE_SHOWN));
+    for text in late_requests(info) {
+        row("Late", text);
     }
     row("Server", format!("process {}, since {}", info["pid"], word(&info["started"])));
     let watch = &info["watch"];

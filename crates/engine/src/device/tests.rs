@@ -534,8 +534,7 @@ proptest! {
                 }
                 Step::Zero { sector, count, op } => {
                     settle(&mut local, &mut expected);
-                    let (offset, len) = (sector * SECTOR, count * SECTOR);
-                    local.submit(Bio::bare(op, offset, len, false, 0));
+                    local.submit(Bio::bare(op, sector * SECTOR, count * SECTOR, false, 0));
                     expected.push(Some(Vec::new()));
                     settle(&mut local, &mut expected);
                     model[sector as usize..(sector + count) as usize].fill(0);

@@ -25,13 +25,12 @@ use super::lazy::{self, Pause, Reservation};
 use super::open::{Claims, FileOptions, Opened, open};
 use super::pagecache::{self, Cached};
 use super::whole::Absence;
-use super::{Disk, DiskIo, DiskLimits, Ring, Work, carry_out_with, check};
+use super::{Disk, DiskIo, DiskLimits, Extent, Ring, Work, carry_out_with, check};
 use crate::bio::Op;
 use crate::buffer::Buffer;
 use crate::error::{Result, Status};
 use crate::ring::{CALL_BYTES_MAX, Call, Job, Memory};
 use crate::sync::Arc;
-use crate::target::Extent;
 use crate::units::MIB;
 
 /// A file or block device as a disk.

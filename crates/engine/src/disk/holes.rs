@@ -5,7 +5,7 @@ use std::os::fd::OwnedFd;
 use rustix::fs::SeekFrom;
 use rustix::io::Errno;
 
-use crate::target::Extent;
+use super::Extent;
 use crate::units::SECTOR;
 
 /// What `[offset, offset + len)` of a file starts with, and for how many bytes, at most two calls.

@@ -19,7 +19,6 @@ use crate::bio::Op;
 use crate::buffer::Buffer;
 use crate::error::Status;
 use crate::sync::Arc;
-use crate::target::Extent;
 use crate::units::SECTOR;
 
 mod errors;
@@ -47,6 +46,15 @@ pub use pagecache::Cached;
 pub use ram::{DiskCounts, RamDisk};
 pub use sim::SimDisk;
 pub use whole::Absence;
+
+/// What a range of a disk or a mapped device holds, as far as that is known without reading it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Extent {
+    /// Anything.
+    Data,
+    /// Zeroes, which take no room.
+    Zeroes,
+}
 
 /// The ring that disks use: I/O comes out of it.
 pub type Ring = crate::ring::Ring<DiskIo>;

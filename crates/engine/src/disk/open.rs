@@ -143,13 +143,8 @@ pub(super) fn open(path: &Path, options: &FileOptions, claims: Option<&Claims>) 
     if is_block_device && !is_read_only && is_locked_for_writes(&stat) {
         return Err(read_only(&name, "is a read-only block device"));
     }
-    let (end, logical_block) = if is_block_device {
-        let end = rustix::fs::seek(&file, rustix::fs::SeekFrom::End(0));
-        let block = rustix::fs::ioctl_blksszget(&file).map_err(|errno| fail("examining", errno))?;
-        (end.map_err(|errno| fail("examining", errno))?, block)
-    } else {
-        (stat.stx_size, SECTOR as u32)
-    };
+    let (end, logical_block) =
+        end_and_block(&file, &stat, is_block_device).map_err(|errno| fail("examining", errno))?;
     let size_bytes = end / SECTOR * SECTOR;
     if size_bytes == 0 {
         let why = if end == 0 { "is empty" } else { "is smaller than a sector of 512 bytes" };
@@ -204,6 +199,19 @@ pub(super) fn open(path: &Path, options: &FileOptions, claims: Option<&Claims>) 
         is_read_only,
     };
     Ok(Opened { limits, files })
+}
+
+/// Where a file or block device ends, and the bytes of its logical block.
+fn end_and_block(
+    file: &OwnedFd,
+    stat: &Statx,
+    is_block_device: bool,
+) -> rustix::io::Result<(u64, u32)> {
+    if !is_block_device {
+        return Ok((stat.stx_size, SECTOR as u32));
+    }
+    let end = rustix::fs::seek(file, rustix::fs::SeekFrom::End(0))?;
+    Ok((end, rustix::fs::ioctl_blksszget(file)?))
 }
 
 /// What behind a device's name in a table asks for `options`.

@@ -524,16 +524,14 @@ fn assemble(
     open: OpenLists,
 ) -> Writecache {
     let index = found.index;
-    let pool = free_slots(&index);
     let stripes = index.stripes();
     let (high, low) = args.watermarks();
     let mark = |percent: u32| (geometry.blocks * u64::from(100 - percent) + 50) / 100;
-    let is_dirty = index.dirty() > 0;
     let events = Arc::default();
     Writecache {
         overwrites: overwrite::is_wanted(&args, &medium, &geometry),
         label,
-        pool,
+        pool: free_slots(&index),
         open,
         filling: (0..stripes).map(|_| AtomicU32::new(0)).collect(),
         has_fresh: (0..stripes * 2).map(|_| AtomicBool::new(false)).collect(),
@@ -557,7 +555,7 @@ fn assemble(
         jobs: Jobs::default(),
         zeroing: Mutex::default(),
         // What was written back before this attach, nobody knows.
-        is_torn: AtomicBool::new(is_dirty),
+        is_torn: AtomicBool::new(index.dirty() > 0),
         background: Mutex::default(),
         stats: (0..stripes).map(|_| Stats::default()).collect(),
         counters: Counters::default(),
