@@ -26,9 +26,9 @@ pub fn build(
     claims: &Arc<Claims>,
 ) -> Result<LoadedTable> {
     let opener = SystemOpener {
-        runtime_dir: Some(runtime.path().to_owned()),
         claims: Arc::clone(claims),
         tune: Some(udm_bench::calibrate::tune),
+        ..SystemOpener::with_memory_in(runtime.path())
     };
     world::build(table, &opener, options)
 }

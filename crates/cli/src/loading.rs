@@ -4,7 +4,7 @@ use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use udm::attaching::AttachProgress;
 use udm::device::{Device, LoadedTable};
 use udm::disk::Claims;
@@ -108,10 +108,8 @@ pub fn load_table(
     device.check_load(&table).map_err(pointed)?;
     let options = BuildOptions {
         force_format: how.force_format,
-        attach_id: random()?,
-        geometry: None,
-        replay: None,
         progress: Arc::clone(&how.progress),
+        ..BuildOptions::fresh()?
     };
     let build = || ground::build(&table, runtime, &options, &how.claims);
     let mut built = build();
@@ -132,11 +130,4 @@ pub fn load_table(
 
 fn is_busy(built: &udm::error::Result<LoadedTable>) -> bool {
     built.as_ref().is_err_and(|error| error.kind() == Kind::Busy)
-}
-
-fn random() -> Result<u64> {
-    let mut bytes = [0; 8];
-    rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())
-        .context("get a random number")?;
-    Ok(u64::from_le_bytes(bytes))
 }

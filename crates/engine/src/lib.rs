@@ -1,57 +1,129 @@
 //! Linux's device-mapper caches in user space, on the kernel's own media.
 //!
-//! The house, from the ground up; an arrow points one way only:
+//! A table, as `dmsetup` takes it, becomes a [`Volume`]: something to read and write, from any
+//! number of threads, with a cache in front of a slow device. Both may be files, block devices or
+//! memory. Media that the kernel's dm-pcache and dm-writecache wrote are opened, and what is
+//! written here they open.
 //!
-//! * nouns: [`units`], [`error`], [`bio`], [`buffer`], [`crc`], [`prng`];
-//! * ground, the only rooms that touch the world: [`ring`], [`disk`] and [`pmem`];
-//! * [`table`]: dmsetup's lines;
-//! * engines, plain state machines without clock, thread or file: [`target`] is their contract,
-//!   [`simple`], [`pcache`] and [`writecache`] keep it;
-//! * assembly: [`targets`] (one description for each type of target), [`world`] (from lines to
-//!   targets), [`device`] (active and inactive table), [`local`] (the in-process caller),
-//!   [`queue`] (one thread, one ring, one loop), `crew` (threads that help to open a cache).
+//! ```
+//! use std::fs::File;
+//! use std::thread;
+//!
+//! use udm::{Options, Volume};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # let temporary = tempfile::tempdir()?;
+//! # let folder = temporary.path();
+//! let (slow, fast) = (folder.join("slow.img"), folder.join("fast.img"));
+//! File::create(&slow)?.set_len(64 << 20)?;
+//! File::create(&fast)?.set_len(16 << 20)?;
+//!
+//! // 131072 sectors of 512 bytes, cached in blocks of 4096 bytes.
+//! let table = format!("0 131072 writecache s {} {} 4096 0", slow.display(), fast.display());
+//! // Unflushed writes survive the death of this process: their memory has files in the folder.
+//! let volume = Volume::open("disk", &table, &Options::with_memory_in(folder))?;
+//!
+//! // Each thread has a caller of its own.
+//! thread::scope(|scope| {
+//!     for half in [0, 1] {
+//!         let volume = &volume;
+//!         scope.spawn(move || {
+//!             let mut caller = volume.caller().expect("there is a port left");
+//!             caller.write_at(&[half + 1; 8192], u64::from(half) * 8192, false)?;
+//!             // What was written before is durable when this returns.
+//!             caller.flush()
+//!         });
+//!     }
+//! });
+//!
+//! let mut caller = volume.caller()?;
+//! let mut bytes = [0; 16384];
+//! caller.read_at(&mut bytes, 0)?;
+//! assert_eq!((bytes[0], bytes[8191], bytes[8192], bytes[16383]), (1, 1, 2, 2));
+//! drop(caller);
+//! volume.close()?;
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # The rooms
+//!
+//! [`Volume`] is enough for most. What it is made of can be put together in other ways:
+//!
+//! * [`table`]: table lines; [`targets`]: which types of target there are, and what they take;
+//! * [`world`]: from tables to targets, with real devices or a test's own;
+//! * [`device`]: a mapped device, with its active and inactive table, suspend and resume;
+//! * [`local`]: a caller in this process, blocking or not; [`bio`], [`buffer`], [`units`]: what it
+//!   asks with;
+//! * [`queue`]: threads that serve a device, with a role to be written by who opens a door;
+//! * [`target`], [`disk`], [`pmem`]: the contracts of engines, slow devices and cache devices.
+//!
+//! The other modules are public for this project's tests and commands, and are not shown here; they
+//! change without notice. ARCHITECTURE.md says which room may use which.
 
 #![deny(unsafe_code)]
 
 mod alarm;
+#[doc(hidden)]
 pub mod attaching;
 pub mod bio;
 pub mod buffer;
+#[doc(hidden)]
 pub mod contents;
+#[doc(hidden)]
 pub mod crc;
 mod crew;
 pub mod device;
 pub mod disk;
 pub mod error;
+#[doc(hidden)]
 pub mod limits;
 pub mod local;
 mod look;
+#[doc(hidden)]
 pub mod mutants;
 mod near;
 #[cfg(test)]
 #[cfg(feature = "loom")]
 mod orderings;
+#[doc(hidden)]
 pub mod pcache;
-pub mod pending;
-pub mod per_port;
+mod pending;
+mod per_port;
 pub mod pmem;
+#[doc(hidden)]
 pub mod prng;
+#[doc(hidden)]
 pub mod probe;
 pub mod queue;
+#[doc(hidden)]
 pub mod rescue;
 mod retry;
+#[doc(hidden)]
 pub mod ring;
 mod room;
 #[cfg(test)]
 #[cfg(feature = "shuttle")]
 mod schedules;
+#[doc(hidden)]
 pub mod shm;
+#[doc(hidden)]
 pub mod simple;
+#[doc(hidden)]
 pub mod slots;
+#[doc(hidden)]
 pub mod sync;
 pub mod table;
 pub mod target;
 pub mod targets;
 pub mod units;
+pub mod volume;
 pub mod world;
+#[doc(hidden)]
 pub mod writecache;
+
+pub use bio::{Bio, Op};
+pub use buffer::Buffer;
+pub use error::{Error, Kind, Result, Status};
+pub use local::{Local, SystemClock};
+pub use volume::{Options, Volume};

@@ -13,6 +13,7 @@ use crate::device::{Device, Driver};
 use crate::disk::Ring;
 use crate::error::{Result, Status};
 use crate::mutants::{self, Mutant};
+use crate::queue::now;
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use crate::sync::{Arc, Condvar, Mutex, lock};
 use crate::target::Wake;
@@ -29,6 +30,20 @@ pub trait Clock: Send {
     /// Nothing can happen before `until`. A simulated clock goes there and says true; a real one
     /// says false, and the caller waits.
     fn skip_to(&mut self, until: Nanos) -> bool;
+}
+
+/// The system's clock.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct SystemClock;
+
+impl Clock for SystemClock {
+    fn now(&mut self) -> Nanos {
+        now()
+    }
+
+    fn skip_to(&mut self, _until: Nanos) -> bool {
+        false
+    }
 }
 
 /// A clock that stands still unless it is told otherwise. Clones show the same time.

@@ -1,5 +1,6 @@
-//! A queue: one thread, one ring, one loop. With its folder the only file of the engine that sleeps
-//! or reads time, and beside `crew` the only one that spawns threads.
+//! A queue: one thread, one ring, one loop. With its folder the only file of the engine that reads
+//! time, beside `volume` the only one that sleeps, and beside `crew` the only one that spawns
+//! threads.
 //!
 //! What a queue does is its [`Role`]; [`Queue::run`] takes any. Those that are here: to serve one
 //! client's conversation over a stream ([`Queue::serve`]), to run a device's background

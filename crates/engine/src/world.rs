@@ -72,7 +72,8 @@ pub fn build(table: &Table, opener: &dyn Opener, options: &BuildOptions) -> Resu
 /// What the cache of `table`, which has one line, has for its origin, and that origin, to write to.
 /// The cache device is opened to read, and stays as it is.
 pub fn salvage(table: &Table, opener: &dyn Opener) -> Result<(Salvage, Arc<dyn Disk>)> {
-    let options = BuildOptions::default();
+    // Nothing is attached.
+    let options = BuildOptions::named(0);
     let mut opening = Opening::new(opener, &options);
     let planned = plan(table)?.pop();
     let Some((name, cache)) = planned.as_ref().and_then(Planned::cache) else {
@@ -124,17 +125,39 @@ fn old_shared_name(target: &str, cache: &str) -> String {
     format!("{target}-{last}-{:08x}-{}.shm", pcache_crc(path.as_bytes()), boot_text())
 }
 
+impl BuildOptions {
+    /// For an attach whose name is drawn at random.
+    pub fn fresh() -> Result<BuildOptions> {
+        let mut bytes = [0; 8];
+        rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())
+            .map_err(|errno| Error::from_io("drawing", "a random number", errno.into()))?;
+        Ok(BuildOptions::named(u64::from_le_bytes(bytes)))
+    }
+}
+
 /// Opens real devices.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct SystemOpener {
     /// Where memory that survives this process has its files; without one it is private, and an
     /// unflushed write does not survive the death of the process.
-    pub runtime_dir: Option<PathBuf>,
+    pub memory: Option<PathBuf>,
     /// What the mapped device has open for targets that may share it.
     pub claims: Arc<Claims>,
     /// Is shown every cache device that was opened, to choose its [plan](DaxPmem::set_plan) of
     /// copies.
     pub tune: Option<fn(&mut DaxPmem)>,
+}
+
+impl SystemOpener {
+    /// Memory that survives this process has its files in `folder`.
+    pub fn with_memory_in(folder: impl Into<PathBuf>) -> SystemOpener {
+        SystemOpener { memory: Some(folder.into()), ..SystemOpener::without_memory() }
+    }
+
+    /// All memory is private: an unflushed write does not survive the death of the process.
+    pub fn without_memory() -> SystemOpener {
+        SystemOpener { memory: None, claims: Arc::default(), tune: None }
+    }
 }
 
 impl Opener for SystemOpener {
@@ -174,7 +197,7 @@ impl Opener for SystemOpener {
     }
 
     fn keeper(&self, target: &'static str, path: &str) -> Keeper {
-        match &self.runtime_dir {
+        match &self.memory {
             Some(dir) => Keeper::folder(dir, target, Some(dir.join(old_shared_name(target, path)))),
             None => Keeper::nowhere(),
         }

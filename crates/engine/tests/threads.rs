@@ -106,7 +106,7 @@ fn device(table: &str) -> (Arc<Device>, Arc<RamDisk>) {
     devices.add_disk("O", origin.clone());
     let table = Table::parse(&format!("0 {} {table}", THREADS * OWN / 512)).unwrap();
     let geometry = Some(geometry);
-    let options = BuildOptions { geometry, attach_id: 1, ..BuildOptions::default() };
+    let options = BuildOptions { geometry, ..BuildOptions::named(1) };
     let table = build(&table, &devices, &options).unwrap();
     (Device::with_table("busy", table).unwrap(), origin)
 }

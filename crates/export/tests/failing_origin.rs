@@ -84,7 +84,7 @@ impl Cached {
         devices.add_pmem("/cache", Arc::new(SimPmem::new(16 << 20, Persistence::Cpu)));
         let table = Table::parse(&format!("0 {} pcache /cache /origin", DEVICE / 512)).unwrap();
         let geometry = Some(Geometry { segment_bytes: SEGMENT, device_bytes_min: 0 });
-        let options = BuildOptions { attach_id: 1, geometry, ..BuildOptions::default() };
+        let options = BuildOptions { geometry, ..BuildOptions::named(1) };
         let table = world::build(&table, &devices, &options).unwrap();
         let device = Device::with_table("cached", table).unwrap();
         let folder = tempfile::tempdir().unwrap();

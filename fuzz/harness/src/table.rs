@@ -34,7 +34,7 @@ pub fn table(bytes: &[u8]) {
     if let Err(error) = world::check(&parsed) {
         check_error(&text, &error);
     }
-    let options = BuildOptions { attach_id: 1, ..BuildOptions::default() };
+    let options = BuildOptions::named(1);
     match world::build(&parsed, &devices(), &options) {
         Err(error) => check_error(&text, &error),
         Ok(loaded) => assert!(world::check(&parsed).is_ok(), "{loaded:?} was built unchecked"),

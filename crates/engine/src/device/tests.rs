@@ -22,7 +22,7 @@ fn devices() -> (NamedDevices, Arc<RamDisk>) {
 }
 
 fn load(devices: &NamedDevices, text: &str) -> LoadedTable {
-    build(&Table::parse(text).unwrap(), devices, &BuildOptions::default()).unwrap()
+    build(&Table::parse(text).unwrap(), devices, &BuildOptions::named(1)).unwrap()
 }
 
 fn device(text: &str) -> Arc<Device> {

@@ -43,8 +43,9 @@ fn file_device() -> (Arc<Device>, tempfile::TempDir) {
     std::fs::File::create(&path).unwrap().set_len(MIB).unwrap();
     let text = format!("0 1024 linear {} 8", path.display());
     let table = crate::table::Table::parse(&text).unwrap();
-    let opener = crate::world::SystemOpener::default();
-    let table = crate::world::build(&table, &opener, &Default::default()).unwrap();
+    let opener = crate::world::SystemOpener::without_memory();
+    let table =
+        crate::world::build(&table, &opener, &crate::world::BuildOptions::named(1)).unwrap();
     (Device::with_table("file", table).unwrap(), dir)
 }
 

@@ -45,8 +45,9 @@ pub trait Opener {
     fn keeper(&self, target: &'static str, path: &str) -> Keeper;
 }
 
-/// What the user said beside the table.
-#[derive(Clone, Debug, Default)]
+/// What the user said beside the table. There is no default: each attach has a name of its own, or
+/// the memory that one left is taken for another's.
+#[derive(Clone, Debug)]
 pub struct BuildOptions {
     /// Format a cache device even if it may hold something else.
     pub force_format: bool,
@@ -58,6 +59,19 @@ pub struct BuildOptions {
     pub replay: Option<ReplayPace>,
     /// Is told how far the opening of a cache has come.
     pub progress: Arc<AttachProgress>,
+}
+
+impl BuildOptions {
+    /// Nothing but the attach's name, which no other attach has.
+    pub fn named(attach_id: u64) -> BuildOptions {
+        BuildOptions {
+            force_format: false,
+            attach_id,
+            geometry: None,
+            replay: None,
+            progress: Arc::default(),
+        }
+    }
 }
 
 /// Opens what the lines of one table name.

@@ -18,7 +18,7 @@ fn devices() -> NamedDevices {
 }
 
 fn build_in(devices: &NamedDevices, text: &str) -> Result<LoadedTable> {
-    build(&Table::parse(text).unwrap(), devices, &BuildOptions::default())
+    build(&Table::parse(text).unwrap(), devices, &BuildOptions::named(1))
 }
 
 /// The error of a wrong table, drawn.
@@ -130,9 +130,9 @@ fn a_device_named_twice_is_opened_once() {
     let path = path.to_str().unwrap();
     let text = format!("0 8 linear {path} 0\n8 8 linear {path} 512\n16 8 zero");
     // An opener is of one mapped device, whose tables share.
-    let (own, other) = (SystemOpener::default(), SystemOpener::default());
+    let (own, other) = (SystemOpener::without_memory(), SystemOpener::without_memory());
     let build =
-        |opener: &SystemOpener| build(&Table::parse(&text)?, opener, &BuildOptions::default());
+        |opener: &SystemOpener| build(&Table::parse(&text)?, opener, &BuildOptions::named(1));
     let (table, second) = (build(&own).unwrap(), build(&own).unwrap());
     drop(table);
     let busy = build(&other).unwrap_err();

@@ -17,13 +17,13 @@ use std::time::{Duration, Instant};
 
 use udm::device::Device;
 use udm::disk::RamDisk;
-use udm::local::{Clock, Local};
+use udm::local::{Local, SystemClock};
 use udm::pcache::layout::Geometry;
 use udm::pmem::Persistence;
 use udm::pmem::dax::{DaxOptions, DaxPmem};
 use udm::prng::Prng;
 use udm::table::Table;
-use udm::units::{MIB, Nanos};
+use udm::units::MIB;
 use udm::world::{BuildOptions, NamedDevices, build};
 
 use crate::oracle::{SECTOR, decode, encode};
@@ -51,18 +51,6 @@ struct Zone {
     end: u64,
     begin: u64,
     write_begin: u64,
-}
-
-struct RealClock(Instant);
-
-impl Clock for RealClock {
-    fn now(&mut self) -> Nanos {
-        self.0.elapsed().as_nanos() as Nanos
-    }
-
-    fn skip_to(&mut self, _: Nanos) -> bool {
-        false
-    }
 }
 
 /// Runs for `time`. How many requests there were, or what is wrong.
@@ -97,8 +85,7 @@ fn device(path: &PathBuf) -> Result<Arc<Device>, String> {
         devices.add_pmem("C", Arc::new(DaxPmem::open(path, options)?));
         devices.add_disk("B", Arc::new(RamDisk::new(SECTORS * SECTOR as u64, 512)));
         let table = Table::parse(&format!("0 {SECTORS} pcache C B"))?;
-        let options =
-            BuildOptions { geometry: Some(geometry), attach_id: 1, ..BuildOptions::default() };
+        let options = BuildOptions { geometry: Some(geometry), ..BuildOptions::named(1) };
         Device::with_table("stress", build(&table, &devices, &options)?)
     };
     make().map_err(|error| error.to_string())
@@ -141,7 +128,7 @@ fn run(device: &Arc<Device>, seed: u64, time: Duration) -> Result<u64, String> {
 
 fn work_in_background(device: &Arc<Device>, is_over: &AtomicBool) {
     let local = Local::without_kernel(device).expect("a port is free");
-    let mut local = local.with_background(RealClock(Instant::now()));
+    let mut local = local.with_background(SystemClock);
     let mut due = Instant::now();
     while !is_over.load(Ordering::SeqCst) {
         if !local.turn() {

@@ -34,8 +34,7 @@ pub fn find(args: &RecoverArgs) -> Result<Option<(&'static TargetType, CutCache)
 /// Writes back what is left.
 pub fn recover(args: &RecoverArgs, kind: &TargetType, found: &CutCache) -> Result<()> {
     let runtime = RuntimeDir::open()?;
-    let opener =
-        SystemOpener { runtime_dir: Some(runtime.path().to_owned()), ..SystemOpener::default() };
+    let opener = SystemOpener::with_memory_in(runtime.path());
     let mut table = Table::parse(&kind.recovery_table(&found.shape, &asked(args)))?;
     make_absolute(&mut table, &std::env::current_dir()?);
     let opened = world::salvage(&table, &opener);
