@@ -73,6 +73,7 @@ pub mod contents;
 #[doc(hidden)]
 pub mod crc;
 mod crew;
+mod cycle;
 pub mod device;
 pub mod disk;
 pub mod error;

@@ -113,6 +113,20 @@ pub struct DiskIo {
     pub result: Result<(), Status>,
 }
 
+impl DiskIo {
+    /// A read into `buffer` or a write out of it, of all its bytes.
+    pub fn new(disk: &Arc<dyn Disk>, op: Op, offset: u64, buffer: Buffer, token: u64) -> DiskIo {
+        let len = buffer.len() as u64;
+        DiskIo { len, buffer, ..DiskIo::bare(disk, op, offset, 0, token) }
+    }
+
+    /// An operation without data.
+    pub fn bare(disk: &Arc<dyn Disk>, op: Op, offset: u64, len: u64, token: u64) -> DiskIo {
+        let (disk, buffer) = (Arc::clone(disk), Buffer::empty());
+        DiskIo { disk, op, offset, len, buffer, token, line: 0, result: Ok(()) }
+    }
+}
+
 /// A slow device.
 pub trait Disk: Send + Sync + std::fmt::Debug {
     /// What it is.

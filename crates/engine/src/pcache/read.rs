@@ -9,7 +9,6 @@ use crate::bio::{Bio, Op};
 use crate::disk::DiskIo;
 use crate::error::Status;
 use crate::mutants::{self, Mutant};
-use crate::sync::Arc;
 use crate::sync::atomic::Ordering;
 use crate::sync::lock;
 use crate::target::Port;
@@ -171,16 +170,8 @@ impl Pcache {
             if fills {
                 self.register_fill(offset, len, id);
             }
-            port.ios.push_back(DiskIo {
-                disk: Arc::clone(&self.backing),
-                op: Op::Read,
-                offset,
-                len,
-                buffer: port.pool.take(len as usize),
-                token: TOKEN_MISS | u64::from(id),
-                line: 0,
-                result: Ok(()),
-            });
+            let (buffer, token) = (port.pool.take(len as usize), TOKEN_MISS | u64::from(id));
+            port.ios.push_back(DiskIo::new(&self.backing, Op::Read, offset, buffer, token));
         }
     }
 

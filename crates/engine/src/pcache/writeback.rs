@@ -15,12 +15,13 @@
 
 use crate::bio::Op;
 use crate::buffer::Buffer;
+use crate::cycle::Cycle;
 use crate::disk::DiskIo;
 use crate::error::Status;
 use crate::mutants::{self, Mutant};
 use crate::retry::Retry;
 use crate::sync::atomic::Ordering;
-use crate::sync::{Arc, lock};
+use crate::sync::lock;
 use crate::target::Port;
 use crate::units::{KIB, MIB, Nanos};
 
@@ -60,32 +61,21 @@ struct Batch {
     has_skipped: bool,
 }
 
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum Phase {
-    #[default]
-    Idle,
-    Writing,
-    Flushing,
-    Pausing(Nanos),
-}
-
 /// The state of write-back.
 #[derive(Debug, Default)]
 pub(super) struct Writeback {
     reader: LogReader,
-    phase: Phase,
+    cycle: Cycle,
     latest: Latest,
     runs: Vec<Run>,
     next: usize,
     outstanding: usize,
     /// Where runs of the batch begin that were damaged and not written.
     damaged: Vec<u64>,
-    failure: Option<Status>,
     /// Where dirty_tail goes when the batch is done, and by how much dirty data shrinks.
     end: Position,
     batch_dirty_bytes: u64,
     batch_keys: KeyCounts,
-    retry: Retry,
     /// The log is known to carry flush marks from here on; `None`: from dirty_tail on.
     marks_from: Option<Position>,
     /// This server wrote the log from here on; `None`: from dirty_tail on.
@@ -128,12 +118,12 @@ impl Writeback {
 
     /// Whether no I/O is in flight.
     pub(super) fn is_idle(&self) -> bool {
-        matches!(self.phase, Phase::Idle | Phase::Pausing(_))
+        self.cycle.is_idle()
     }
 
     /// What has become of attempts on the backing device.
     pub(super) fn retry(&self) -> Retry {
-        self.retry
+        self.cycle.retry()
     }
 
     /// Damage in the log stops write-back.
@@ -143,10 +133,7 @@ impl Writeback {
 
     /// When to be called again.
     pub(super) fn deadline(&self) -> Option<Nanos> {
-        match self.phase {
-            Phase::Pausing(until) => Some(until),
-            _ => None,
-        }
+        self.cycle.deadline()
     }
 }
 
@@ -155,12 +142,9 @@ impl Pcache {
     pub(super) fn writeback_step(&self, background: &mut Background, port: &mut Port) {
         let now = background.now;
         let writeback = &mut background.writeback;
-        match writeback.phase {
-            Phase::Writing | Phase::Flushing => return,
-            Phase::Pausing(until) if now < until => return,
-            Phase::Pausing(_) | Phase::Idle => {}
+        if !writeback.cycle.is_free(now) {
+            return;
         }
-        writeback.phase = Phase::Idle;
         let mut passed = 0;
         loop {
             if self.is_suspended() || writeback.is_stuck || passed >= BATCH_KEYS_MAX {
@@ -182,7 +166,7 @@ impl Pcache {
                 }
             }
         }
-        writeback.phase = Phase::Writing;
+        writeback.cycle.write();
         self.emit_writes(writeback, port);
         // Damage that cannot be set aside fails the batch before any I/O.
         self.plan_retry(background);
@@ -213,7 +197,7 @@ impl Pcache {
         latest.take_runs(runs);
         writeback.next = 0;
         writeback.damaged.clear();
-        writeback.failure = None;
+        writeback.cycle.gather();
         Ok(batch.passed)
     }
 
@@ -363,7 +347,7 @@ impl Pcache {
         let mut is_alone = false;
         while writeback.outstanding < DEPTH_MAX
             && writeback.next < writeback.runs.len()
-            && writeback.failure.is_none()
+            && writeback.cycle.failure().is_none()
         {
             let first = writeback.next;
             let len = match is_alone {
@@ -381,29 +365,20 @@ impl Pcache {
                 } else if mutants::is(Mutant::QuarantineLate) {
                     writeback.damaged.push(runs[0].offset);
                 } else if self.set_aside(runs[0]).is_err() {
-                    writeback.failure = Some(status);
+                    writeback.cycle.note_failure(status);
                 } else {
                     writeback.damaged.push(runs[0].offset);
                 }
                 continue;
             }
             let is_zero = len >= ZEROES_BYTES_MIN && buffer.as_slice().iter().all(|&b| b == 0);
-            let (op, buffer) = if is_zero {
-                port.pool.put(buffer);
-                (Op::WriteZeroes, Buffer::empty())
-            } else {
-                (Op::Write, buffer)
-            };
+            let (disk, at) = (&self.backing, runs[0].offset);
             writeback.outstanding += 1;
-            port.ios.push_back(DiskIo {
-                disk: Arc::clone(&self.backing),
-                op,
-                offset: runs[0].offset,
-                len,
-                buffer,
-                token: TOKEN_WRITEBACK,
-                line: 0,
-                result: Ok(()),
+            port.ios.push_back(if is_zero {
+                port.pool.put(buffer);
+                DiskIo::bare(disk, Op::WriteZeroes, at, len, TOKEN_WRITEBACK)
+            } else {
+                DiskIo::new(disk, Op::Write, at, buffer, TOKEN_WRITEBACK)
             });
         }
         if writeback.outstanding == 0 {
@@ -442,23 +417,14 @@ impl Pcache {
     }
 
     fn writes_done(&self, writeback: &mut Writeback, port: &mut Port) {
-        if let Some(status) = writeback.failure {
-            return self.pause(writeback, status);
+        if writeback.cycle.failure().is_some() {
+            return self.pause(writeback);
         }
-        writeback.phase = Phase::Flushing;
+        writeback.cycle.flush();
         if mutants::is(Mutant::DirtyTailBeforeFlush) {
             let _ = self.log.set_dirty_tail(writeback.end);
         }
-        port.ios.push_back(DiskIo {
-            disk: Arc::clone(&self.backing),
-            op: Op::Flush,
-            offset: 0,
-            len: 0,
-            buffer: Buffer::empty(),
-            token: TOKEN_FLUSH,
-            line: 0,
-            result: Ok(()),
-        });
+        port.ios.push_back(DiskIo::bare(&self.backing, Op::Flush, 0, 0, TOKEN_FLUSH));
     }
 
     /// A write of the batch is back.
@@ -470,7 +436,7 @@ impl Pcache {
                 self.counters.written_back_bytes.fetch_add(io.len, Ordering::Relaxed);
             }
             Err(_) if mutants::is(Mutant::WriteErrorIgnored) => {}
-            Err(status) => writeback.failure = Some(status),
+            Err(status) => writeback.cycle.note_failure(status),
         }
         port.pool.put(io.buffer);
         self.emit_writes(writeback, port);
@@ -480,13 +446,13 @@ impl Pcache {
     /// The flush behind the batch is back.
     pub(super) fn complete_flush(&self, background: &mut Background, io: DiskIo, port: &mut Port) {
         let writeback = &mut background.writeback;
-        writeback.phase = Phase::Idle;
+        writeback.cycle.flushed();
         match io.result.or_else(|status| match mutants::is(Mutant::FlushErrorIgnored) {
             true => Ok(()),
             false => Err(status),
         }) {
             Ok(()) => {
-                writeback.retry.succeeded();
+                writeback.cycle.succeed();
                 self.room.hope();
                 self.counters.batches.fetch_add(1, Ordering::Relaxed);
                 if self.finish_batch(writeback) {
@@ -494,7 +460,7 @@ impl Pcache {
                 }
             }
             // What the device has of this batch is unknown: all of it is written again.
-            Err(status) => self.pause(writeback, status),
+            Err(_) => self.pause(writeback),
         }
         self.plan_retry(background);
     }
@@ -560,18 +526,15 @@ impl Pcache {
         written.try_for_each(|run| self.forget_bad(run.offset, run.len))
     }
 
-    fn pause(&self, writeback: &mut Writeback, status: Status) {
+    /// The batch is given up. `plan_retry` follows, which knows the time.
+    fn pause(&self, writeback: &mut Writeback) {
         self.counters.writeback_failures.fetch_add(1, Ordering::Relaxed);
-        writeback.failure = Some(status);
-        // The moment is set by `plan_retry`, which knows the time.
-        writeback.phase = Phase::Pausing(0);
+        writeback.cycle.fail();
     }
 
     fn plan_retry(&self, background: &mut Background) {
         let now = background.now;
-        let writeback = &mut background.writeback;
-        if writeback.phase == Phase::Pausing(0) {
-            writeback.phase = Phase::Pausing(writeback.retry.pause_from(now));
+        if background.writeback.cycle.plan_retry(now) {
             self.events.work();
         }
     }

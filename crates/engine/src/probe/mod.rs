@@ -149,16 +149,7 @@ fn load_disk(disk: &Arc<dyn Disk>, at: u64, into: &mut [u8]) -> bool {
     let first = at / unit * unit;
     let end = (at + into.len() as u64).next_multiple_of(unit).min(disk.limits().size_bytes);
     let buffer = Buffer::zeroed((end - first) as usize);
-    let io = DiskIo {
-        disk: disk.clone(),
-        op: Op::Read,
-        offset: first,
-        len: buffer.len() as u64,
-        buffer,
-        token: 0,
-        line: 0,
-        result: Ok(()),
-    };
+    let io = DiskIo::new(disk, Op::Read, first, buffer, 0);
     let from = (at - first) as usize;
     disk.carry_out(vec![io]).iter().all(|io| {
         let is_good = io.result.is_ok() && io.buffer.len() >= from + into.len();

@@ -194,7 +194,7 @@ impl Salvage {
                     Err(_) => unreadable.push((first + at, len)),
                     Ok(()) => {
                         written += len;
-                        ios.push(io(origin, Op::Write, first + at, buffer));
+                        ios.push(DiskIo::new(origin, Op::Write, first + at, buffer, 0));
                     }
                 }
                 if ios.len() == PIECES_MAX {
@@ -204,7 +204,7 @@ impl Salvage {
             }
         }
         carry_out(origin, ios)?;
-        carry_out(origin, vec![io(origin, Op::Flush, 0, Buffer::empty())])?;
+        carry_out(origin, vec![DiskIo::bare(origin, Op::Flush, 0, 0, 0)])?;
         told(written)?;
         unreadable.into_iter().for_each(|(at, len)| self.lose(at, len));
         Ok(written)
@@ -224,11 +224,6 @@ fn join(ranges: &mut Vec<Range>, (at, len): Range) {
         Some((first, known)) if *first + *known == at => *known += len,
         _ => ranges.push((at, len)),
     }
-}
-
-fn io(disk: &Arc<dyn Disk>, op: Op, offset: u64, buffer: Buffer) -> DiskIo {
-    let len = buffer.len() as u64;
-    DiskIo { disk: disk.clone(), op, offset, len, buffer, token: 0, line: 0, result: Ok(()) }
 }
 
 fn carry_out(disk: &Arc<dyn Disk>, ios: Vec<DiskIo>) -> Result<()> {

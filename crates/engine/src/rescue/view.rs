@@ -82,16 +82,8 @@ impl View {
             token
         };
         for (offset, len) in gaps {
-            port.ios.push_back(DiskIo {
-                disk: Arc::clone(&self.origin),
-                op: Op::Read,
-                offset,
-                len,
-                buffer: port.pool.take(len as usize),
-                token,
-                line: 0,
-                result: Ok(()),
-            });
+            let buffer = port.pool.take(len as usize);
+            port.ios.push_back(DiskIo::new(&self.origin, Op::Read, offset, buffer, token));
         }
     }
 }

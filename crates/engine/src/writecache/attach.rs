@@ -10,7 +10,6 @@ use zerocopy::IntoBytes;
 
 use crate::alarm::Alarm;
 use crate::bio::Op;
-use crate::buffer::Buffer;
 use crate::disk::{Disk, DiskIo, DiskLimits};
 use crate::error::{Error, Kind, Result};
 use crate::mutants::{self, Mutant};
@@ -289,16 +288,7 @@ fn look(
 /// A server that died may have owed the origin a flush, for writes that passed by. If the origin
 /// refuses, the next flush of a client asks again.
 fn is_flushed(origin: &Arc<dyn Disk>) -> bool {
-    let flush = DiskIo {
-        disk: origin.clone(),
-        op: Op::Flush,
-        offset: 0,
-        len: 0,
-        buffer: Buffer::empty(),
-        token: 0,
-        line: 0,
-        result: Ok(()),
-    };
+    let flush = DiskIo::bare(origin, Op::Flush, 0, 0, 0);
     origin.carry_out(vec![flush]).iter().all(|io| io.result.is_ok())
 }
 

@@ -184,7 +184,7 @@ impl Medium {
                     buffer.as_mut_slice()[from..from + bytes.len()].copy_from_slice(bytes);
                     rest = behind;
                 }
-                ios.push(io(disk, Op::Write, at, buffer));
+                ios.push(DiskIo::new(disk, Op::Write, at, buffer, 0));
             }
             carry_out(disk, ios).map_err(|status| {
                 self.error(Kind::Io, format_args!("cannot write entries: {status}"))
@@ -199,11 +199,12 @@ impl Medium {
         let Medium::Disk(disk) = self else { return Ok(0) };
         let mut unreadable = 0;
         for places in places.chunks(SPANS_MAX) {
-            let read = |at: &u64| io(disk, Op::Read, *at, Buffer::zeroed(len));
+            let read = |at: &u64| DiskIo::new(disk, Op::Read, *at, Buffer::zeroed(len), 0);
             let found = disk.carry_out(places.iter().map(read).collect());
             let readable = found.into_iter().filter(|io| io.result.is_ok());
-            let writes: Vec<DiskIo> =
-                readable.map(|done| io(disk, Op::Write, done.offset, done.buffer)).collect();
+            let writes: Vec<DiskIo> = readable
+                .map(|done| DiskIo::new(disk, Op::Write, done.offset, done.buffer, 0))
+                .collect();
             unreadable += places.len() - writes.len();
             carry_out(disk, writes).map_err(|status| {
                 self.error(Kind::Io, format_args!("cannot write blocks again: {status}"))
@@ -235,16 +236,11 @@ impl Medium {
         let settled = match self {
             Medium::Pmem(pmem) => pmem.drain().and_then(|()| pmem.sync()),
             Medium::Disk(disk) => {
-                carry_out(disk, vec![io(disk, Op::Flush, 0, Buffer::empty())]).map(drop)
+                carry_out(disk, vec![DiskIo::bare(disk, Op::Flush, 0, 0, 0)]).map(drop)
             }
         };
         settled.map_err(|status| self.error(Kind::Io, format_args!("cannot flush: {status}")))
     }
-}
-
-fn io(disk: &Arc<dyn Disk>, op: Op, offset: u64, buffer: Buffer) -> DiskIo {
-    let len = buffer.len() as u64;
-    DiskIo { disk: disk.clone(), op, offset, len, buffer, token: 0, line: 0, result: Ok(()) }
 }
 
 /// Does all of `ios`, in the order of their offsets.
@@ -270,8 +266,9 @@ fn load_disk(disk: &Arc<dyn Disk>, at: u64, into: &mut [u8]) -> std::result::Res
     let end = at.checked_add(into.len() as u64).ok_or(Status::Invalid)?;
     let (first, last) = (at / unit * unit, end.next_multiple_of(unit));
     for round in rounds(first, last.min(disk.limits().size_bytes).max(first)) {
-        let ios =
-            round.iter().map(|(at, len)| io(disk, Op::Read, *at, Buffer::zeroed(*len as usize)));
+        let ios = round
+            .iter()
+            .map(|(at, len)| DiskIo::new(disk, Op::Read, *at, Buffer::zeroed(*len as usize), 0));
         for read in carry_out(disk, ios.collect())? {
             let (from, to) = (read.offset.max(at), (read.offset + read.len).min(end));
             if from < to {
@@ -307,7 +304,8 @@ fn load_spans(
     disk: &Arc<dyn Disk>,
     spans: &[(u64, u64)],
 ) -> Result<impl Iterator<Item = (u64, Buffer)>> {
-    let read = |(at, len): &(u64, u64)| io(disk, Op::Read, *at, Buffer::zeroed(*len as usize));
+    let read =
+        |(at, len): &(u64, u64)| DiskIo::new(disk, Op::Read, *at, Buffer::zeroed(*len as usize), 0);
     let done = carry_out(disk, spans.iter().map(read).collect())
         .map_err(|status| medium.error(Kind::Io, format_args!("cannot read entries: {status}")))?;
     Ok(done.into_iter().map(|io| (io.offset, io.buffer)))
@@ -329,7 +327,13 @@ fn store_disk(medium: &Medium, disk: &Arc<dyn Disk>, at: u64, bytes: &[u8]) -> R
     for round in rounds(first, last) {
         let piece = |(at, len): &(u64, u64)| {
             let from = (at - first) as usize;
-            io(disk, Op::Write, *at, Buffer::from_bytes(&whole[from..from + *len as usize]))
+            DiskIo::new(
+                disk,
+                Op::Write,
+                *at,
+                Buffer::from_bytes(&whole[from..from + *len as usize]),
+                0,
+            )
         };
         carry_out(disk, round.iter().map(piece).collect()).map_err(|status| {
             medium.error(Kind::Io, format_args!("cannot write at byte {at}: {status}"))

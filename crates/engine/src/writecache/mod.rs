@@ -350,8 +350,7 @@ impl Writecache {
     }
 
     fn origin_io(&self, op: Op, offset: u64, len: u64, buffer: Buffer, token: u64) -> DiskIo {
-        let disk = self.origin.clone();
-        DiskIo { disk, op, offset, len, buffer, token, line: 0, result: Ok(()) }
+        DiskIo { len, buffer, ..DiskIo::bare(&self.origin, op, offset, 0, token) }
     }
 }
 

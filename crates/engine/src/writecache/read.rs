@@ -181,16 +181,10 @@ impl Writecache {
         let token = TOKEN_READ | own << OWN_SHIFT | u64::from(place);
         let origin_at = at + u64::from(piece.first) * block_bytes;
         let io = match (&self.medium, piece.slot) {
-            (Medium::Disk(disk), Some(found)) => DiskIo {
-                disk: disk.clone(),
-                op: Op::Read,
-                offset: self.geometry.block_at(u64::from(found.slot)),
-                len,
-                buffer,
-                token,
-                line: 0,
-                result: Ok(()),
-            },
+            (Medium::Disk(disk), Some(found)) => {
+                let at = self.geometry.block_at(u64::from(found.slot));
+                DiskIo::new(disk, Op::Read, at, buffer, token)
+            }
             _ => self.origin_io(Op::Read, origin_at, len, buffer, token),
         };
         port.ios.push_back(io);

@@ -259,8 +259,7 @@ impl Writecache {
 
     pub(super) fn cache_io(&self, op: Op, offset: u64, buffer: Buffer, token: u64) -> DiskIo {
         let Medium::Disk(disk) = &self.medium else { unreachable!("mode s is over a disk") };
-        let len = buffer.len() as u64;
-        DiskIo { disk: disk.clone(), op, offset, len, buffer, token, line: 0, result: Ok(()) }
+        DiskIo::new(disk, op, offset, buffer, token)
     }
 
     /// A write of `count` metadata units from `first` on. `counter`: what the superblock says;

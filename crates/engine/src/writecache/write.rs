@@ -232,16 +232,9 @@ impl Writecache {
                 copy.as_mut_slice().copy_from_slice(data);
                 copy
             });
-            port.ios.push_back(DiskIo {
-                disk: disk.clone(),
-                op: Op::Write,
-                offset: self.geometry.block_at(u64::from(slots[nth])),
-                len: buffer.len() as u64,
-                buffer,
-                token: TOKEN_WRITE | u64::from(is_lent) << OWN_SHIFT,
-                line: 0,
-                result: Ok(()),
-            });
+            let at = self.geometry.block_at(u64::from(slots[nth]));
+            let token = TOKEN_WRITE | u64::from(is_lent) << OWN_SHIFT;
+            port.ios.push_back(DiskIo::new(disk, Op::Write, at, buffer, token));
         }
         let outstanding = pieces.len() as u32;
         if mutants::is(Mutant::EntryBeforeData)

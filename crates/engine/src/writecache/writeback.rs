@@ -12,6 +12,7 @@
 
 use crate::bio::Op;
 use crate::buffer::Buffer;
+use crate::cycle::Cycle;
 use crate::disk::DiskIo;
 use crate::error::Status;
 use crate::mutants::{self, Mutant};
@@ -54,28 +55,17 @@ struct Move {
     status: Result<(), Status>,
 }
 
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum Phase {
-    #[default]
-    Idle,
-    Writing,
-    Flushing,
-    Pausing(Nanos),
-}
-
 /// The state of write-back.
 #[derive(Debug, Default)]
 pub(super) struct Writeback {
-    phase: Phase,
+    cycle: Cycle,
     items: Vec<Item>,
     next: usize,
     moves: Pending<Move>,
     /// Slots that could not be read.
     unreadable: Vec<u32>,
-    failure: Option<Status>,
     /// Other flushes of the origin that had failed when the batch began.
     flush_failures: u64,
-    retry: Retry,
     /// Between the watermarks: whether the high one was reached last.
     is_cleaning: bool,
     /// Where the next batch begins to look.
@@ -88,12 +78,12 @@ pub(super) struct Writeback {
 impl Writeback {
     /// Whether no I/O is in flight.
     pub(super) fn is_idle(&self) -> bool {
-        matches!(self.phase, Phase::Idle | Phase::Pausing(_))
+        self.cycle.is_idle()
     }
 
     /// What has become of attempts on the origin.
     pub(super) fn retry(&self) -> Retry {
-        self.retry
+        self.cycle.retry()
     }
 
     /// Blocks being written back.
@@ -103,11 +93,8 @@ impl Writeback {
 
     /// When to be called again.
     pub(super) fn deadline(&self, now: Nanos) -> Option<Nanos> {
-        match self.phase {
-            Phase::Pausing(until) => Some(until),
-            Phase::Idle if self.rests_until > now => Some(self.rests_until),
-            _ => None,
-        }
+        let rest = (self.is_idle() && self.rests_until > now).then_some(self.rests_until);
+        self.cycle.deadline().or(rest)
     }
 }
 
@@ -124,14 +111,12 @@ impl Writecache {
     pub(super) fn writeback_step(&self, background: &mut Background, port: &mut Port) {
         let now = background.now;
         let writeback = &mut background.writeback;
-        match writeback.phase {
-            Phase::Writing | Phase::Flushing => return,
-            Phase::Pausing(until) if now < until => return,
-            Phase::Pausing(_) | Phase::Idle => writeback.phase = Phase::Idle,
+        if !writeback.cycle.is_free(now) {
+            return;
         }
         // A suspend that cleans does not wait for an origin that fails: see `is_at_rest`.
         let is_cleaning = self.is_flushing.load(Ordering::SeqCst)
-            && (!writeback.retry.is_failing() || mutants::is(Mutant::SuspendedRetries));
+            && (!writeback.retry().is_failing() || mutants::is(Mutant::SuspendedRetries));
         if self.is_suspended() && !is_cleaning
             || self.has_failed()
             || self.is_resting(writeback, now)
@@ -151,7 +136,7 @@ impl Writecache {
         }
         self.is_torn.store(true, Ordering::SeqCst);
         background.torn_since.get_or_insert(now);
-        writeback.phase = Phase::Writing;
+        writeback.cycle.write();
         writeback.flush_failures = self.origin_flush_failures.load(Ordering::SeqCst);
         self.emit_moves(writeback, port);
         self.plan_retry(background);
@@ -218,7 +203,7 @@ impl Writecache {
     fn select(&self, writeback: &mut Writeback, wanted: Wanted) -> bool {
         writeback.items.clear();
         writeback.unreadable.clear();
-        writeback.failure = None;
+        writeback.cycle.gather();
         writeback.next = 0;
         let stripes = self.index.stripes();
         let mut needs_commit = false;
@@ -257,7 +242,7 @@ impl Writecache {
     fn emit_moves(&self, writeback: &mut Writeback, port: &mut Port) {
         while writeback.moves.count() < DEPTH_MAX
             && writeback.next < writeback.items.len()
-            && writeback.failure.is_none()
+            && writeback.cycle.failure().is_none()
         {
             let first = writeback.next;
             let items = &writeback.items[first..];
@@ -273,12 +258,11 @@ impl Writecache {
         if writeback.moves.count() > 0 {
             return;
         }
-        if let Some(status) = writeback.failure
-            && !mutants::is(Mutant::OriginWriteErrorIgnored)
-        {
-            return self.put_back(writeback, status);
+        let has_failed = writeback.cycle.failure().is_some();
+        if has_failed && !mutants::is(Mutant::OriginWriteErrorIgnored) {
+            return self.put_back(writeback);
         }
-        writeback.phase = Phase::Flushing;
+        writeback.cycle.flush();
         let token = TOKEN_WB_FLUSH;
         if mutants::is(Mutant::FreedBeforeOriginFlush) {
             let buffer = port.pool.take(512);
@@ -401,7 +385,7 @@ impl Writecache {
             Ok(()) => {
                 self.counters.written_back_bytes.fetch_add(io.len, Ordering::Relaxed);
             }
-            Err(status) => writeback.failure = Some(status),
+            Err(status) => writeback.cycle.note_failure(status),
         }
         port.pool.put(io.buffer);
         self.emit_moves(writeback, port);
@@ -416,21 +400,19 @@ impl Writecache {
         port: &mut Port,
     ) {
         let writeback = &mut background.writeback;
-        if let Err(status) = io.result
-            && !mutants::is(Mutant::OriginFlushErrorIgnored)
-        {
+        if io.result.is_err() && !mutants::is(Mutant::OriginFlushErrorIgnored) {
             // What the origin has of this batch is unknown: all of it is written again.
-            self.put_back(writeback, status);
+            self.put_back(writeback);
             return self.plan_retry(background);
         }
         if self.origin_flush_failures.load(Ordering::SeqCst) != writeback.flush_failures
             && !mutants::is(Mutant::OthersFailureIgnored)
         {
             // Somebody else's flush failed meanwhile, and may have lost what this one covers.
-            self.put_back(writeback, Status::Io);
+            self.put_back(writeback);
             return self.plan_retry(background);
         }
-        writeback.phase = Phase::Idle;
+        writeback.cycle.flushed();
         for item in std::mem::take(&mut writeback.items) {
             let mut locked = self.index.lock_of(item.block);
             if writeback.unreadable.contains(&item.slot) {
@@ -443,7 +425,7 @@ impl Writecache {
         }
         self.counters.batches.fetch_add(1, Ordering::Relaxed);
         if writeback.unreadable.is_empty() {
-            writeback.retry.succeeded();
+            writeback.cycle.succeed();
             self.room.hope();
         } else {
             self.begin_pause(writeback);
@@ -467,8 +449,7 @@ impl Writecache {
     }
 
     /// The batch has failed: it is dirty as before.
-    fn put_back(&self, writeback: &mut Writeback, status: Status) {
-        writeback.failure = Some(status);
+    fn put_back(&self, writeback: &mut Writeback) {
         for item in std::mem::take(&mut writeback.items) {
             let mut locked = self.index.lock_of(item.block);
             self.put_item_back(&mut locked, item.slot, false);
@@ -486,17 +467,15 @@ impl Writecache {
         if is_last { locked.push_newest(slot) } else { locked.push_oldest(slot) }
     }
 
+    /// `plan_retry` follows, which knows the time.
     fn begin_pause(&self, writeback: &mut Writeback) {
         self.counters.writeback_failures.fetch_add(1, Ordering::Relaxed);
-        // The moment is set by `plan_retry`, which knows the time.
-        writeback.phase = Phase::Pausing(0);
+        writeback.cycle.fail();
     }
 
     fn plan_retry(&self, background: &mut Background) {
         let now = background.now;
-        let writeback = &mut background.writeback;
-        if writeback.phase == Phase::Pausing(0) {
-            writeback.phase = Phase::Pausing(writeback.retry.pause_from(now));
+        if background.writeback.cycle.plan_retry(now) {
             self.events.work();
         }
     }
