@@ -32,6 +32,9 @@ const ACCOUNTS: usize = 64;
 /// this part (1 / n) of the cache: each step back costs a turn of the background.
 const REST_BYTES: u64 = 256 * KIB;
 const REST_PART: u64 = 64;
+/// By as many of these small shares may a large request overdraw its port's account: it is told as
+/// often in vain.
+const OVERDRAFT: u64 = 8;
 /// A port that comes after a pause catches up by this much at most, and by no more than this part
 /// (1 / n) of the cache.
 const CATCH_UP_BYTES: u64 = 32 * MIB;
@@ -96,7 +99,7 @@ impl Room {
         self.is_wanted.load(Ordering::SeqCst)
     }
 
-    /// No room now: the bio waits, unless nobody can make any.
+    /// The bio waits, unless nobody can make room any more.
     pub(crate) fn wait(&self, bio: Bio, port: &mut Port) {
         if self.gives_up.load(Ordering::Relaxed) {
             return port.finish(bio, Err(Status::NoSpace));
@@ -124,24 +127,38 @@ impl Room {
         self.accounts.iter().filter(is_recent).count() as u64
     }
 
-    /// Whether a port may take `bytes`. If not, it is to wait: it steps back.
+    /// Whether a port may take room. If not, its bio is to wait: the port steps back.
     #[inline]
-    pub(crate) fn may_take(&self, port: usize, bytes: u64) -> bool {
+    pub(crate) fn may_take(&self, port: usize) -> bool {
         let level = self.level.load(Ordering::Relaxed);
-        level == NO_LIMIT || self.charge(level, port, bytes)
+        level == NO_LIMIT || self.is_below(level, port)
     }
 
     #[cold]
-    fn charge(&self, level: u64, port: usize, bytes: u64) -> bool {
+    fn is_below(&self, level: u64, port: usize) -> bool {
+        let is_below = self.accounts[port % ACCOUNTS].taken.load(Ordering::Relaxed) < level;
+        if !is_below {
+            self.has_stepped_back.store(true, Ordering::SeqCst);
+        }
+        is_below
+    }
+
+    /// A port has taken `bytes` of room.
+    #[inline]
+    pub(crate) fn took(&self, port: usize, bytes: u64) {
+        let level = self.level.load(Ordering::Relaxed);
+        if level != NO_LIMIT {
+            self.charge(level, port, bytes.div_ceil(SECTOR));
+        }
+    }
+
+    #[cold]
+    fn charge(&self, level: u64, port: usize, sectors: u64) {
         let account = &self.accounts[port % ACCOUNTS].taken;
         let lowest = level.saturating_sub(self.catch_up / SECTOR);
-        let taken = account.load(Ordering::Relaxed).max(lowest);
-        if taken >= level {
-            self.has_stepped_back.store(true, Ordering::SeqCst);
-            return false;
-        }
-        account.store(taken + bytes.div_ceil(SECTOR), Ordering::Relaxed);
-        true
+        let highest = level + OVERDRAFT * self.share_of_rest / SECTOR;
+        let taken = account.load(Ordering::Relaxed).max(lowest) + sectors;
+        account.store(taken.min(highest), Ordering::Relaxed);
     }
 
     /// Whether a port stepped back from room that was told.
@@ -198,14 +215,22 @@ mod tests {
         Room::new(&Arc::default(), 64 * MIB)
     }
 
-    /// A port asks, without a bio that anybody would look at.
+    fn bio() -> Bio {
+        Bio::write(0, Buffer::from_bytes(&[0; 512]), false, 0)
+    }
+
     fn ask(room: &Room, port: usize) {
-        room.wait(Bio::write(0, Buffer::from_bytes(&[0; 512]), false, 0), &mut Port::new(port));
+        room.wait(bio(), &mut Port::new(port));
     }
 
     /// Takes blocks for a port until it has to step back, or has `most`.
     fn take(room: &Room, port: usize, most: u64) -> u64 {
-        (0..most).take_while(|_| room.may_take(port, 4096)).count() as u64
+        let takes = |_: &u64| {
+            let may_take = room.may_take(port);
+            room.took(port, if may_take { 4096 } else { 0 });
+            may_take
+        };
+        (0..most).take_while(takes).count() as u64
     }
 
     #[test]
@@ -254,8 +279,14 @@ mod tests {
         let room = room();
         (0..4).for_each(|port| ask(&room, port));
         room.tell(MIB, true);
-        assert!(room.may_take(1, 32 * MIB));
-        assert!(!room.may_take(1, 4096), "its account is overdrawn");
-        assert!(room.may_take(2, 4096));
+        assert_eq!(take(&room, 1, 1), 1);
+        room.took(1, 32 * MIB);
+        for _ in 0..=OVERDRAFT {
+            assert!(!room.may_take(1), "its account is overdrawn");
+            ask(&room, 1);
+            room.tell(0, true);
+        }
+        assert!(room.may_take(1), "but not for ever");
+        assert!(room.may_take(2));
     }
 }

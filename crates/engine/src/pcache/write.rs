@@ -112,7 +112,7 @@ impl ZeroExtent {
 impl Pcache {
     /// Stores the bio's data in the cache.
     pub(super) fn write(&self, mut bio: Bio, port: &mut Port) {
-        if !self.room.may_take(port.id, bio.len - bio.progress) {
+        if !self.room.may_take(port.id) {
             return self.wait_for_room(bio, port);
         }
         let mut has_helped = false;
@@ -143,6 +143,7 @@ impl Pcache {
             }
         }
         self.look_at_space();
+        self.room.took(port.id, bio.len);
         port.finish(bio, Ok(()));
     }
 

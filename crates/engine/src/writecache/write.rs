@@ -74,9 +74,6 @@ impl Writecache {
     /// Stores the bio's data in the cache, from its progress on.
     pub(super) fn write(&self, mut bio: Bio, port: &mut Port) {
         let block_bytes = self.block_bytes();
-        if !self.room.may_take(port.id, bio.len - bio.progress) {
-            return self.wait_for_room(bio, port);
-        }
         while bio.progress < bio.len {
             let first = self.block_at(bio.offset + bio.progress);
             let end = self.block_at(bio.end()).min(self.index.region_end(first));
@@ -89,6 +86,9 @@ impl Writecache {
                 && let Some(slots) = self.claim(first, count)
             {
                 return self.send(bio, Destination::Same(slots), port);
+            }
+            if !self.room.may_take(port.id) {
+                return self.wait_for_room(bio, port);
             }
             let mut slots = Slots::default();
             if self.pool.take(port.id, count, &mut slots) {
@@ -114,6 +114,7 @@ impl Writecache {
                     }
                 }
             }
+            self.room.took(port.id, slots.len() as u64 * block_bytes);
             match &self.medium {
                 Medium::Pmem(pmem) => {
                     self.index.touch(first, &slots);
