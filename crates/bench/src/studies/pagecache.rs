@@ -112,13 +112,17 @@ fn once(path: &Path, mode: IoMode, job: &Job, found: &mut Found) -> Result<()> {
     disk.forget_cached();
     let device = linear_device(disk.clone())?;
     let is_over = AtomicBool::new(false);
-    let (reached, flush_seconds, most) = std::thread::scope(|scope| {
+    let (reached, most) = std::thread::scope(|scope| {
         let watcher = scope.spawn(|| watch(&disk, &is_over));
-        let result = write_and_flush(&device, job);
+        let reached = load::run(&device, job);
         is_over.store(true, Ordering::Relaxed);
         let most = watcher.join().expect("looking does not panic");
-        result.map(|(reached, seconds)| (reached, seconds, most))
+        reached.map(|reached| (reached, most))
     })?;
+    // The watcher sleeps at times, and a short job may end before it gets to run.
+    let at_end = disk.cached().map(|cached| cached.unclean_bytes);
+    let most = most.zip(at_end).map(|(most, at_end)| most.max(at_end));
+    let flush_seconds = flush(&device)?;
     let bytes = reached.writes.count() as f64 * job.bs as f64;
     found.rates.push(bytes / 1e6 / (reached.seconds + flush_seconds).max(1e-9));
     found.times.merge(&reached.writes);
@@ -132,12 +136,12 @@ fn once(path: &Path, mode: IoMode, job: &Job, found: &mut Found) -> Result<()> {
     Ok(())
 }
 
-fn write_and_flush(device: &Arc<udm::device::Device>, job: &Job) -> Result<(load::Reached, f64)> {
-    let reached = load::run(device, job)?;
+/// How long a flush takes.
+fn flush(device: &Arc<udm::device::Device>) -> Result<f64> {
     let mut local = Local::new(device)?;
     let begun = Instant::now();
     local.flush().map_err(|status| anyhow!("the flush failed: {status:?}"))?;
-    Ok((reached, begun.elapsed().as_secs_f64()))
+    Ok(begun.elapsed().as_secs_f64())
 }
 
 /// The most that was unwritten; `None` where the kernel does not say.
