@@ -9,11 +9,14 @@
 //!
 //! **Shares.** Where the slow device limits the rate, room comes in large pieces, and the thread
 //! that runs first would take a whole piece while others wait for the next one. So if several
-//! ports asked since room was told last, each may take an equal share of it: shares are added to a
-//! *level*, and a port whose account has reached the level *steps back*: its bio waits as if there
-//! was no room. The background tells it again at its next tick, and by then the others had their
-//! turn. A port that did not get to run in time is below the level and catches up, so shares are
-//! equal in the long run. A port that asks alone has no limit.
+//! ports asked lately, each may take an equal share of it: shares are added to a *level*, and a
+//! port whose account has reached the level *steps back*: its bio waits as if there was no room.
+//! The background tells it again at its next tick, and by then the others had their turn. A port
+//! that did not get to run in time is below the level and catches up, so shares are equal in the
+//! long run. A port that has been asking alone for a while has no limit.
+//!
+//! No bio fails because its port had its share: when nobody can make room any more, ports take
+//! what is left, and only who finds nothing fails.
 
 use crate::bio::Bio;
 use crate::error::Status;
@@ -136,11 +139,12 @@ impl Room {
 
     #[cold]
     fn is_below(&self, level: u64, port: usize) -> bool {
-        let is_below = self.accounts[port % ACCOUNTS].taken.load(Ordering::Relaxed) < level;
-        if !is_below {
+        let taken = self.accounts[port % ACCOUNTS].taken.load(Ordering::Relaxed);
+        let may_take = taken < level || self.gives_up.load(Ordering::Relaxed);
+        if !may_take {
             self.has_stepped_back.store(true, Ordering::SeqCst);
         }
-        is_below
+        may_take
     }
 
     /// A port has taken `bytes` of room.
@@ -272,6 +276,17 @@ mod tests {
         (0..4).for_each(|port| ask(&room, port));
         room.tell(MIB, false);
         assert_eq!(take(&room, 0, 5000), 5000);
+    }
+
+    #[test]
+    fn what_is_left_is_for_everybody_when_nobody_makes_room() {
+        let room = room();
+        (0..4).for_each(|port| ask(&room, port));
+        room.tell(MIB, true);
+        take(&room, 0, 5000);
+        ask(&room, 0);
+        room.give_up();
+        assert!(room.may_take(0), "its bio would fail while there is room");
     }
 
     #[test]

@@ -389,9 +389,11 @@ impl Pcache {
 
     /// Wakes waiting bios if there is room for them.
     pub(super) fn tell_room(&self) {
-        let free = self.segments.free().saturating_sub(LOG_RESERVE + self.write_reserve);
-        let room = match self.log.has_room() {
-            true => u64::from(free) * u64::from(self.media.geometry.data_bytes()),
+        let room = match self.has_room() {
+            true => {
+                let free = self.segments.free().saturating_sub(LOG_RESERVE + self.write_reserve);
+                u64::from(free) * u64::from(self.media.geometry.data_bytes())
+            }
             false => 0,
         };
         if room > 0 {

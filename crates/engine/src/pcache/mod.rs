@@ -286,7 +286,8 @@ pub struct Pcache {
     is_draining: AtomicBool,
     is_suspended: AtomicBool,
     fill_bell: FillBell,
-    /// See [`Pace`].
+    /// Lately, writes waited for write-back and for nothing else. Set by ticks, read by whoever
+    /// tells of room.
     is_origin_limiting: AtomicBool,
     room: Room,
     alarm: Alarm,

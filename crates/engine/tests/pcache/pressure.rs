@@ -237,16 +237,21 @@ impl Writer {
     }
 }
 
-#[test]
-fn writers_that_wait_for_the_origin_get_equal_shares() {
+/// A cache twice as large as a batch, whose batches come back one by one.
+fn slow() -> World {
     let mut world = World::new(Setup {
         cache_bytes: 20480 + 1024 * (64 << 10),
         backing_bytes: 4 * WRITER_BYTES,
         ..Setup::small()
     });
     world.open();
-    // Batches come back one by one.
     world.is_held = true;
+    world
+}
+
+#[test]
+fn writers_that_wait_for_the_origin_get_equal_shares() {
+    let mut world = slow();
     let mut writers: Vec<Writer> = (0..4).map(Writer::new).collect();
     for round in 0..80 {
         // The same one always comes first, and takes all that it finds.
@@ -267,13 +272,7 @@ fn writers_that_wait_for_the_origin_get_equal_shares() {
 
 #[test]
 fn what_a_writer_steps_back_from_is_not_lost_when_the_origin_fails() {
-    let mut world = World::new(Setup {
-        cache_bytes: 20480 + 1024 * (64 << 10),
-        backing_bytes: 4 * WRITER_BYTES,
-        ..Setup::small()
-    });
-    world.open();
-    world.is_held = true;
+    let mut world = slow();
     let mut writers: Vec<Writer> = (0..2).map(Writer::new).collect();
     // Until both have waited for the origin, and a lot of room comes.
     for round in 0.. {
