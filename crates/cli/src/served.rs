@@ -143,11 +143,12 @@ impl Served {
             progress: Arc::clone(&spec.progress),
             ..served.how()
         };
+        // First: if there is no thread, nothing is open yet that would have to be closed.
+        let background = Queue::background("udm-background", &served.device)?;
+        *lock(&served.background) = Some(background);
         served.load_with(&spec.table, &directory, &how)?;
         served.device.resume().inspect_err(|_| served.device.clear())?;
         lock(&served.given).take_effect();
-        let background = Queue::background("udm-background", &served.device)?;
-        *lock(&served.background) = Some(background);
         Ok(served)
     }
 
