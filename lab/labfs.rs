@@ -411,7 +411,7 @@ impl Judge<'_> {
         allowed
     }
 
-    /// The newest version of a sector behind which, in the same round, its file was synced.
+    /// The newest version of a sector after which, in the same round, its file was synced.
     fn durable_version(&self, thread: u64, file: u64, sector: u64, horizon: Moment) -> u64 {
         let mut synced_round = 0;
         for event in self.histories[thread as usize].iter().rev() {

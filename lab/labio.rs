@@ -29,7 +29,7 @@ use std::process::ExitCode;
 use random::Random;
 
 const SECTOR: u64 = 512;
-/// No operation is longer, and so much is read at a time.
+/// No operation is longer, and this much is read at a time.
 const PIECE: usize = 1 << 20;
 /// The longest write that an ops file may hold.
 const WRITE_MAX: usize = 4 << 20;
@@ -502,7 +502,7 @@ fn tear(path: &str, head: &str, words: u64) -> Outcome<()> {
         let magic = u64::from_le_bytes(header[8..16].try_into()?);
         let key_num = u64::from(u32::from_le_bytes(header[4..8].try_into()?));
         if magic == pcache::MAGIC && key_num == keys {
-            // A key's length is its second word; those behind it may be zeroes anyway.
+            // A key's length is its second word; those after it may be zeroes anyway.
             let kept = (words * 8).min(len - pcache::KEY + 8);
             file.write_all_at(&vec![0; (len - kept) as usize], data + start + kept)?;
             println!("labio: of a key set of {keys} keys, {kept} of {len} bytes are left");

@@ -1,4 +1,4 @@
-//! What may be typed behind `udm bench`.
+//! The arguments of `udm bench`.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -184,10 +184,10 @@ pub struct JobArgs {
     /// Bytes of the device that are used
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     pub size: Option<u64>,
-    /// A measure ends after so many bytes
+    /// A measure ends after this many bytes
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     pub io_size: Option<u64>,
-    /// A measure ends after so many seconds
+    /// A measure ends after this many seconds
     #[arg(long, value_name = "SECONDS", value_parser = parse_seconds)]
     pub runtime: Option<Duration>,
     /// Seconds of load before each measure

@@ -1,15 +1,15 @@
-//! Which instructions copy fastest to a medium: measured at first use, remembered in the state
+//! Which instructions copy fastest to a medium: measured at first use, and remembered in the state
 //! directory for this model of processor and this kind of medium.
 //!
-//! 1. Measuring leaves every byte as it is: what is stored is what was there. Even so, it is done
-//!    on a device only if that is a pcache already and held by us alone; beside a file, on a
-//!    scratch file of the same file system.
-//! 2. Lines are out of the processor's caches when a copy to them begins, as they are in a log
-//!    that comes round once in a while; what is copied from is in them.
-//! 3. Copies are timed in batches, each copy with the fence behind it that makes it durable, and
+//! 1. Measuring leaves every byte as it is: it stores what was there. Even so, a device is measured
+//!    only if it is a pcache already and this process holds it exclusively; for a file, a scratch
+//!    file on the same file system is measured.
+//! 2. Lines are out of the processor's caches when a copy to them begins, as they are in a log that
+//!    returns to them rarely; the source of the copy is in the caches.
+//! 3. Copies are timed in batches, each copy with the fence after it that makes it durable, and
 //!    contenders take turns within each round.
-//! 4. Whatever cannot be had (a state directory, room for a scratch file) leaves copies as they
-//!    are without calibration; nothing fails for it.
+//! 4. If something is missing (a state directory, room for a scratch file), copies stay as they are
+//!    without calibration; nothing fails.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -33,7 +33,7 @@ pub const SIZES: [usize; 11] =
 
 /// Bytes that copies are spread over, and bytes of a scratch file.
 pub const WINDOW: u64 = 64 << 20;
-/// Where the window begins: behind whatever stands at the start of a medium.
+/// Where the window begins: after whatever stands at the start of a medium.
 const WINDOW_AT: u64 = 1 << 20;
 /// Bytes of a scratch file.
 pub const SCRATCH_BYTES: u64 = WINDOW_AT + WINDOW;
@@ -51,7 +51,7 @@ const FILE: &str = "copies.json";
 /// In which order places are stored to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pattern {
-    /// One behind the other.
+    /// One after the other.
     Sequential,
     /// Anywhere in the window.
     Random,

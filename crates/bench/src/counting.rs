@@ -15,7 +15,7 @@ pub struct Written {
     pub bytes: AtomicU64,
     /// Those that began before this byte are metadata.
     pub metadata_end: AtomicU64,
-    /// So many.
+    /// This many times.
     pub metadata_bytes: AtomicU64,
 }
 

@@ -2,7 +2,7 @@
 //! child.
 //!
 //! A request costs what its caller's thread spends, and what others spend for it: the background
-//! that writes back, the door that talks to clients. Time on a clock hides the second part as long
+//! that writes back, the door that talks to clients. Wall-clock time hides the second part as long
 //! as a processor is free for it.
 
 use rustix::time::{ClockId, clock_gettime};
@@ -49,7 +49,7 @@ pub fn of_child(pid: u32) -> f64 {
 
 /// User's and system's ticks of a line of `/proc/PID/stat`.
 fn ticks(text: &str) -> u64 {
-    // Fields are counted from behind the name, which may hold anything.
+    // Fields are counted after the name, which may hold anything.
     let fields = text.rsplit(')').next().unwrap_or_default().split_whitespace();
     fields.skip(11).take(2).map(|word| word.parse().unwrap_or(0)).sum()
 }
@@ -86,7 +86,7 @@ impl Meter {
         Meter { before: of_process(), beside: 0.0, clients: 0.0 }
     }
 
-    /// The clients are done, and have spent so much.
+    /// The clients are done, and have spent this much.
     pub fn clients_done(&mut self, clients: f64) {
         self.clients = clients;
         self.beside = (of_process() - self.before - clients).max(0.0);

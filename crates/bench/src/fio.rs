@@ -1,4 +1,4 @@
-//! fio, run as a user would, and what its JSON says.
+//! fio, run as a user would run it, and the results from its JSON.
 
 use std::path::Path;
 use std::process::Command;

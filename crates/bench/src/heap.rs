@@ -1,6 +1,6 @@
-//! How many bytes of memory the process has asked for and not given back.
+//! How many bytes of memory the process has allocated and not freed.
 //!
-//! What the kernel says of a process does not tell: memory that was freed is kept for later.
+//! The kernel's numbers for a process do not show this: freed memory is kept for later.
 
 #![allow(unsafe_code)]
 

@@ -70,9 +70,9 @@ pub struct Job {
     pub size: u64,
     /// Where they begin.
     pub offset: u64,
-    /// It ends after so many bytes, of all jobs together.
+    /// It ends after this many bytes, of all jobs together.
     pub io_size: u64,
-    /// It ends after so long.
+    /// It ends after this long.
     pub runtime: Duration,
     /// Load before, that is not counted.
     pub ramp_time: Duration,
@@ -82,7 +82,7 @@ pub struct Job {
     pub randseed: u64,
     /// Whether writes are complete only when durable.
     pub fua: bool,
-    /// A flush behind every so many writes; 0 for none.
+    /// A flush after each run of this many writes; 0: none.
     pub fsync: u32,
     /// Requests are counted over time in slices of this length.
     pub slice: Duration,

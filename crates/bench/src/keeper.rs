@@ -1,5 +1,5 @@
-//! Who keeps a cache going where no server does: its background work on the thread that calls, so
-//! that a study says when it happens.
+//! A cache without a server: its background work is done by the thread that calls, so that a study
+//! decides when it happens.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

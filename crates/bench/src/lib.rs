@@ -1,23 +1,23 @@
-//! `udm bench`: measures udm beside what it is compared with, in one run.
+//! `udm bench`: measures udm and what it is compared with, in one run.
 //!
-//! Absolute numbers depend on the machine and on who else uses it; promises are therefore
-//! ratios, each from contenders that take turns within one round, and every study says whether
-//! the machine was too noisy.
+//! Absolute numbers depend on the machine and on its other load. Promises are therefore ratios,
+//! each from contenders that take turns within one round, and every study says whether the machine
+//! was too noisy.
 //!
-//! | room | what happens there |
+//! | module | what it does |
 //! |---|---|
-//! | [`args`], `job` | what was asked for; loads in fio's terms |
+//! | [`args`], `job` | arguments; loads in fio's terms |
 //! | `studies` | one file for each study |
-//! | `trace`, `policies` | requests that somebody recorded; caches on paper |
-//! | `load`, `fio` | the load generator, fio as a user runs it |
+//! | `trace`, `policies` | recorded requests; caches on paper |
+//! | `load`, `fio` | the load generator; fio as a user runs it |
 //! | `timeline`, `cpu` | requests over time; processor time, of clients and of the background |
 //! | `rig`, `pcache_rig`, `targets` | files and disks; caches over them |
-//! | `keeper` | who does a device's background work |
-//! | `counting`, `heap` | what is written to a cache device, what memory the process has |
-//! | `results`, `unit`, `stats` | what was found |
-//! | `terminal`, `html`, `svg`, `markdown` | how it is shown |
-//! | `machine`, `noise` | on what it was measured, and whether that was quiet |
-//! | [`calibrate`], `libpmem` | which instructions copy fastest; servers ask it too |
+//! | `keeper` | a device's background work, on the calling thread |
+//! | `counting`, `heap` | bytes written to a cache device, memory that the process has allocated |
+//! | `results`, `unit`, `stats` | the numbers |
+//! | `terminal`, `html`, `svg`, `markdown` | how they are shown |
+//! | `machine`, `noise` | the machine, and whether it was quiet |
+//! | [`calibrate`], `libpmem` | which instructions copy fastest; servers use it too |
 
 pub mod args;
 pub mod calibrate;

@@ -1,7 +1,7 @@
 //! libpmem's own copy, where the library is installed: a contender for the study `copy`.
 //!
-//! It is looked for when asked for, never linked. Copies go to a mapping of a file, by offset;
-//! nobody else has the mapping's address, and no reference to it exists.
+//! It is loaded on demand, never linked. Copies go to a mapping of a file, by offset; the mapping's
+//! address is used nowhere else, and no reference to it exists.
 
 #![allow(unsafe_code)]
 

@@ -1,7 +1,7 @@
-//! The load generator: a [`Job`] on a device, in process, on as many threads as it has jobs.
+//! The load generator: a [`Job`] on a device, in process, with one thread for each of its jobs.
 //!
-//! One look at the clock for each request: its time is what passed since the one before at depth
-//! 1, and since it was submitted otherwise. Looking takes tens of nanoseconds, which are in it.
+//! The clock is read once for each request: its time is what passed since the one before at depth
+//! 1, and since it was submitted otherwise. Reading takes tens of nanoseconds, which are included.
 
 use std::sync::{Arc, Barrier, OnceLock};
 use std::time::{Duration, Instant};
@@ -216,7 +216,7 @@ impl Worker<'_> {
         });
     }
 
-    /// A flush behind every `fsync` writes, which is in nobody's time.
+    /// A flush after every `fsync` writes, which is in nobody's time.
     fn flush_if_due(&mut self, is_read: bool, now: Instant) -> Result<Instant> {
         if is_read || self.job.fsync == 0 {
             return Ok(now);
@@ -248,7 +248,7 @@ pub fn fill(device: &Arc<Device>, len_bytes: u64) -> Result<()> {
     run(device, &job).map(drop)
 }
 
-/// Fills a cache in front of `device` with so many bytes of its data, lap after lap, and lets all
+/// Fills a cache in front of `device` with this many bytes of its data, lap after lap, and lets all
 /// be written back: what follows finds the cache as it is after a long time.
 pub fn fill_often(device: &Arc<Device>, bytes: u64) -> Result<()> {
     let mut left = bytes;
@@ -260,7 +260,7 @@ pub fn fill_often(device: &Arc<Device>, bytes: u64) -> Result<()> {
     Ok(())
 }
 
-/// Runs `operation` again and again, each time timed on its own, for so long or so often.
+/// Runs `operation` again and again, each time timed on its own, until this long or this often.
 pub fn time(
     runtime: Duration,
     count_max: u64,

@@ -1,4 +1,4 @@
-//! On what it was measured.
+//! A description of the machine that was measured.
 
 use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};

@@ -40,7 +40,7 @@ fn is_told(study: &str, claim: &Claim) -> bool {
     TOLD.contains(&study) || claim.promise.is_some()
 }
 
-/// What a reader of the README is told: one table, and whether its study can be trusted.
+/// The part for the README: one table, and whether its study can be trusted.
 pub fn first(pages: &[Page]) -> String {
     let mut out = String::new();
     for Page { machine, study } in pages.iter().filter(|page| page.study.name == FIRST.0) {

@@ -1,7 +1,7 @@
 //! Whether the machine was quiet enough for its numbers to be trusted.
 //!
-//! Three witnesses: time that the hypervisor gave to others while we wanted to run (steal), time
-//! that other processes of this machine used, and how far repeats of one measure are apart.
+//! Three signs: time that the hypervisor gave to others while this machine wanted to run (steal),
+//! time that other processes of this machine used, and how far repeats of one measure are apart.
 
 use std::time::Instant;
 
@@ -10,9 +10,9 @@ use serde::{Deserialize, Serialize};
 use crate::results::Study;
 use crate::stats::{median, spread};
 
-/// Steal may take so much of the processors' busy time, in percent.
+/// Steal may take this much of the processors' busy time, in percent.
 const STEAL_PERCENT_MAX: f64 = 3.0;
-/// Others may use so much of the whole machine, in percent.
+/// Others may use this much of the whole machine, in percent.
 const OTHERS_PERCENT_MAX: f64 = 10.0;
 /// Repeats of a study's measures may be so far apart, as the median over its measures, in percent.
 const SPREAD_PERCENT_MAX: f64 = 25.0;
@@ -135,7 +135,7 @@ impl Ticks {
         let line = machine.lines().find_map(|line| line.strip_prefix("cpu "));
         let all = numbers(line.unwrap_or_default());
         let nth = |nth: usize| all.get(nth).copied().unwrap_or_default();
-        // Fields are counted from behind the name, which may hold anything.
+        // Fields are counted after the name, which may hold anything.
         let fields = numbers(own.rsplit(')').next().unwrap_or_default());
         Ticks {
             busy: nth(0) + nth(1) + nth(2) + nth(5) + nth(6),

@@ -1,5 +1,5 @@
-//! Caches on paper: how many references a policy would serve if it could keep any `capacity`
-//! blocks at no cost. What udm is compared with, and the ceiling above it.
+//! Caches on paper: how many references a policy would serve if it could keep any `capacity` blocks
+//! at no cost. udm is compared with these, and with the best possible policy.
 
 use std::collections::{BTreeSet, VecDeque};
 

@@ -1,5 +1,5 @@
-//! What studies found: one model, which the terminal, the JSON and the report each show in their
-//! way. It can be read back from JSON, so that a report can grow by pages.
+//! Results of studies: one model, which the terminal, the JSON and the report each show in their
+//! way. It can be read back from JSON, so that a report can get further pages.
 
 use serde::{Deserialize, Serialize};
 

@@ -1,4 +1,4 @@
-//! What the studies measure with: files, disks, memory, and doors in front of a device. It knows no
+//! The equipment of the studies: files, disks, memory, and doors in front of a device. It knows no
 //! cache: `pcache_rig` and `targets` make those.
 
 use std::fs::File;
@@ -30,7 +30,7 @@ pub const CACHE_BYTES: u64 = 512 << 20;
 /// How often a cache is filled before its state counts as steady.
 pub const FILLS: u64 = 3;
 
-/// A ring that was let go of has ended after so long.
+/// A ring that was dropped has ended after this long.
 const RING_ENDS_WITHIN: Duration = Duration::from_secs(5);
 
 /// What one run measures with.
@@ -218,7 +218,7 @@ impl Setup {
 }
 
 /// Opens a file that may have been another's until just now: the kernel ends a ring, and with it
-/// the hold on its files, after whoever used it has gone on.
+/// the hold on its files, after its user has gone on.
 pub fn open_disk(path: &Path) -> Result<FileDisk> {
     open_disk_in(path, IoMode::default())
 }
@@ -386,7 +386,7 @@ impl Export {
     }
 
     /// The same, with a name for the thread of the background, by which its processor time is
-    /// told.
+    /// found.
     pub fn with_background(device: &Arc<Device>, socket: &Path, name: &str) -> Result<Export> {
         let background = Queue::background(name, device)?;
         let server = Server::start(device, &Uri::Unix(socket.to_path_buf()))?;

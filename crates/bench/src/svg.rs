@@ -1,8 +1,7 @@
 //! Plots as SVG: lines, bars and percentiles, on linear or logarithmic axes.
 //!
-//! Made for screen and paper alike: contenders differ in colour, in dashes and in markers, and the
-//! names of colours that people with colour-blind eyes confuse are not used. Nothing is loaded from
-//! anywhere.
+//! Made for screen and paper alike: contenders differ in colour, in dashes and in markers, and no
+//! colours are used that colour-blind people confuse. Nothing is loaded from elsewhere.
 
 use std::fmt::Write;
 
@@ -150,7 +149,7 @@ fn room_for_bars(values: &mut Vec<f64>, is_log: bool) {
     }
 }
 
-/// Text of this length takes so much room.
+/// Text of this length takes this much room.
 fn text_width(text: &str) -> f64 {
     text.chars().count() as f64 * 6.6
 }

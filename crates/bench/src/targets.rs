@@ -1,4 +1,4 @@
-//! The targets that studies measure, by what `--target` says. A pcache is made in `pcache_rig`.
+//! The targets that studies measure, chosen by `--target`. A pcache is made in `pcache_rig`.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -28,7 +28,7 @@ pub enum Ground {
     Disk(Arc<dyn Disk>),
 }
 
-/// A fresh writecache in front of `origin`; `words` are those of the table behind the devices.
+/// A fresh writecache in front of `origin`; `words` are those of the table after the devices.
 pub fn writecache(words: &str, origin: Arc<dyn Disk>, ground: Ground) -> Result<Arc<Device>> {
     let options = OpenOptions { force_format: true, ..OpenOptions::new(1) };
     open_writecache(words, origin, ground, writecache_memory(), &options)
@@ -139,7 +139,7 @@ impl Setup {
         self.describe_as(study, memory_in_words(cache))
     }
 
-    /// The same for a cache device that is told of as `cache`.
+    /// The same for a cache device that reports call `cache`.
     pub fn describe_as(&self, study: &mut Study, cache: String) -> Result<()> {
         let (path, bytes) = (self.backing_path()?, human_bytes(self.backing_bytes()?));
         let is_direct = FileDisk::open(path, &FileOptions::default()).map(|disk| disk.is_direct());

@@ -1,5 +1,5 @@
-//! Traces of block requests: what a program asked of its disk, in the formats in which people
-//! publish them, or made up from a seed.
+//! Traces of block requests: the requests of a program to its disk, in the formats in which traces
+//! are published, or generated from a seed.
 
 use std::collections::HashMap;
 use std::path::Path;

@@ -1,4 +1,4 @@
-//! What numbers count, and how people read them.
+//! Units of numbers, and how they are printed.
 
 use serde::{Deserialize, Serialize};
 
@@ -16,7 +16,7 @@ pub enum Unit {
     MbPerSecond,
     /// Bytes.
     Bytes,
-    /// So many times as much.
+    /// This many times as much.
     Ratio,
     /// Parts of a hundred.
     Percent,

@@ -151,7 +151,7 @@ pub struct CreateArgs {
     /// Ways in for clients.
     #[arg(long, value_name = "URI", help = EXPORT_HELP.as_str())]
     pub export: Vec<String>,
-    /// Serve at most N connections per export at once, each on a queue of its own [default: 64]
+    /// Serve at most N connections per export at a time, each on a queue of its own [default: 64]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=64))]
     pub queues: Option<u16>,
     /// Serve from this process instead of starting a server in the background
@@ -420,7 +420,7 @@ pub struct RecoverArgs {
     pub cache_device: String,
     /// The backing device, as the table names it
     pub origin: String,
-    /// Give up what stands behind a damaged or lost place of the log, or what lost entries of a
+    /// Give up what stands after a damaged or lost place of the log, or what lost entries of a
     /// writecache named, instead of refusing
     #[arg(long)]
     pub truncate: bool,

@@ -1,8 +1,8 @@
-//! Opening a cache that takes long: how far it is, from the thread that opens it to the user's
+//! Progress of opening a cache that takes long, from the thread that opens it to the user's
 //! terminal.
 //!
-//! A server tells it to `create` on the pipe between them, as answers that others follow, and
-//! says nothing while the opening takes less than a second.
+//! A server reports it to `create` on the pipe between them, as answers that are followed by
+//! others. If the opening takes less than a second, it reports nothing.
 
 use std::io::{IsTerminal, Write};
 use std::sync::mpsc::{RecvTimeoutError, channel};
@@ -12,25 +12,25 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 use udm::attaching::AttachProgress;
 
-/// How long an opening may take before anything is said.
+/// How long an opening may take before progress is reported.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// Time between two looks after that.
+/// Time between two reports after that.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
 
 /// Time between two plain lines.
 pub const LINE_EVERY: Duration = Duration::from_secs(2);
 
-/// How far an opening is.
+/// The progress of an opening.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 pub struct Step {
     /// What is read.
     pub what: String,
     /// How many of it were read.
     pub done: u64,
-    /// Of how many, if that is known.
+    /// How many there are, if that is known.
     pub total: Option<u64>,
-    /// For how long, in seconds.
+    /// Seconds since the start.
     pub seconds: f64,
 }
 
@@ -74,8 +74,8 @@ pub fn clock(seconds: f64) -> String {
     }
 }
 
-/// Carries out `open`. Once that takes longer than a second, `tell` hears again and again how far
-/// it is.
+/// Carries out `open`. Once that takes longer than a second, `tell` is called with its progress at
+/// regular times.
 pub fn watched<T>(
     progress: &AttachProgress,
     mut tell: impl FnMut(&Step) + Send,
@@ -101,7 +101,7 @@ pub fn watched<T>(
     })
 }
 
-/// Shows steps on standard error: one line that changes on a terminal, now and then one elsewhere.
+/// Shows steps on standard error: a line that changes on a terminal, occasional lines elsewhere.
 #[derive(Debug)]
 pub struct Shown {
     name: String,
@@ -119,7 +119,7 @@ impl Shown {
     /// Shows a step, if it is time.
     pub fn show(&mut self, step: &Step) {
         let line = self.line(step, Instant::now());
-        // Progress that nobody can see is no reason to stop.
+        // Progress that cannot be shown is no reason to stop.
         let _ = std::io::stderr().write_all(line.as_bytes());
     }
 
@@ -137,7 +137,7 @@ impl Shown {
 }
 
 impl Drop for Shown {
-    /// The line on the terminal goes.
+    /// Removes the line from the terminal.
     fn drop(&mut self) {
         if self.is_terminal && self.printed.is_some() {
             let _ = std::io::stderr().write_all(b"\r\x1b[K");

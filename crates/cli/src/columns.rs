@@ -1,6 +1,6 @@
-//! Text in columns: lists with headings, and pairs of a name and what it is.
+//! Text in columns: lists with headings, and pairs of a name and its value.
 
-/// A cell longer than this pushes what stands behind it instead of widening its column.
+/// A cell longer than this pushes what follows instead of widening its column.
 const CELL_CHARS_MAX: usize = 28;
 
 /// A list with headings. Columns are as wide as their widest ordinary cell; the last is not
@@ -27,7 +27,7 @@ impl Columns {
         self.rows.len() == 1
     }
 
-    /// The list as text, with a line's end after each row.
+    /// The list as text, with a newline after each row.
     pub fn text(&self) -> String {
         align(&self.rows, "  ")
     }

@@ -1,4 +1,4 @@
-//! The control protocol: what commands and servers say to each other over `NAME.ctl`.
+//! The control protocol: the messages of commands and servers over `NAME.ctl`.
 //!
 //! It is Varlink: JSON objects, each ended by a NUL byte, answered in order. A call is
 //! `{"method": ..., "parameters": {...}}`; the answer `{"parameters": {...}}` or
@@ -6,9 +6,9 @@
 //! times, all but the last answer carrying `"continues": true`. The interface is described in
 //! `udm.Device.varlink`, which the server also hands out, so `varlinkctl` can be used.
 //!
-//! Whoever is at the other end may send anything: messages have a greatest length, and whatever
-//! does not parse ends the connection. This file knows frames and errors; what methods mean is
-//! in `methods.rs`, and who calls them in `commands/`.
+//! The peer may send anything: messages have a maximum length, and whatever does not parse ends the
+//! connection. This file knows frames and errors; `methods.rs` carries out methods, `commands/`
+//! calls them.
 
 use std::fmt;
 use std::io::{ErrorKind, Read, Write};
@@ -31,16 +31,16 @@ use crate::runtime::{DeviceName, RuntimeDir};
 pub const MESSAGE_BYTES_MAX: usize = 1 << 20;
 
 /// How long a server may take over a question that touches no disk, and how long it may be silent
-/// while it does what takes longer.
+/// during longer work.
 pub const QUESTION_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// No answer is given less time than this: a timeout of 0 would mean none.
+/// The shortest timeout: a timeout of 0 would mean none.
 const SILENCE_MIN: Duration = Duration::from_millis(1);
 
 /// Time between two tries at a socket whose queue is full.
 const CONNECT_EVERY: Duration = Duration::from_millis(20);
 
-/// How long a process may take to end once it said that it will.
+/// How long a process may take to end after it said that it will.
 const EXIT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// How long a killed server, or the I/O it had in flight, may hold its devices.
@@ -60,7 +60,7 @@ pub struct Call {
     /// An object.
     #[serde(default)]
     pub parameters: Value,
-    /// Whether several answers are welcome.
+    /// Whether the caller accepts several answers.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub more: bool,
 }
@@ -116,9 +116,9 @@ impl Answer {
     }
 }
 
-/// Whoever is at the other end of a connection.
+/// The other end of a connection.
 pub trait Peer: Read + Write + Send {
-    /// Whether nobody is there any more who could hear an answer.
+    /// Whether the other end has hung up, so that no answer can arrive.
     fn has_hung_up(&self) -> bool;
 }
 
@@ -131,7 +131,7 @@ impl Peer for UnixStream {
     }
 }
 
-/// One end of a connection: takes messages out of a byte stream and puts them in.
+/// One end of a connection: reads messages from a byte stream and writes them to it.
 #[derive(Debug)]
 pub struct Frames<S> {
     stream: S,
@@ -195,7 +195,8 @@ pub enum Absent {
     Died,
 }
 
-/// Hears how long work goes on; an error stops listening, and with it the work.
+/// Called with each answer about the progress of work; an error stops listening, and with it the
+/// work.
 pub type Hear<'a> = dyn FnMut(&Value) -> Result<()> + 'a;
 
 /// A command's connection to a device's server.
@@ -211,7 +212,7 @@ impl Client {
         Client::find(runtime, name)?.map_err(|absent| no_answer(runtime, name, absent))
     }
 
-    /// Connects to the server of `name`, or says what stands in the way.
+    /// Connects to the server of `name`, or says why there is no connection.
     pub fn find(runtime: &RuntimeDir, name: &DeviceName) -> Result<Result<Client, Absent>> {
         Client::find_within(runtime, name, QUESTION_TIMEOUT)
     }
@@ -229,7 +230,7 @@ impl Client {
             }
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(Err(Absent::NoDevice)),
             Err(error) if error.kind() == ErrorKind::ConnectionRefused => Ok(Err(Absent::Died)),
-            // So many wait to be heard that no more can.
+            // The queue of connections is full.
             Err(error) if error.kind() == ErrorKind::WouldBlock => {
                 Err(hung(name, patience, runtime.holder(name)))
             }
@@ -238,7 +239,7 @@ impl Client {
         }
     }
 
-    /// Asks a question that is answered at once.
+    /// Asks a question that is answered immediately.
     pub fn ask(&mut self, method: &str, parameters: Value) -> Result<Value> {
         self.ask_within(method, parameters, QUESTION_TIMEOUT)
     }
@@ -253,12 +254,12 @@ impl Client {
         self.exchange(method, parameters, patience, None)
     }
 
-    /// Has something done, however long it takes: the server says again and again that it goes on.
+    /// Orders work, however long it takes: the server reports regularly that it is still at work.
     pub fn order(&mut self, method: &str, parameters: Value) -> Result<Value> {
         self.follow(method, parameters, &mut |_| Ok(()))
     }
 
-    /// Has something done and hears how it goes on; `hear` may stop it by an error.
+    /// Orders work; `hear` gets its progress, and may stop it by an error.
     pub fn follow(
         &mut self,
         method: &str,
@@ -268,7 +269,7 @@ impl Client {
         self.exchange(method, parameters, QUESTION_TIMEOUT, Some(hear))
     }
 
-    /// Nothing is waited for longer than `silence_max`, neither the answer nor one before it.
+    /// Waits at most `silence_max` for each answer.
     fn exchange(
         &mut self,
         method: &str,
@@ -303,7 +304,7 @@ impl Client {
         error.context(self.name.to_string())
     }
 
-    /// What a failure of the connection means to the user.
+    /// What a failure of the connection means, for the user.
     fn broken(&self, error: anyhow::Error, silence_max: Duration) -> anyhow::Error {
         let cause = error.downcast_ref::<std::io::Error>().map(std::io::Error::kind);
         match cause {
@@ -330,7 +331,7 @@ impl Client {
     }
 }
 
-/// What it means that there is no server of `name`, and what to do.
+/// What the absence of a server of `name` means, and what to do.
 pub fn no_answer(runtime: &RuntimeDir, name: &DeviceName, absent: Absent) -> anyhow::Error {
     match absent {
         Absent::NoDevice => {
@@ -344,7 +345,7 @@ pub fn no_answer(runtime: &RuntimeDir, name: &DeviceName, absent: Absent) -> any
     }
 }
 
-/// A server is there and does not answer.
+/// The error of a server that exists and does not answer.
 #[derive(Debug)]
 pub struct Hung(String);
 
@@ -356,14 +357,14 @@ impl fmt::Display for Hung {
 
 impl std::error::Error for Hung {}
 
-/// What is known of a server that does not answer.
+/// Says why a server does not answer, as far as is known.
 fn hung(name: &DeviceName, silence: Duration, pid: Option<i32>) -> anyhow::Error {
     let seconds = silence.as_secs_f64().round();
     let what = pid.map_or_else(|| "its process is not known; see its log".into(), process::doing);
     Hung(format!("{name}: its server has not answered for {seconds} s: {what}")).into()
 }
 
-/// Connects to the socket at `address`. One whose queue is full is tried again for `patience`.
+/// Connects to the socket at `address`. If its queue is full, tries again for `patience`.
 fn connect(address: &Path, patience: Duration) -> std::io::Result<UnixStream> {
     use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
     let deadline = Instant::now() + patience;
@@ -381,8 +382,8 @@ fn connect(address: &Path, patience: Duration) -> std::io::Result<UnixStream> {
     Ok(stream)
 }
 
-/// Whether the server of `name` is there and answers. A process that was killed may hold its
-/// sockets, locks and devices for some moments after; it does not answer any more.
+/// Whether the server of `name` exists and answers. A process that was killed may hold its sockets,
+/// locks and devices for some moments after; it does not answer any more.
 pub fn is_alive(runtime: &RuntimeDir, name: &DeviceName) -> bool {
     let found = Client::find_within(runtime, name, AFTERLIFE_MAX);
     let Ok(Ok(mut client)) = found else { return false };
@@ -395,8 +396,8 @@ pub fn has_anyone_died(runtime: &RuntimeDir) -> bool {
     names.iter().any(|name| runtime.control(name).exists() && !is_alive(runtime, name))
 }
 
-/// Waits until the process behind `handle` has closed all its files, so that whoever comes next
-/// finds its devices free. Whether it has, or nobody knows.
+/// Waits until the process of `handle` has closed all its files, so that the next server finds its
+/// devices free. Returns false if it has not within [`EXIT_TIMEOUT`].
 pub fn wait_for_exit(handle: Option<OwnedFd>) -> bool {
     let Some(handle) = handle else { return true };
     let timeout = Timespec { tv_sec: EXIT_TIMEOUT.as_secs() as i64, tv_nsec: 0 };

@@ -1,16 +1,16 @@
-//! The life of a server's process, from its first breath to its last.
+//! The life of a server's process, from start to end.
 //!
-//! `udm create` starts this program again as `udm serve NAME`, hands it what to serve on standard
-//! input, and waits on its standard output until it serves or says why not. From then on nobody
-//! holds it: it leaves the session, its output goes to `NAME.log`, and it ends when it is told to
-//! (`udm remove`, SIGTERM, SIGINT) or killed. SIGHUP opens the log anew.
+//! `udm create` starts this program again as `udm serve NAME`, hands it the spec on standard input,
+//! and waits on its standard output until it serves or says why not. From then on it is
+//! independent: it leaves the session, its output goes to `NAME.log`, and it ends on request (`udm
+//! remove`, SIGTERM, SIGINT) or when it is killed. SIGHUP opens the log again.
 //!
 //! Threads: this one waits for the end; one accepts control connections and gives each a thread;
 //! the device's background and each client have queues of their own (see `served.rs`).
 //!
-//! An orderly end closes the exports, brings the device to rest and leaves dirty data in the
-//! cache, as the kernel does. Any panic is logged and aborts the process: nothing is lost by
-//! that, the next server goes on.
+//! An orderly end closes the exports, brings the device to rest and leaves dirty data in the cache,
+//! as the kernel does. Any panic is logged and aborts the process: that loses nothing, and the next
+//! server continues.
 
 use std::io::{ErrorKind, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -35,7 +35,7 @@ use crate::spec::Spec;
 use crate::work::Watch;
 use crate::{http, journal, log, methods, process};
 
-/// Time between two looks at a lock that somebody else holds.
+/// Time between two checks of a lock that another process holds.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
 /// Runs in the background: the hidden command `serve`.
@@ -48,7 +48,7 @@ pub fn serve(name: &DeviceName) -> Result<()> {
         bail!("{name}: standard input names {:?}", spec.name);
     }
     log::lies_at(RuntimeDir::open()?.log(name));
-    // Whether anybody hears it is seen at its end.
+    // Whether `create` still listens is seen at the end.
     let tell = |step: &Step| drop(write_step(std::io::stdout(), step));
     let started = watched(&spec.progress, tell, || start(&spec));
     let answer = match &started {
@@ -64,14 +64,14 @@ pub fn serve(name: &DeviceName) -> Result<()> {
     run(server, &stops)
 }
 
-/// Says on a line how far the opening is.
+/// Writes the progress of the opening as one line.
 pub fn write_step(mut out: impl Write, step: &Step) -> std::io::Result<()> {
     let text = serde_json::to_string(&Answer::so_far(json!(step)))?;
     writeln!(out, "{text}")?;
     out.flush()
 }
 
-/// Answers on standard output, then lets go of what `create` gave.
+/// Answers on standard output, then closes what `create` passed on.
 fn tell_parent(answer: &Answer) -> Result<()> {
     let text = serde_json::to_string(answer)?;
     let mut out = std::io::stdout();
@@ -82,7 +82,7 @@ fn tell_parent(answer: &Answer) -> Result<()> {
     Ok(told?)
 }
 
-/// Runs in the foreground; `ready` hears where it serves.
+/// Runs in the foreground; `ready` is called with the addresses where it serves.
 pub fn serve_here(spec: &Spec, ready: impl FnOnce(&Value) -> Result<()>) -> Result<()> {
     let mut shown = Shown::new(&spec.name);
     let started = watched(&spec.progress, |step| shown.show(step), || start(spec));
@@ -129,7 +129,7 @@ fn start(spec: &Spec) -> Result<Started> {
         }
         Err(error) => {
             log::line(&format!("{name}: not created: {error:#}"));
-            // What a dead server left stays for the next try.
+            // The files of a dead server stay for the next try.
             if !has_died && let Some(lock) = runtime.try_lock(&name)? {
                 let keep_log = if is_fresh_log { KeepLog::No } else { KeepLog::Yes };
                 runtime.clear(&lock, keep_log);
@@ -139,13 +139,13 @@ fn start(spec: &Spec) -> Result<Started> {
     }
 }
 
-/// A device whose server died is there still: another one does not take its name in silence.
+/// The name still belongs to a device whose server died: another device must not take it silently.
 fn refuse_another_table(spec: &Spec, runtime: &RuntimeDir, name: &DeviceName) -> Result<()> {
     let directory = std::env::current_dir().context("the current directory")?;
     let wanted = canonical(&spec.table, &directory);
     let had = std::fs::read_to_string(runtime.table(name));
     let (Some(wanted), Ok(had)) = (wanted, had) else { return Ok(()) };
-    // A server of an older version left it empty when it died too early.
+    // A server of an older version left it empty if it died too early.
     if !had.is_empty() && !is_same_device(&wanted, &had) {
         bail!(
             "{name}: its server died, and it had another table ({}): that one goes on where it \
@@ -156,8 +156,8 @@ fn refuse_another_table(spec: &Spec, runtime: &RuntimeDir, name: &DeviceName) ->
     Ok(())
 }
 
-/// Takes the lock of `name`, unless its server is alive. A dying one, or one that is ending or
-/// starting, is waited for.
+/// Takes the lock of `name`, unless its server is alive. Waits for one that is dying, ending or
+/// starting.
 fn take_lock(runtime: &RuntimeDir, name: &DeviceName) -> Result<NameLock> {
     let deadline = Instant::now() + AFTERLIFE_MAX;
     loop {
@@ -175,8 +175,8 @@ fn take_lock(runtime: &RuntimeDir, name: &DeviceName) -> Result<NameLock> {
     }
 }
 
-/// Turns the signals that mean "end" into the server's own message. SIGHUP means a new log where
-/// there is one, and an end elsewhere: the terminal is gone.
+/// Turns the signals that mean "end" into the server's own message. SIGHUP means a new log if there
+/// is one, and an end otherwise: the terminal is gone.
 fn take_signals(stop: Sender<Stop>) -> Result<()> {
     let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP]).context("take signals")?;
     thread::Builder::new().name("signals".into()).spawn(move || {
@@ -202,8 +202,8 @@ fn take_signals(stop: Sender<Stop>) -> Result<()> {
     Ok(())
 }
 
-/// Everything that can fail for reasons of the user's; the control socket comes last, so
-/// that whoever can connect finds a device.
+/// Everything that can fail because of what the user asked for; the control socket comes last, so
+/// that a command that can connect finds a device.
 fn listen(
     spec: &Spec,
     runtime: Arc<RuntimeDir>,
@@ -294,7 +294,7 @@ fn converse(server: &Server, stream: UnixStream) {
     }
 }
 
-/// Answers calls until no more come, or one that is none. Calls of somebody who is gone already may
+/// Answers calls until there are no more, or until an invalid one. Calls whose sender is gone may
 /// lie in the socket for long, if this process was stopped: they are dropped.
 pub fn answer_all<S: Peer>(server: &Server, frames: &mut Frames<S>) -> Result<()> {
     while let Some(call) = frames.receive::<Call>()? {

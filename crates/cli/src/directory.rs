@@ -1,12 +1,13 @@
-//! Whether a directory is ours alone: what may be put into it, commands servers.
+//! Whether a directory is ours alone: files put into it can command servers.
 //!
 //! 1. Nothing that exists is changed: a directory that others may enter is refused, not closed.
 //!    It may be `/tmp`, named by mistake.
-//! 2. It belongs to this user, also when this user is root: another owner could open it again,
-//!    and put files of his into it.
-//! 3. The path leads to it whoever looks: its last component is no link, and no directory or link
-//!    above it can be replaced by another user. One that others may write counts as safe if it is
-//!    sticky, as `/tmp` is: there, only its owner renames or removes an entry.
+//! 2. It belongs to this user, even if this user is root: another owner could open it again, and
+//!    put files into it.
+//! 3. The path leads to it for every process: its last component is not a link, and no directory or
+//!    link above it can be replaced by another user. A directory above it that others may write
+//!    counts as safe if it is sticky, as `/tmp` is: there, only an entry's owner renames or removes
+//!    it.
 
 use std::fs::{self, DirBuilder, File, Metadata};
 use std::io::ErrorKind;
@@ -16,9 +17,9 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 use rustix::fs::{Mode, OFlags};
 
-/// Rights of anybody but the owner.
+/// Rights of others than the owner.
 const OTHERS: u32 = 0o077;
-/// Rights of anybody but the owner to add, rename and remove entries.
+/// Rights of others than the owner to add, rename and remove entries.
 const OTHERS_WRITE: u32 = 0o022;
 const STICKY: u32 = 0o1000;
 
@@ -49,7 +50,7 @@ pub fn open_own(path: &Path) -> Result<File> {
     Ok(handle)
 }
 
-/// The directory itself: ours, and closed.
+/// Checks the directory itself: ours, and closed to others.
 fn check_rights(meta: &Metadata, path: &Path, user: u32) -> Result<()> {
     let (owner, mode) = (meta.uid(), meta.mode() & 0o7777);
     if owner != user {
@@ -68,7 +69,7 @@ fn check_rights(meta: &Metadata, path: &Path, user: u32) -> Result<()> {
     Ok(())
 }
 
-/// Whatever leads to the directory `parent`, by its name and in truth, stays as it is.
+/// Checks that the path to the directory `parent`, as given and resolved, cannot change.
 fn check_way(parent: &Path, user: u32) -> Result<()> {
     let real = fs::canonicalize(parent).with_context(|| parent.display().to_string())?;
     let is_trusted = |owner: u32| owner == 0 || owner == user;

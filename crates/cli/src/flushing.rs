@@ -1,5 +1,5 @@
-//! A flush that somebody asked for over the control socket: carried out on that call's own thread,
-//! and watched as a client's request is, so that one that hangs is seen in the log and by `info`.
+//! A flush that was requested over the control socket: carried out on that call's own thread, and
+//! watched as a client's request is, so that one that hangs shows in the log and in `info`.
 
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::thread;
@@ -11,7 +11,7 @@ use udm::device::{Device, LATE_SECONDS, LateRequest};
 use udm::local::Local;
 use udm::sync::Arc;
 
-/// Time between two looks at a flush that is late.
+/// Time between two checks of a flush that is late.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 /// Makes everything that was written to `device` durable.
@@ -28,7 +28,7 @@ pub fn flush(device: &Arc<Device>) -> Result<()> {
     flushed.map_err(|status| anyhow!("flush: {status}"))
 }
 
-/// Lets the device know of the flush once it is late, until it is done.
+/// Reports the flush to the device once it is late, until it is done.
 fn watch(device: &Device, port: usize, is_done: &Receiver<()>) {
     let start = Instant::now();
     let mut wait = Duration::from_secs(LATE_SECONDS);

@@ -1,5 +1,5 @@
-//! What a server stands on: the system's devices and addresses. The fuzz target `control` puts
-//! simulated ones in the place of this file, so no other file of a server opens any.
+//! The system's devices and addresses, as a server uses them. The fuzz target `control` replaces
+//! this file by simulated ones, so no other file of a server opens any.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -33,7 +33,7 @@ pub fn build(
     world::build(table, &opener, options)
 }
 
-/// Opens a way in. A server that was killed holds its sockets until all its I/O has ended, so an
+/// Opens a door. A server that was killed holds its sockets until all its I/O has ended, so an
 /// address in use may be free in a moment.
 pub fn open_door(device: &Arc<Device>, uri: &Uri) -> Result<Box<dyn Door>> {
     let deadline = Instant::now() + AFTERLIFE_MAX;

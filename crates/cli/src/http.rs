@@ -1,7 +1,7 @@
 //! `GET /metrics` for Prometheus: the smallest HTTP server that answers it.
 //!
-//! One request per connection, one connection at a time, each with little time and little room;
-//! a scraper that is slower than that may try again.
+//! One request per connection, one connection at a time, each with little time and little memory; a
+//! scraper that is slower may try again.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -15,18 +15,18 @@ const HEAD_BYTES_MAX: usize = 8192;
 /// How long a whole exchange may take.
 const EXCHANGE_MAX: Duration = Duration::from_secs(5);
 
-/// Listens at `address`; tells where, for port 0.
+/// Listens at `address`; returns the actual address, for port 0.
 pub fn listen(address: SocketAddr) -> Result<(TcpListener, SocketAddr)> {
     let listener = TcpListener::bind(address).with_context(|| format!("metrics at {address}"))?;
     let address = listener.local_addr()?;
     Ok((listener, address))
 }
 
-/// Answers for ever with what `text` returns.
+/// Answers every request with what `text` returns; never ends.
 pub fn answer_all(listener: &TcpListener, text: &dyn Fn() -> String) {
     for stream in listener.incoming() {
         match stream {
-            // Whatever goes wrong concerns that scraper only.
+            // An error concerns that scraper only.
             Ok(stream) => drop(answer(stream, text)),
             Err(_) => std::thread::sleep(Duration::from_millis(100)),
         }

@@ -1,9 +1,9 @@
-//! What a server's log tells by itself: changes of how its device is, once each, with counts and
-//! errno. Requests are not logged: a thread looks at the device every second, and compares.
+//! Log lines about a device's health: each change once, with counts and errno. Requests are not
+//! logged: a thread checks the device every second, and compares.
 //!
 //! A state that may come and go (errors of the origin, a full cache, pauses of write-back) begins
-//! with what is seen first, and has ended when nothing more was seen of it for some seconds: so
-//! what flaps is one state and not many lines. Two lines tell of it, whatever happens in between.
+//! with its first sign, and has ended when there was no sign of it for some seconds: so a state
+//! that flaps is one state and not many lines. It makes two lines, whatever happens in between.
 
 use std::sync::{Arc, Weak};
 use std::thread;
@@ -15,13 +15,13 @@ use crate::log;
 use crate::served::OpenDoor;
 use crate::server::Server;
 
-/// Time between two looks.
+/// Time between two checks.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
-/// A state has ended when nothing was seen of it for so long.
+/// A state has ended when there was no sign of it for this long.
 const CALM: Duration = Duration::from_secs(5);
 
-/// Looks at the device of `server` as long as that lives.
+/// Checks the device of `server` as long as that lives.
 pub fn keep(server: &Arc<Server>) -> std::io::Result<()> {
     let server: Weak<Server> = Arc::downgrade(server);
     let watch = move || {
@@ -42,9 +42,9 @@ pub fn keep(server: &Arc<Server>) -> std::io::Result<()> {
 /// A state that comes and goes.
 #[derive(Debug, Default)]
 struct Spell {
-    /// When it began, and what had been counted by then.
+    /// When it began, and the count at that time.
     since: Option<(Instant, u64)>,
-    /// When something was seen of it last.
+    /// Time of its last sign.
     seen: Option<Instant>,
     count: u64,
 }
@@ -53,12 +53,12 @@ struct Spell {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Change {
     Began,
-    /// Seconds, and how many were counted in them.
+    /// How many seconds it lasted, and how much was counted in them.
     Ended(u64, u64),
 }
 
 impl Spell {
-    /// `count` grows while it lasts; `is_on`: it lasts although nothing was counted.
+    /// `count` grows while the state lasts; `is_on`: it lasts although nothing was counted.
     fn look(&mut self, count: u64, is_on: bool, now: Instant) -> Option<Change> {
         let before = std::mem::replace(&mut self.count, count);
         if is_on || count > before {
@@ -79,7 +79,7 @@ impl Spell {
     }
 }
 
-/// What was seen of a table line.
+/// The state of a table line at the last check.
 #[derive(Debug, Default)]
 struct Line {
     origin: Spell,
@@ -135,7 +135,7 @@ impl Line {
     }
 }
 
-/// What was seen last.
+/// The states at the last check.
 #[derive(Debug, Default)]
 struct Journal {
     lines: Vec<(u64, &'static str, Line)>,
@@ -143,7 +143,7 @@ struct Journal {
 }
 
 impl Journal {
-    /// Compares; what is worth a line.
+    /// Compares, and returns the lines to log.
     fn look(
         &mut self,
         health: &[(u64, &'static str, Health)],
@@ -153,7 +153,7 @@ impl Journal {
         let mut said = Vec::new();
         let place = |line: &(u64, &'static str, Line)| (line.0, line.1);
         if !self.lines.iter().map(place).eq(health.iter().map(|line| (line.0, line.1))) {
-            // Another table: what was counted under the old one says nothing.
+            // A new table: counts of the old one do not apply.
             let begin = |line: &(u64, &'static str, Health)| (line.0, line.1, Line::default());
             self.lines = health.iter().map(begin).collect();
         }
@@ -164,7 +164,7 @@ impl Journal {
         said
     }
 
-    /// Clients that broke the protocol since the last look.
+    /// Clients that broke the protocol since the last check.
     fn look_at_doors(&mut self, doors: &[OpenDoor], said: &mut Vec<String>) {
         for door in doors {
             let known = self.violations.iter().find(|(uri, _)| *uri == door.uri);

@@ -1,4 +1,4 @@
-//! Tables as people give them: loading one, and telling whether two are of the same device.
+//! Tables as users give them: loading one, and comparing whether two are of the same device.
 
 use std::path::Path;
 use std::thread;
@@ -27,7 +27,7 @@ const BUSY_EVERY: Duration = Duration::from_millis(20);
 pub struct Given {
     /// The active one.
     pub active: String,
-    /// The loaded one that is to take its place.
+    /// The loaded one that is to replace it.
     pub inactive: Option<String>,
 }
 
@@ -49,17 +49,17 @@ pub struct Loaded {
     pub table: String,
 }
 
-/// A table's text as a server writes it down: with absolute paths, seen from `directory`. `None` if
-/// it is no table.
+/// A table's text as a server writes it down: with paths made absolute from `directory`. `None` if
+/// it is not a table.
 pub fn canonical(text: &str, directory: &Path) -> Option<String> {
     let mut table = Table::parse(text).ok()?;
     make_absolute(&mut table, directory);
     Some(table.to_string())
 }
 
-/// Whether two tables, with absolute paths, are of the same device: alike in places, targets and
-/// the devices that hold its data for good. Options may differ, and where a cache lies: that has a
-/// label of its own.
+/// Whether two tables, with absolute paths, are of the same device: equal in places, targets and
+/// the devices that hold its data permanently. Options may differ, and so may the place of a cache,
+/// which has a label of its own.
 pub fn is_same_device(one: &str, other: &str) -> bool {
     let lines = |text: &str| {
         let table = Table::parse(text).ok()?;
@@ -68,7 +68,7 @@ pub fn is_same_device(one: &str, other: &str) -> bool {
     lines(one) == lines(other)
 }
 
-/// What makes a table line this one.
+/// The parts of a table line that identify it.
 fn essence(line: &TableLine) -> (u64, u64, String, Vec<String>) {
     let path = |nth: usize| {
         let word = line.args.get(nth)?;
@@ -87,14 +87,14 @@ pub struct LoadHow {
     pub force_format: bool,
     /// This name's own server died.
     pub after_death: bool,
-    /// Is told how far the opening of a cache has come.
+    /// Receives the progress of opening a cache.
     pub progress: Arc<AttachProgress>,
-    /// What the device's tables may share.
+    /// Claims that the device's tables may share.
     pub claims: Arc<Claims>,
 }
 
-/// Reads a table, opens its devices, and puts it into the inactive slot of `device`. Devices that
-/// a dead server, or the I/O that it had in flight, still holds are waited for.
+/// Reads a table, opens its devices, and puts it into the inactive slot of `device`. Waits for
+/// devices that a dead server, or the I/O that it had in flight, still holds.
 pub fn load_table(
     device: &Device,
     text: &str,

@@ -2,8 +2,8 @@
 //! `NAME.log` unless the server runs in the foreground).
 //!
 //! It outlives the device, and is bounded: a log that has grown to [`LOG_BYTES_MAX`] becomes
-//! `NAME.log.1`, in the place of the one that was that before, and a new one begins. SIGHUP opens
-//! it anew, so that others can move it away first.
+//! `NAME.log.1`, replaces the previous one of that name, and a new log begins. SIGHUP opens the log
+//! again, so that other programs can move it away first.
 
 use std::fs::File;
 use std::io::Write;
@@ -11,10 +11,10 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// The longest log; the one before it is as long again.
+/// The longest log; the one before it can be as long again.
 pub const LOG_BYTES_MAX: u64 = 1 << 20;
 
-/// Where standard error goes, if that is a log of ours.
+/// The path of the log on standard error, if it is a log of ours.
 static PLACE: Mutex<Option<PathBuf>> = Mutex::new(None);
 
 /// Writes one line.
@@ -30,7 +30,7 @@ pub fn line(text: &str) {
     }
 }
 
-/// From now on standard error is the log at `path`.
+/// Standard error is the log at `path` from now on.
 pub fn lies_at(path: PathBuf) {
     *place() = Some(path);
 }
@@ -42,7 +42,7 @@ pub fn moves_to(path: &Path) {
     }
 }
 
-/// Opens the log at its path anew: whoever moved it away has the old one. `false`: there is none.
+/// Opens the log at its path again, after the old one was moved away. `false`: there is no log.
 pub fn reopen() -> std::io::Result<bool> {
     let place = place();
     let Some(path) = &*place else { return Ok(false) };
@@ -50,7 +50,7 @@ pub fn reopen() -> std::io::Result<bool> {
     Ok(true)
 }
 
-/// Bytes of the log; 0 if standard error is no file.
+/// Bytes of the log; 0 if standard error is not a file.
 pub fn length() -> u64 {
     rustix::fs::fstat(std::io::stderr()).map_or(0, |stat| stat.st_size.try_into().unwrap_or(0))
 }
@@ -81,7 +81,7 @@ pub fn now_seconds() -> u64 {
 }
 
 /// Makes each panic of any thread a line in the log and the end of the process: the engines are
-/// safe against a crash at any point, and against nothing else that a panic leaves behind.
+/// safe against a crash at any point, but not against other effects of a panic.
 pub fn abort_on_panic() {
     std::panic::set_hook(Box::new(|info| {
         line(&format!("this server ends by a bug: {info}"));

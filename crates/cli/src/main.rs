@@ -1,17 +1,17 @@
 //! The `udm` command: device-mapper's caches in user space.
 //!
-//! The rooms, from the door inwards:
+//! The modules, from what users type inwards:
 //!
 //! * [`args`] says what may be typed, `commands` what it means, one file per group of verbs;
 //! * [`control`] carries commands to servers, [`runtime`] is where they find each other, a
 //!   [`directory`] of this user alone;
 //! * [`daemon`] is the life of a device's server, [`methods`] what it answers, [`server`] what its
-//!   threads share, [`served`] the device itself with its exports, [`loading`] its tables,
-//!   [`spec`] what it is told at first, [`work`] what takes it long, [`ground`] what it stands on,
-//!   [`http`] and [`metrics`] the numbers it gives away;
+//!   threads share, [`served`] the device itself with its exports, [`loading`] its tables, [`spec`]
+//!   what `create` hands to it, [`work`] its long work, [`ground`] the system's devices and
+//!   addresses, [`http`] and [`metrics`] its numbers;
 //! * [`process`] says why a server does not answer;
-//! * [`output`], [`columns`], [`progress`] and [`attaching`] are what people see, [`log`] what
-//!   servers write, and [`journal`] what they write by themselves.
+//! * [`output`], [`columns`], [`progress`] and [`attaching`] are what people see, [`log`] writes
+//!   the servers' logs, and [`journal`] logs changes of a device's health.
 
 #![forbid(unsafe_code)]
 

@@ -1,8 +1,8 @@
 //! What the control protocol's methods mean: each is a few lines between JSON and the device.
 //!
-//! Long work answers again and again if the caller wants more than one answer: `Drain`, and
-//! `Remove` with `drain`, how far they are, the rest that it goes on (`work.rs`). When the caller
-//! goes away, the next answer cannot be sent and the work stops there, with everything safe.
+//! Long work sends several answers if the caller wants them: `Drain`, and `Remove` with `drain`,
+//! send their progress, the others that they are still at work (`work.rs`). When the caller is
+//! gone, the next answer cannot be sent and the work stops there, with everything safe.
 
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::sync_channel;
@@ -26,19 +26,19 @@ use crate::{log, metrics};
 /// The interface, in Varlink's own language.
 const DESCRIPTION: &str = include_str!("udm.Device.varlink");
 
-/// Time between two answers about progress.
+/// Time between two progress answers.
 const PROGRESS_EVERY: Duration = Duration::from_millis(100);
 
-/// How long a device may leave a change of it without a sign.
+/// How long a change of a device may take without any progress.
 pub const WORK_SILENCE_MAX: Duration = Duration::from_secs(60);
 
 /// The same for a message, which may wait for the write-back of large pieces to a slow device.
 const MESSAGE_SILENCE_MAX: Duration = Duration::from_secs(300);
 
-/// How long a client that has hung up may still count as connected: its program has ended, and
-/// the next command may well be `remove`.
+/// How long a client that has hung up may still count as connected: its program has ended, and the
+/// next command may well be `remove`.
 const GOODBYE_MAX: Duration = Duration::from_secs(1);
-/// Time between two looks at whether it is gone.
+/// Time between two checks whether it is gone.
 const GOODBYE_EVERY: Duration = Duration::from_millis(10);
 
 /// Every stated maximum of a server.
@@ -58,8 +58,8 @@ pub fn limits() -> Vec<Limit> {
     all
 }
 
-/// Carries out one call and sends its answers. An error means: the connection is of no use any
-/// more. What goes wrong with the call itself is an answer.
+/// Carries out one call and sends its answers. An error means that the connection cannot be used
+/// any more. Errors of the call itself are answers.
 pub fn answer(server: &Server, call: &Call, send: &mut Say<'_>) -> Result<()> {
     let Some((interface, method)) = call.method.rsplit_once('.') else {
         let parameters = json!({ "interface": call.method });
@@ -99,7 +99,7 @@ pub fn answer(server: &Server, call: &Call, send: &mut Say<'_>) -> Result<()> {
     }
 }
 
-/// What a method came to.
+/// The result of a method.
 enum Done {
     Value(Value),
     /// The end has begun; its result comes from the main thread.
@@ -124,7 +124,7 @@ impl From<serde_json::Error> for Failure {
     }
 }
 
-/// Answers in between.
+/// Sends the answers before the last one.
 struct Progress<'a, 'b> {
     more: bool,
     send: &'a mut Say<'b>,
@@ -132,7 +132,7 @@ struct Progress<'a, 'b> {
 }
 
 impl Progress<'_, '_> {
-    /// Has something done with beats in between.
+    /// Does `work` with beats in between.
     fn watched<T>(
         &mut self,
         what: &str,
@@ -261,9 +261,9 @@ fn carry_out(
     Ok(Done::Value(value))
 }
 
-/// Carries out what may wait for a device or another thread. Dropped when the caller goes: a
-/// suspend that is not complete, a loaded table, a new way in. Not so what cannot be taken back: a
-/// message and a flush that the devices have, a resume, a way in that is closed.
+/// Carries out what may wait for a device or another thread. If the caller goes, these are undone:
+/// a suspend that is not complete, a loaded table, a new door. These cannot be: a message and a
+/// flush that the devices have, a resume, a door that is closed.
 fn change(
     server: &Server,
     method: &str,
@@ -319,7 +319,7 @@ fn change(
     })
 }
 
-/// Parameters as a log line shows them: short.
+/// Parameters in a short form for a log line.
 fn shown(parameters: &Value) -> String {
     if parameters.as_object().is_none_or(serde_json::Map::is_empty) {
         return String::new();
@@ -328,7 +328,7 @@ fn shown(parameters: &Value) -> String {
     if text.len() <= 200 { text } else { text.chars().take(200).chain("...".chars()).collect() }
 }
 
-/// Writes everything back, and tells how it goes on.
+/// Writes everything back, with progress answers.
 fn drain(server: &Server, progress: &mut Progress<'_, '_>) -> Result<()> {
     let _draining = server.served.start_draining();
     loop {
@@ -392,9 +392,9 @@ fn remove_device(
     Ok(Done::Removed(removed))
 }
 
-/// Brings the device to rest for its end. When that fails, or nobody waits for it any more, the
-/// service goes on as it was, so that a removal that failed has removed nothing; with `force`, the
-/// end comes all the same, and the answer says what was wrong.
+/// Brings the device to rest for its end. If that fails, or the caller is gone, the service goes on
+/// as it was, so that a removal that failed has removed nothing; with `force`, the end comes
+/// anyway, and the answer says what was wrong.
 fn rest(server: &Server, force: bool, progress: &mut Progress<'_, '_>) -> Result<Option<String>> {
     let served = &server.served;
     let was_suspended = served.is_suspended();
@@ -436,7 +436,7 @@ fn clients_that_stay(server: &Server, force: bool) -> u64 {
     }
 }
 
-/// All that is known, as `info` and metrics want it.
+/// All facts, for `info` and metrics.
 fn info(server: &Server) -> Value {
     let served = &server.served;
     let (late, late_total) = served.late_requests();
@@ -477,7 +477,7 @@ fn info(server: &Server) -> Value {
     })
 }
 
-/// Every maximum that holds here.
+/// All maxima of this server.
 fn stated_limits(server: &Server) -> Value {
     let limit =
         |limit: Limit| json!({ "name": limit.name, "value": limit.value, "about": limit.about });
@@ -490,7 +490,7 @@ pub fn metrics_text(server: &Server) -> String {
     metrics::text(&[info(server)])
 }
 
-/// Varlink's questions about the service itself.
+/// Varlink's calls about the service itself.
 fn introspect(method: &str, parameters: &Value) -> Answer {
     match method {
         "GetInfo" => Answer::done(json!({

@@ -1,7 +1,7 @@
-//! Prometheus' text format, from what servers tell about their devices.
+//! Prometheus' text format, from the facts of servers about their devices.
 //!
-//! Each fact of a target is one metric, `udm_` and the fact's name; facts are named alike in all
-//! targets, so one metric covers all devices. Texts become labels of `udm_device_info`.
+//! Each fact of a target is one metric, `udm_` and the fact's name. Equal facts have equal names in
+//! all targets, so one metric covers all devices. Texts become labels of `udm_device_info`.
 
 use std::collections::BTreeMap;
 

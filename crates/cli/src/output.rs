@@ -1,7 +1,7 @@
 //! What commands print, and how they fail.
 //!
-//! Results go to standard output, progress and errors to standard error. A reader that stops
-//! reading (`udm status | head -1`) is no error: the command ends quietly.
+//! Results go to standard output, progress and errors to standard error. If the reader of a pipe
+//! stops (`udm status | head -1`), that is not an error: the command ends quietly.
 
 use std::fmt;
 use std::io::{ErrorKind, IsTerminal, Write};
@@ -12,7 +12,7 @@ use serde_json::Value;
 /// The exit code of a command that was used wrongly.
 pub const USAGE: i32 = 2;
 
-/// An error in what was typed, found after the arguments were parsed.
+/// An error in the arguments, found after they were parsed.
 #[derive(Debug)]
 pub struct Usage(pub String);
 
@@ -46,7 +46,7 @@ pub struct Pointed {
 }
 
 impl Pointed {
-    /// `error`, with the place in `text` that it is about, if it is about one.
+    /// `error`, with the line of `text` and the place that it is about, if there is one.
     pub fn from(text: &str, error: &udm::error::Error) -> anyhow::Error {
         let message = error.to_string();
         match udm::table::pointer(text, error) {
@@ -73,12 +73,12 @@ pub fn print(text: &str) -> Result<()> {
     }
 }
 
-/// Prints `text` and a line's end.
+/// Prints `text` and a newline.
 pub fn print_line(text: &str) -> Result<()> {
     print(&format!("{text}\n"))
 }
 
-/// Prints JSON for people and programs alike: indented, with a line's end.
+/// Prints JSON for people and programs alike: indented, with a newline.
 pub fn print_json(value: &Value) -> Result<()> {
     print_line(&serde_json::to_string_pretty(value)?)
 }
@@ -88,7 +88,7 @@ pub fn print_json(value: &Value) -> Result<()> {
 pub fn print_error(what: &str, error: &anyhow::Error) {
     let text = without_numbers(&format!("{error:#}"));
     let lines: Vec<&str> = text.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
-    // A closed standard error leaves nobody to tell.
+    // If standard error is closed, the error cannot be printed.
     let _ = writeln!(std::io::stderr(), "udm: {what}: {}", lines.join(" "));
     if let Some(pointed) = error.downcast_ref::<Pointed>()
         && std::io::stderr().is_terminal()

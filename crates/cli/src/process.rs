@@ -1,5 +1,5 @@
-//! What another process is doing, for whoever waits for it: whether it is stopped, waits in the
-//! kernel for a device, or runs.
+//! The state of another process that does not answer: whether it is stopped, waits in the kernel
+//! for a device, or runs.
 
 use std::fs;
 
@@ -18,7 +18,7 @@ impl State {
     }
 }
 
-/// What the process `pid` is doing that does not answer, and what helps.
+/// What the process `pid`, which does not answer, is doing, and what helps.
 pub fn doing(pid: i32) -> String {
     let Some(State(letter)) = State::of(&format!("/proc/{pid}/stat")) else {
         return format!("process {pid} has ended; give the command again");
@@ -40,7 +40,7 @@ pub fn doing(pid: i32) -> String {
     }
 }
 
-/// How many threads of `pid` wait in the kernel without hearing signals, and of how many.
+/// How many threads of `pid` are in uninterruptible sleep, and how many there are.
 fn hanging_threads(pid: i32) -> (usize, usize) {
     let tasks = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
     let states = tasks.map(|task| State::of(&task.path().join("stat").to_string_lossy()));

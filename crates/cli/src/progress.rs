@@ -1,7 +1,7 @@
 //! Progress of work that moves data: a bar on a terminal, plain lines elsewhere.
 //!
-//! It knows how many bytes are left and looks at that number again and again. Clients may write
-//! meanwhile, so the whole is what was done so far and what is left, not the first number.
+//! It is given the number of bytes left, again and again. Clients may write meanwhile, so the total
+//! is what was done so far and what is left, not the first number.
 
 use std::io::{IsTerminal, Write};
 use std::time::{Duration, Instant};
@@ -13,10 +13,10 @@ use crate::attaching::{LINE_EVERY, clock};
 /// Weight of the newest sample in the smoothed rate, per second of its length.
 const RATE_WEIGHT_PER_SECOND: f64 = 0.5;
 
-/// Room for the numbers behind the bar, so that the bar does not move when they grow.
+/// Room for the numbers after the bar, so that the bar does not move when they grow.
 const NUMBERS_CHARS: usize = 52;
 
-/// Write-back that moves nothing for so long is worth a word.
+/// Write-back without progress for this long is reported.
 const STILL_MAX: Duration = Duration::from_secs(15);
 
 /// The terminal's width when it does not say.
@@ -90,7 +90,7 @@ impl Progress {
         }
     }
 
-    /// Says once when nothing moves although nothing fails, and once when it goes on.
+    /// Says once when there is no progress although nothing fails, and once when there is again.
     fn watch_stillness(&mut self, now: Instant) {
         let is_stuck = !self.is_failing && now - self.moved >= STILL_MAX;
         if is_stuck == self.is_stuck {
@@ -117,7 +117,7 @@ impl Progress {
         }
     }
 
-    /// Leaves the bar as it is, and the line to whoever writes next.
+    /// Leaves the bar as it is, and its line to other output.
     pub fn pause(&self) {
         if self.is_terminal && self.printed.is_some() {
             self.write("\n");
@@ -163,7 +163,7 @@ impl Progress {
     }
 
     fn write(&self, text: &str) {
-        // Progress that nobody can see is no reason to stop.
+        // Progress that cannot be shown is no reason to stop.
         let _ = std::io::stderr().write_all(text.as_bytes());
     }
 

@@ -1,17 +1,17 @@
 //! The runtime directory: where servers and commands find each other.
 //!
-//! For each device it holds `NAME.ctl` (the control socket), `NAME.log` (what the server said;
-//! it outlives the device), `NAME.table` (what it serves) and `NAME.lock`. Shared memory of open
-//! key sets lies there too, named by the cache device, so that whichever server opens that cache
-//! next takes it up.
+//! For each device it holds `NAME.ctl` (the control socket), `NAME.log` (the server's log; it
+//! outlives the device), `NAME.table` (the active table) and `NAME.lock`. Shared memory of open key
+//! sets and lists lies there too, named by the attach in the cache's label, so that the server that
+//! opens the cache next takes it up.
 //!
 //! Invariants:
-//! 1. The directory belongs to us and nobody else may enter: its sockets command servers. One that
-//!    is not so is refused, and never changed (`directory.rs`).
+//! 1. The directory belongs to this user and no other user may enter: its sockets command servers.
+//!    Any other directory is refused, and never changed (`directory.rs`).
 //! 2. A server holds a lock (flock) on `NAME.lock` from before it opens any device until it has
-//!    closed them all. The kernel releases it with the process, so what a killed server left is
-//!    told from a living server's without guessing at process ids.
-//! 3. Files of a name are created, replaced and removed only by who holds that name's lock.
+//!    closed them all. The kernel releases it with the process, so the files of a killed server and
+//!    of a living one are told apart without guessing at process ids.
+//! 3. Files of a name are created, replaced and removed only by the holder of that name's lock.
 
 use std::fmt;
 use std::fs::{self, File, OpenOptions};
@@ -32,7 +32,7 @@ const NAME_BYTES_MAX: usize = 80;
 /// The longest path that a Unix socket's address holds, without the final NUL.
 const SOCKET_PATH_BYTES_MAX: usize = 107;
 
-/// Logs of devices that are gone: the newest are kept, so many.
+/// Logs of devices that are gone: the newest ones, up to this many, are kept.
 pub const GONE_LOGS_MAX: usize = 32;
 
 /// A device's name: what device-mapper's tools take without mangling.
@@ -95,7 +95,7 @@ impl RuntimeDir {
         Ok(RuntimeDir { path, handle })
     }
 
-    /// Where the directory of this user would be; whether it is there or not.
+    /// The path of this user's directory, whether it exists or not.
     pub fn locate() -> Result<PathBuf> {
         let set = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty());
         let path = if let Some(own) = set("UDM_RUNTIME_DIR") {
@@ -128,12 +128,12 @@ impl RuntimeDir {
         self.path.join(format!("{name}.log"))
     }
 
-    /// Where the table of `name` is written down that is active.
+    /// The file with the active table of `name`.
     pub fn table(&self, name: &DeviceName) -> PathBuf {
         self.path.join(format!("{name}.table"))
     }
 
-    /// Where it is written before it takes that name.
+    /// The file in which it is written before it gets that name.
     pub fn new_table(&self, name: &DeviceName) -> PathBuf {
         self.path.join(format!("{name}.table.new"))
     }
@@ -222,7 +222,7 @@ impl RuntimeDir {
             let ours = file.metadata().with_context(place)?;
             match fs::metadata(&path) {
                 Ok(there) if there.ino() == ours.ino() && there.dev() == ours.dev() => {
-                    // Only for messages: who holds it is what the lock says.
+                    // For messages only: the lock itself says who holds it.
                     let _ = file.set_len(0);
                     let _ = (&file).write_all(format!("{}\n", std::process::id()).as_bytes());
                     return Ok(Some(NameLock { name: name.clone(), is_inherited, _file: file }));
@@ -266,9 +266,9 @@ fn no_follow() -> i32 {
 /// Whether a log outlives its server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KeepLog {
-    /// It tells of a device that was served.
+    /// It is the log of a device that was served.
     Yes,
-    /// It tells of nothing but a refusal, which whoever was refused has heard.
+    /// It contains nothing but a refusal, which `create` has printed.
     No,
 }
 
@@ -286,8 +286,8 @@ impl NameLock {
         &self.name
     }
 
-    /// Whether the lock's file was there before: the last who held it died, since whoever ends
-    /// in order removes it.
+    /// Whether the lock's file was there before: then its last holder died, since a server that
+    /// ends in order removes it.
     pub fn is_inherited(&self) -> bool {
         self.is_inherited
     }

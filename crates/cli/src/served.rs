@@ -1,13 +1,13 @@
-//! What a server serves: the device, its background queue and its ways in, as one thing.
+//! What a server serves: the device, its background queue and its doors.
 //!
-//! `inspect` and `recover` have no server; of what has one, this is the only file that drives the
+//! `inspect` and `recover` have no server; of the rest, this is the only file that drives the
 //! engine's devices and the exports. `ground.rs` opens them for it.
 //!
-//! 1. Relative paths in tables mean what they meant to whoever gave them, and are made absolute:
-//!    the server's own directory is `/`.
+//! 1. Relative paths in tables are relative to the directory of the user who gave them, and are
+//!    made absolute: the server's own directory is `/`.
 //! 2. Changes (load, suspend, resume, close) happen one at a time.
-//! 3. The exports are closed before the device is brought to rest, and the background queue runs
-//!    until it is at rest, since it moves the I/O that rest waits for.
+//! 3. The exports are closed before the device is brought to rest. The background queue runs until
+//!    the device is at rest, since it moves the I/O that has to end first.
 
 use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
@@ -32,23 +32,23 @@ use crate::runtime::{NameLock, RuntimeDir};
 use crate::spec::Spec;
 use crate::work::Watch;
 
-/// How long a removal waits for requests in flight. What still is in flight then gets no answer,
-/// which crash safety covers.
+/// How long a removal waits for requests in flight. Those still in flight then get no answer, as in
+/// a crash.
 pub const REST_MAX: Duration = Duration::from_secs(30);
 
-/// Time between two looks whether the device has come to rest.
+/// Time between two checks whether the device has come to rest.
 const LOOK_EVERY: Duration = Duration::from_millis(1);
 
-/// A way in for clients, at a moment.
+/// The state of a door at one moment.
 #[derive(Clone, Debug)]
 pub struct OpenDoor {
-    /// Where it is, as `udm unexport` takes it.
+    /// Its address, as `udm unexport` takes it.
     pub uri: String,
     /// The same as clients write it.
     pub client_uri: String,
     /// How many clients use it.
     pub clients: u64,
-    /// What else it tells.
+    /// Its other facts.
     pub facts: Vec<Fact>,
 }
 
@@ -63,7 +63,7 @@ impl OpenDoor {
         }
     }
 
-    /// As the control protocol has it.
+    /// In the form of the control protocol.
     pub fn json(&self) -> Value {
         json!({
             "uri": self.uri,
@@ -94,19 +94,19 @@ pub struct Left {
     pub dirty_bytes: u64,
     /// The cache device, as the table names it.
     pub cache: Option<String>,
-    /// Whether that was deleted, so that what it holds is lost.
+    /// Whether the cache device was deleted, so that its content is lost.
     pub is_lost: bool,
-    /// What had become of the devices.
+    /// What had happened to the devices.
     pub troubles: Vec<String>,
 }
 
-/// The device with everything around it.
+/// The device with all its parts.
 #[derive(Debug)]
 pub struct Served {
     device: Arc<Device>,
     background: Mutex<Option<Queue>>,
     doors: Mutex<Vec<Box<dyn Door>>>,
-    /// Ways in that were closed for an end that may still be taken back.
+    /// Doors that were closed for an end that may still be cancelled.
     closed_doors: Mutex<Vec<String>>,
     change: Mutex<()>,
     drainers: Mutex<usize>,
@@ -162,9 +162,9 @@ impl Served {
         if inactive { self.device.inactive_table() } else { self.device.table() }
     }
 
-    /// Gives a message to the target at `sector`, and waits until what it asks for is done, as the
-    /// kernel does. A failing slow device ends the wait, not the work; so does a sender who is
-    /// gone, since targets take no message back.
+    /// Gives a message to the target at `sector`, and waits until it is carried out, as the kernel
+    /// does. A failing slow device ends the wait, not the work; so does a caller that is gone,
+    /// since targets cannot cancel a message.
     pub fn message(&self, sector: u64, words: &[String], watch: &Watch) -> Result<String> {
         let text = self.device.message(sector, words)?;
         while self.device.is_carrying_out(sector) {
@@ -179,8 +179,8 @@ impl Served {
         Ok(text)
     }
 
-    /// Lets requests wait, and waits for those in flight. Taken back when it does not come to an
-    /// end, and when nobody waits for that.
+    /// Parks new requests, and waits for those in flight. Cancelled if they do not end in time, or
+    /// if the caller is gone.
     pub fn suspend(&self, watch: &Watch) -> Result<()> {
         let _change = self.change(watch)?;
         self.wait_for_suspend(watch)
@@ -206,7 +206,7 @@ impl Served {
         rested
     }
 
-    /// The right to change the device's state; others have it for a bounded time.
+    /// The right to change the device's state; others hold it for a bounded time.
     fn change(&self, watch: &Watch) -> Result<MutexGuard<'_, ()>> {
         let deadline = Instant::now() + REST_MAX;
         loop {
@@ -233,12 +233,12 @@ impl Served {
         flush(&self.device)
     }
 
-    /// How a table is loaded beside the active one.
+    /// Options for loading a further table.
     pub fn how(&self) -> LoadHow {
         LoadHow { claims: Arc::clone(&self.claims), ..LoadHow::default() }
     }
 
-    /// Loads a table into the inactive slot. When nobody waits for that any more, it is dropped
+    /// Loads a table into the inactive slot. If the caller is gone by then, the table is dropped
     /// again.
     pub fn load(&self, text: &str, directory: &Path, how: &LoadHow, watch: &Watch) -> Result<()> {
         let _change = self.change(watch)?;
@@ -249,7 +249,7 @@ impl Served {
         })
     }
 
-    /// Opens a way in; tells where.
+    /// Opens a door, and returns its address.
     pub fn add_export(&self, uri: &str) -> Result<OpenDoor> {
         let uri: Uri = uri.parse()?;
         let mut doors = lock(&self.doors);
@@ -265,7 +265,7 @@ impl Served {
         Ok(open)
     }
 
-    /// Closes a way in.
+    /// Closes a door.
     pub fn remove_export(&self, uri: &str, force: bool) -> Result<()> {
         let uri: Uri = uri.parse()?;
         let mut doors = lock(&self.doors);
@@ -284,12 +284,12 @@ impl Served {
         Ok(())
     }
 
-    /// The ways in.
+    /// The doors.
     pub fn exports(&self) -> Vec<OpenDoor> {
         lock(&self.doors).iter().map(|door| OpenDoor::of(&**door)).collect()
     }
 
-    /// The same as the control protocol has it.
+    /// The doors in the form of the control protocol.
     pub fn exports_json(&self) -> Vec<Value> {
         self.exports().iter().map(OpenDoor::json).collect()
     }
@@ -299,12 +299,12 @@ impl Served {
         lock(&self.doors).iter().map(|door| door.clients()).sum()
     }
 
-    /// Requests that are not answered for long, oldest first, and how many there ever were.
+    /// Late requests, oldest first, and how many there were since the start.
     pub fn late_requests(&self) -> (Vec<LateRequest>, u64) {
         self.device.late_requests()
     }
 
-    /// How the table's lines are.
+    /// The health of the table's lines.
     pub fn health(&self) -> Vec<(u64, &'static str, Health)> {
         self.device.health()
     }
@@ -340,7 +340,7 @@ impl Served {
         Ok(())
     }
 
-    /// Gives the device the name that it has outside.
+    /// Gives the device its new name.
     pub fn rename(&self, to: &str) -> Result<()> {
         Ok(self.device.rename(to)?)
     }
@@ -360,7 +360,7 @@ impl Served {
         self.device.size_bytes()
     }
 
-    /// What the user should know of at once: one sentence each.
+    /// Notes for the user about the new device: one sentence each.
     pub fn notes(&self) -> Vec<String> {
         let note = "the cache lies in memory that a power cut empties, and dirty data with it";
         let volatile = self.has_flag("medium_is_volatile").then(|| note.to_owned());
@@ -378,7 +378,7 @@ impl Served {
         self.has_flag("origin_is_deleted")
     }
 
-    /// What has become of the devices below beside failing I/O: one sentence each.
+    /// What happened to the devices below besides failing I/O: one sentence each.
     pub fn troubles(&self) -> Vec<String> {
         let facts = self.device.facts();
         let facts = || facts.iter().flat_map(|line| &line.facts);
@@ -394,7 +394,7 @@ impl Served {
         told.collect()
     }
 
-    /// Why dirty data will never get to where its origin is looked for, if so.
+    /// Why dirty data cannot get to where its origin is looked for, if so.
     pub fn why_not_drained(&self) -> Option<String> {
         let facts = self.device.facts();
         let text = |name: &str| {
@@ -424,7 +424,7 @@ impl Served {
         all.any(|fact| fact.name == name && fact.value == FactValue::Flag(true))
     }
 
-    /// The active table's lines with all that their targets tell.
+    /// The active table's lines with all facts of their targets.
     pub fn lines(&self) -> Vec<Value> {
         let (status, table) = (self.device.status(), self.device.table());
         let text = |lines: &[String], at: usize| lines.get(at).cloned().unwrap_or_default();
@@ -442,7 +442,7 @@ impl Served {
         facts.iter().enumerate().map(line).collect()
     }
 
-    /// Sends clients away and brings the device to rest, as an end needs it. After an error the
+    /// Disconnects clients and brings the device to rest, before its end. After an error the
     /// service can only end, or [go on](Served::go_on).
     pub fn rest(&self, watch: &Watch) -> Result<()> {
         let doors = std::mem::take(&mut *lock(&self.doors));
@@ -454,7 +454,7 @@ impl Served {
         come_to_rest(&self.device, watch)
     }
 
-    /// Takes a rest back: the device serves, and its ways in are open. Tells what cannot be opened.
+    /// Cancels a rest: the device serves, and its doors are open. Returns what cannot be opened.
     pub fn go_on(&self, stay_suspended: bool) -> Result<()> {
         if !stay_suspended {
             self.device.cancel_suspend()?;
@@ -470,21 +470,21 @@ impl Served {
         Ok(())
     }
 
-    /// Ends the service of a device at rest: no device is open behind this. Dirty data stays. One
-    /// that does not rest is left to the end of the process.
+    /// Ends the service of a device at rest: no device is open after this. Dirty data stays. A
+    /// device that does not rest is left to the end of the process.
     pub fn end(&self) -> Left {
         let cache = lock(&self.cache).clone();
         let is_lost = self.would_lose_data();
         let troubles = self.troubles();
         let left = Left { dirty_bytes: self.device.dirty().bytes, cache, is_lost, troubles };
-        // What can be refused here is a device that is not at rest.
+        // This is refused only if the device is not at rest.
         let _ = self.device.remove();
         drop(lock(&self.background).take());
         left
     }
 
-    /// Nobody was told of the device: it goes again, and leaves nothing, neither on its media nor
-    /// in memory.
+    /// The device was not announced to anybody: removes it, and leaves nothing on its media or in
+    /// memory.
     pub fn undo(&self) {
         if self.rest(&Watch::default()).is_ok() {
             self.end();
@@ -496,7 +496,7 @@ impl Served {
         std::env::set_current_dir(directory)
             .with_context(|| format!("directory {}", directory.display()))?;
         let loaded = load_table(&self.device, text, directory, &self.runtime, how);
-        // Whatever comes of it, this process must not keep a file system from being unmounted.
+        // Even after an error this process must not keep a file system from being unmounted.
         std::env::set_current_dir("/")?;
         let loaded = loaded?;
         *lock(&self.cache) = loaded.cache;
@@ -505,7 +505,7 @@ impl Served {
     }
 }
 
-/// What the attach found: damage that could be lived with, or a loss.
+/// What the attach found: damage that was tolerated, or a loss.
 pub fn attach_notes(device: &Device) -> Vec<String> {
     let facts = device.facts().into_iter().flat_map(|line| line.facts);
     let notes = facts.filter(|fact| fact.name == "attach_note");

@@ -1,6 +1,6 @@
-//! The server of one device as its threads share it: the device with its ways in, and the names
-//! under which others find it. How its process begins and ends is in `daemon.rs`, what commands ask
-//! of it in `methods.rs`.
+//! The state of a device's server that its threads share: the device with its doors, and the names
+//! under which others find it. `daemon.rs` begins and ends its process, `methods.rs` answers
+//! commands.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -18,7 +18,7 @@ use crate::runtime::{DeviceName, KeepLog, NameLock, RuntimeDir};
 use crate::served::Served;
 use crate::spec::Spec;
 
-/// Control connections at one time; commands are short, so more is somebody's mistake.
+/// Control connections at one time; commands are short, so more is a mistake.
 pub const CONNECTIONS_MAX: usize = 64;
 
 /// How long a control connection may be silent.
@@ -50,20 +50,20 @@ pub struct Server {
     pub started: u64,
     /// Tells the main thread to end.
     pub stop: Sender<Stop>,
-    /// Set when the end has begun: whoever waits for something gives up.
+    /// Set when the end has begun: all waiting work gives up.
     pub is_stopping: AtomicBool,
     /// Control connections that are open.
     pub connections: AtomicUsize,
     lock: Mutex<NameLock>,
 }
 
-/// What the server of `name` is called among processes.
+/// The process name of the server of `name`.
 pub fn title(name: &DeviceName) -> String {
     format!("udm: {name}")
 }
 
-/// Calls this process by the device's name. The kernel keeps 15 bytes of it; what it was started
-/// with stays in its command line.
+/// Calls this process by the device's name. The kernel keeps 15 bytes of it; the command line stays
+/// as it was.
 pub fn set_title(name: &DeviceName) {
     // Where there is no /proc, it keeps the program's name.
     let _ = std::fs::write("/proc/self/comm", title(name));
@@ -101,13 +101,13 @@ impl Server {
         lock(&self.lock).name().clone()
     }
 
-    /// Where it logs, unless that is a terminal or somebody else's file.
+    /// Where it logs, unless that is a terminal or a file that udm did not open.
     pub fn log(&self) -> Option<String> {
         let path = self.runtime.log(&self.name());
         path.exists().then(|| path.display().to_string())
     }
 
-    /// What `create` tells its user.
+    /// What `create` reports to its user.
     pub fn ready(&self) -> Value {
         let name = self.name();
         let mut ready = json!({
@@ -124,11 +124,12 @@ impl Server {
         ready
     }
 
-    /// Writes down what is served, for whoever finds this server dead.
+    /// Writes down the active table, for the next server if this one dies.
     pub fn note_table(&self) {
         let path = self.runtime.table(&self.name());
         let new = self.runtime.new_table(&self.name());
-        // Without it, the next server asks nobody. A server that dies here leaves a whole one.
+        // Without this file, the next server does not compare tables. A server that dies here
+        // leaves a complete one.
         let _ = std::fs::remove_file(&new);
         let is_written = std::fs::write(&new, self.served.given_table());
         let _ = is_written.and_then(|()| std::fs::rename(&new, &path));
@@ -167,7 +168,7 @@ impl Server {
         let place = |path: &Path| format!("rename {}", path.display());
         let (log_from, log_to) = (self.runtime.log(from), self.runtime.log(to));
         if log_from.exists() {
-            // One of a device that is gone.
+            // The log of a device that is gone.
             let _ = std::fs::rename(&log_to, log::before(&log_to));
             std::fs::rename(&log_from, &log_to).with_context(|| place(&log_from))?;
         }
@@ -176,8 +177,8 @@ impl Server {
         self.served.rename(to.as_str())
     }
 
-    /// Ends the service of a device at rest, or in `trouble`: files of the name are gone behind
-    /// this. Tells what stays in the cache.
+    /// Ends the service of a device at rest, or in `trouble`: files of the name are gone after
+    /// this. Returns what stays in the cache.
     pub fn close(&self, trouble: Option<&str>) -> Value {
         let left = self.served.end();
         let name = self.name();

@@ -21,7 +21,7 @@ pub struct Spec {
     pub force_format: bool,
     /// Where metrics are answered.
     pub metrics: Option<SocketAddr>,
-    /// How far the opening of the device has come.
+    /// Progress of opening the device.
     #[serde(skip)]
     pub progress: Arc<AttachProgress>,
 }

@@ -1,12 +1,13 @@
-//! Work of a server that may take long: whoever asked for it hears once a second that it goes on,
-//! and a plain error when nothing has moved for too long. Dead air is what commands give up on.
+//! Work of a server that may take long: once a second the caller gets a beat, an answer that says
+//! the work goes on, and an error when there was no progress for too long. Commands give up when a
+//! server is silent.
 //!
-//! 1. Beats are sent by a thread beside the one that works, so they come while that waits for a
-//!    device, a lock or a thread. They are sent only to callers that want several answers.
-//! 2. When a beat cannot be sent, the caller is gone: the work is told so by its [`Watch`], drops
-//!    what it can, and its answer goes nowhere.
-//! 3. When nothing has moved for the time allowed, the caller hears that, and is given up too: the
-//!    thread that works may hang in the kernel, and nobody can take it out of there.
+//! 1. Beats are sent by another thread than the one that works, so they are sent while that waits
+//!    for a device, a lock or a thread. They are sent only to callers that want several answers.
+//! 2. When a beat cannot be sent, the caller is gone: the work sees that in its [`Watch`], drops
+//!    what it can, and its answer is not sent.
+//! 3. When there was no progress for the time allowed, the caller gets an error, and the work is
+//!    given up too: its thread may hang in the kernel, and cannot be interrupted there.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
@@ -21,25 +22,25 @@ use crate::control::Answer;
 /// Time between two beats.
 const BEAT_EVERY: Duration = Duration::from_secs(1);
 
-/// Sends an answer; fails when nobody hears it.
+/// Sends an answer; fails when the caller is gone.
 pub type Say<'a> = dyn FnMut(Answer) -> Result<()> + Send + 'a;
 
-/// Whether anybody still wants what is being done.
+/// Whether the work was given up.
 #[derive(Debug, Default)]
 pub struct Watch {
     is_given_up: AtomicBool,
 }
 
 impl Watch {
-    /// An error once nobody waits any more.
+    /// An error once the work is given up.
     pub fn check(&self) -> Result<()> {
         if self.is_given_up() {
-            bail!("whoever asked for it is gone");
+            bail!("the caller is gone");
         }
         Ok(())
     }
 
-    /// Whether nobody waits any more.
+    /// Whether the work is given up: the caller is gone, or was told that nothing moves.
     pub fn is_given_up(&self) -> bool {
         self.is_given_up.load(Ordering::SeqCst)
     }
@@ -49,16 +50,16 @@ impl Watch {
 pub struct Work<'a> {
     /// The method, for messages.
     pub what: &'a str,
-    /// How long nothing may move.
+    /// The longest time without progress.
     pub silence_max: Duration,
-    /// Something that changes when the work moves on.
+    /// Changes when the work makes progress.
     pub moved: &'a (dyn Fn() -> u64 + Sync),
     /// Whether the caller wants beats.
     pub more: bool,
 }
 
-/// Does `work`, and has beats sent meanwhile. The error of the outer result says why the caller
-/// cannot be answered any more.
+/// Does `work`, and sends beats meanwhile. The error of the outer result says why the caller cannot
+/// be answered any more.
 pub fn watched<T>(
     work: &Work<'_>,
     say: &mut Say<'_>,
@@ -78,7 +79,7 @@ pub fn watched<T>(
     })
 }
 
-/// Says again and again that the work goes on, until it is done.
+/// Sends beats until the work is done.
 fn beat(work: &Work<'_>, watch: &Watch, say: &mut Say<'_>, is_done: &Receiver<()>) -> Result<()> {
     let (mut seen, mut since) = ((work.moved)(), Instant::now());
     while is_done.recv_timeout(BEAT_EVERY) == Err(RecvTimeoutError::Timeout) {
@@ -117,7 +118,7 @@ mod tests {
         Work { what: "load", silence_max, moved: &|| 0, more }
     }
 
-    /// Waits until nobody wants it any more.
+    /// Waits until the work is given up.
     fn endless(watch: &Watch) {
         while !watch.is_given_up() {
             thread::sleep(Duration::from_millis(1));

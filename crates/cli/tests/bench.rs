@@ -109,7 +109,7 @@ fn claim_of(study: &Value, what: &str) -> f64 {
     found.unwrap_or_else(|| panic!("{what}: {claims:?}"))["median"].as_f64().unwrap()
 }
 
-/// The steady state is told over time, with every burst of every repeat.
+/// The steady state is shown over time, with every burst of every repeat.
 fn check_steady(pages: &[Value]) {
     let study = study(pages, "steady");
     let table = &study["tables"][0];
@@ -143,7 +143,7 @@ fn check_steady(pages: &[Value]) {
     }
 }
 
-/// Processor time is told, of a client and in all.
+/// Processor time is reported, of a client and in all.
 fn check_costs(pages: &[Value]) {
     let write = study(pages, "write");
     for name in ["rewrite", "FUA rewrite"] {

@@ -1,5 +1,5 @@
 //! Hostile and unlucky clients of a real server: what they announce takes no memory, they make room
-//! for others, a request without memory fails alone, and one that is not answered is told.
+//! for others, a request without memory fails alone, and one that is not answered is reported.
 
 #![allow(clippy::unwrap_used)]
 

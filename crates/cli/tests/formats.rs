@@ -66,7 +66,7 @@ fn what_holds_something_is_not_formatted_and_what_it_is_is_said() {
         let udm = &bench.udm;
         for (what, at, bytes) in cases {
             let (at, is_pcache) = (if at == 100_000 { 33 * MIB } else { at }, target == "pcache");
-            // Behind its first 64 KiB, each target writes somewhere else.
+            // After its first 64 KiB, each target writes somewhere else.
             let at = match at == 33 * MIB {
                 true if is_pcache => 2 * 16 * MIB + 20_480 + 100,
                 true => 100_000,

@@ -171,7 +171,7 @@ fn an_origin_that_does_not_answer_keeps_no_command_and_loses_no_device() {
     system.freeze("-f");
     let pid = udm.pid("vol");
 
-    // Whoever suspends and goes away leaves no suspended device.
+    // A command that suspends and goes away leaves no suspended device.
     let mut drain = udm.spawn(&["drain", "vol"]);
     wait_until("a write hangs", || is_hanging(pid));
     let mut suspend = udm.spawn(&["suspend", "vol"]);

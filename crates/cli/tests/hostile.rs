@@ -1,4 +1,4 @@
-//! Whoever reaches a control socket may call anything with anything: every call is answered, what
+//! A client of a control socket may call anything with anything: every call is answered, what
 //! is wrong is said in one line, and the server goes on.
 //!
 //! Calls are made of right and wrong parts from a seed; `UDM_HOSTILE_SEED` and

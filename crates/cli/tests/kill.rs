@@ -1,6 +1,6 @@
 //! kill -9 of the server under load: what was acknowledged is there when it is back.
 //!
-//! In each round three clients of our own and fio write at once, the server dies at some moment,
+//! In each round three clients of our own and fio write, the server dies at some moment,
 //! and `udm create` takes the same media up again. Our clients know of each sector what was
 //! acknowledged last and what was asked for and not answered: one of the two must be read, whole.
 //! fio's part of the device is full of its verification headers from the start, so that each of
@@ -27,7 +27,7 @@ const MIB: u64 = 1 << 20;
 const SECTOR: usize = 512;
 const DEVICE_BYTES: u64 = 64 * MIB;
 
-/// Our clients write before this, fio behind it.
+/// Our clients write before this, fio after it.
 const FIO_OFFSET: u64 = 48 * MIB;
 const FIO_BYTES: u64 = DEVICE_BYTES - FIO_OFFSET;
 

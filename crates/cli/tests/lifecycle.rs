@@ -111,7 +111,7 @@ fn a_name_is_taken_once() {
     assert!(line.contains("v: it exists already"), "{line}");
     assert_eq!(udm.ok(&["status", "v"]).trim_end(), "0 8 zero", "the first is untouched");
 
-    // Many at once: one wins, all others hear why not.
+    // Many at the same time: one wins, all others hear why not.
     let racers: Vec<_> =
         (0..6).map(|_| udm.spawn(&["create", "race", "--table", "0 8 zero"])).collect();
     let outcomes: Vec<_> =

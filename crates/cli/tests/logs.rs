@@ -60,7 +60,7 @@ fn a_log_is_opened_anew_outlives_its_device_and_is_bounded() {
     assert!(names.contains(&"old9.log".into()) && names.contains(&"w.log".into()), "{names:?}");
 }
 
-/// A small file system, which is full when it is told to be.
+/// A small file system that can be filled.
 struct Small(std::path::PathBuf);
 
 impl Drop for Small {

@@ -1,6 +1,6 @@
 //! A cache device that goes away under a running server: cut short, or deleted.
 //!
-//! Whoever cuts a mapped file short makes the CPU fault in the middle of a request. The request
+//! Cutting a mapped file short makes the CPU fault in the middle of a request. The request
 //! then fails; the process, its control socket and what does not need the lost pages go on; and
 //! no read ever shows what the origin had before.
 

@@ -1,4 +1,4 @@
-//! What clients are told of zeroes: where there are some without reading, and that writing them
+//! What clients can learn of zeroes: where there are some without reading, and that writing them
 //! is fast where it is.
 
 #![allow(clippy::unwrap_used)]
@@ -63,7 +63,7 @@ fn a_cache_tells_what_was_discarded_and_zeroed() {
     let folder = if memory.is_dir() { memory.to_owned() } else { std::env::temp_dir() };
     let cache = tempfile::NamedTempFile::new_in(folder).unwrap();
     cache.as_file().set_len(512 * MIB).unwrap();
-    // Without holes of its own: those are told, too.
+    // Without holes of its own: those are reported, too.
     let origin = udm.path("origin.img");
     std::fs::write(&origin, pattern(32, 64 * MIB as usize)).unwrap();
     let table = format!("0 131072 pcache {} {}", text(cache.path()), text(&origin));

@@ -1,9 +1,9 @@
-//! Whether the background of a target will look at what changed.
+//! Whether the background of a target will notice a change.
 //!
-//! While there is work, the background ticks by itself and need not be woken. With nothing to do
-//! it takes two looks to fall asleep: at the first one it disarms the alarm, at the second one it
-//! sees everything that was done before the alarm was armed again. So a write pays for a wake-up
-//! only if the background may be asleep.
+//! While there is work, the background ticks by itself and need not be woken. With nothing to do it
+//! falls asleep in two looks: the first one disarms the alarm, the second one sees everything that
+//! was done before the alarm was armed again. So a write pays for a wake-up only if the background
+//! may be asleep.
 
 use crate::mutants::{self, Mutant};
 use crate::sync::Arc;

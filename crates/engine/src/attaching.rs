@@ -1,5 +1,4 @@
-//! How far the opening of a cache has come, for whoever waits for it: one thread opens, another
-//! looks.
+//! Progress of opening a cache: one thread opens, another one shows how far it is.
 
 use crate::sync::OnceLock;
 use crate::sync::atomic::{AtomicU64, Ordering};
@@ -24,19 +23,19 @@ pub struct AttachStep {
 }
 
 impl AttachProgress {
-    /// `total` of `what` are to be read, from the first one on; 0: nobody knows how many.
+    /// `total` of `what` are to be read, from the first one on; 0: the number is unknown.
     pub fn begin(&self, what: &'static str, total: u64) {
         let _ = self.what.set(what);
         self.done.store(0, Ordering::Relaxed);
         self.total.store(total, Ordering::Relaxed);
     }
 
-    /// So many were read so far.
+    /// This many have been read so far.
     pub fn has_come_to(&self, done: u64) {
         self.done.store(done, Ordering::Relaxed);
     }
 
-    /// How far it is; `None`: nothing is read yet.
+    /// The progress; `None`: nothing is read yet.
     pub fn look(&self) -> Option<AttachStep> {
         let total = self.total.load(Ordering::Relaxed);
         let done = self.done.load(Ordering::Relaxed);

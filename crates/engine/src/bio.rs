@@ -1,4 +1,4 @@
-//! A bio: one request to a mapped device, with its buffer, on its way through the house.
+//! A bio: one request to a mapped device, with its buffer.
 
 use crate::buffer::Buffer;
 use crate::error::Status;
@@ -12,7 +12,7 @@ pub enum Op {
     Write,
     /// Make every write that completed before durable.
     Flush,
-    /// The range is no longer needed. On a mapped device of ours it reads as zeroes afterwards.
+    /// The range is no longer needed. On a mapped device of udm it reads as zeroes afterwards.
     Discard,
     /// The range reads as zeroes afterwards.
     WriteZeroes,
@@ -35,7 +35,7 @@ pub struct Bio {
     pub buffer: Buffer,
     /// The submitter's own mark; comes back untouched.
     pub token: u64,
-    /// Bytes already served: an engine that parks a bio halfway goes on from here.
+    /// Bytes already served: an engine that parks a bio halfway continues from here.
     pub progress: u64,
     /// How it ended; meaningful once the bio is done.
     pub status: Result<(), Status>,
@@ -68,7 +68,7 @@ impl Bio {
         Bio { op, fua, is_metadata, offset, len, buffer, token, progress: 0, status: Ok(()) }
     }
 
-    /// The first byte behind the range.
+    /// The first byte after the range.
     pub fn end(&self) -> u64 {
         self.offset + self.len
     }

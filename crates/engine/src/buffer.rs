@@ -1,4 +1,4 @@
-//! Page-aligned memory for data on its way, with exactly one owner at any time.
+//! Page-aligned memory for data in transit, with exactly one owner at any time.
 //!
 //! The alignment (4096) satisfies O_DIRECT everywhere, so a client's payload can go to a disk
 //! without another copy. While the kernel works on a buffer, the ring's in-flight table owns it.
@@ -126,9 +126,9 @@ impl Default for BufferPool {
     }
 }
 
-/// At most this many bytes wait in a pool.
+/// A pool keeps at most this many bytes.
 pub const POOL_BYTES_MAX: usize = 64 << 20;
-/// And in that of a client's thread, of which there may be many.
+/// The pool of a client's thread keeps fewer, as there may be many of those.
 pub const CLIENT_POOL_BYTES_MAX: usize = 16 << 20;
 
 impl BufferPool {
@@ -170,8 +170,8 @@ impl BufferPool {
         Some(buffer)
     }
 
-    /// Gives a buffer back for reuse. When too much waits already, a buffer of the size that waits
-    /// most is let go: what was usual may not be usual any more.
+    /// Gives a buffer back for reuse. When the pool is full, a buffer of the size that takes most
+    /// of it is freed: sizes that were usual may not be usual any more.
     pub fn put(&mut self, buffer: Buffer) {
         if buffer.capacity == 0 || !buffer.capacity.is_power_of_two() {
             return;

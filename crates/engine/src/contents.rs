@@ -35,7 +35,7 @@ pub enum Value {
     Group(Vec<(&'static str, Value)>),
 }
 
-/// What a table line must say of a cache so that it is attached as it is.
+/// The words of a table line that attach a cache as it is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Shape {
     /// The shortest line, in sectors.
@@ -44,8 +44,8 @@ pub struct Shape {
     pub words: Vec<String>,
 }
 
-/// Whether memory has, or may have, writes that the medium has not: its server did not end in
-/// order, and the machine has not been started again since.
+/// Whether memory has, or may have, writes that the medium has not: the server did not detach, and
+/// the machine was not restarted since.
 pub(crate) fn has_more(served: Option<&Served>) -> bool {
     served.is_some_and(|served| served.is_of_this_boot)
 }

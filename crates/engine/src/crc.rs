@@ -1,4 +1,4 @@
-//! CRC-32C in the kernel's convention. Nobody else in the house computes a checksum.
+//! CRC-32C in the kernel's convention. No other module computes a checksum.
 //!
 //! The kernel's `crc32c(seed, data)` starts its register at `seed` and inverts neither at the
 //! start nor at the end; dm-pcache seeds with 0x3B15A.

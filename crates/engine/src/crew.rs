@@ -1,13 +1,13 @@
-//! Threads that share work while a cache is opened. Engines know no threads: they are told how many
-//! may help.
+//! Threads that share work while a cache is opened. Engines do not start threads: they only know
+//! how many may help.
 
 /// How many threads can be at work at the same time.
 pub fn processors() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
 
-/// Does `work` on each of `items`, all at the same time, the first one on this thread. What came of
-/// each, in their order.
+/// A parallel for: does `work` on each of `items` at the same time, the first one on this thread.
+/// Returns the results in the order of the items.
 pub fn each<T: Send, R: Send>(items: &mut [T], work: impl Fn(&mut T) -> R + Sync) -> Vec<R> {
     let work = &work;
     let Some((first, others)) = items.split_first_mut() else { return Vec::new() };

@@ -1,22 +1,22 @@
 //! The cycle of write-back: a batch is written to the slow device, the device is flushed, and only
-//! then does the batch count as written back. What fails is written again after a pause, each time
-//! after a longer one.
+//! then does the batch count as written back. After a failure the batch is written again; the
+//! pauses before each attempt grow.
 //!
-//! What goes into a batch, and what its end changes, each engine knows for itself.
+//! Each engine decides what goes into a batch, and what its end changes.
 
 use crate::error::Status;
 use crate::retry::Retry;
 use crate::units::Nanos;
 
-/// Where the cycle is.
+/// The state of the cycle.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Phase {
-    /// Nothing is under way.
+    /// No batch is in flight.
     #[default]
     Idle,
     /// Writes of a batch are in flight.
     Writing,
-    /// So is the flush behind them.
+    /// The flush after them is in flight.
     Flushing,
     /// A batch failed; [`Cycle::plan_retry`] says how long to pause.
     Failed,
@@ -24,12 +24,12 @@ pub(crate) enum Phase {
     Pausing(Nanos),
 }
 
-/// The state of write-back, as far as it is the same for all engines.
+/// The state of write-back that is the same for all engines.
 #[derive(Debug, Default)]
 pub(crate) struct Cycle {
     phase: Phase,
     retry: Retry,
-    /// The present batch, or the last one, has failed with this.
+    /// Why the present batch, or the last one, failed.
     failure: Option<Status>,
 }
 
@@ -47,7 +47,7 @@ impl Cycle {
         }
     }
 
-    /// What has become of attempts on the slow device.
+    /// Attempts on the slow device and their failures.
     pub(crate) fn retry(&self) -> Retry {
         self.retry
     }
@@ -57,7 +57,7 @@ impl Cycle {
         self.failure
     }
 
-    /// Whether a batch may begin now. A pause that is over has ended then.
+    /// Whether a batch may begin now. Ends a pause that is over.
     pub(crate) fn is_free(&mut self, now: Nanos) -> bool {
         let is_paused = self.deadline().is_some_and(|until| now < until);
         let is_free = self.is_idle() && !is_paused;
@@ -67,7 +67,7 @@ impl Cycle {
         is_free
     }
 
-    /// A new batch is gathered.
+    /// Begins a new batch.
     pub(crate) fn gather(&mut self) {
         self.failure = None;
     }
@@ -87,7 +87,7 @@ impl Cycle {
         self.phase = Phase::Idle;
     }
 
-    /// A write of the batch failed. The others are waited for.
+    /// A write of the batch failed. The cycle still waits for the others.
     pub(crate) fn note_failure(&mut self, status: Status) {
         self.failure = Some(status);
     }

@@ -3,7 +3,7 @@
 
 use std::fmt;
 
-/// What became of a request. One byte, without context: it travels on the hot path.
+/// The result of a request. One byte, without context: it travels on the hot path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 pub enum Status {
     /// The device under the request failed.
@@ -90,12 +90,12 @@ pub struct Place {
     pub line: u32,
     /// The first character that is wrong.
     pub column: u32,
-    /// How many characters are.
+    /// The number of wrong characters.
     pub width: u32,
 }
 
-/// An error of set-up, media, tables or messages: one line that says what, where, why, and what
-/// to do where that is known.
+/// An error of set-up, media, tables or messages: one line that says what, where, why, and the
+/// remedy where there is one.
 #[derive(Debug)]
 pub struct Error {
     kind: Kind,
@@ -125,7 +125,7 @@ impl Error {
         self
     }
 
-    /// Says which characters of the text it is about are wrong.
+    /// Says which characters of the text are wrong.
     pub fn with_place(mut self, place: Place) -> Error {
         self.place = Some(place);
         self
@@ -146,7 +146,7 @@ impl Error {
         Error::new(kind, format!("{operation} {path}: {source}"))
     }
 
-    /// Which characters of a text are wrong, if it is about a text.
+    /// Which characters of a text are wrong, if the error is about a text.
     pub fn place(&self) -> Option<Place> {
         self.place
     }

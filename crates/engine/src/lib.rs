@@ -55,7 +55,7 @@
 //! * [`device`]: a mapped device, with its active and inactive table, suspend and resume;
 //! * [`local`]: a caller in this process, blocking or not; [`bio`], [`buffer`], [`units`]: what it
 //!   asks with;
-//! * [`queue`]: threads that serve a device, with a role to be written by who opens a door;
+//! * [`queue`]: threads that serve a device; a program that adds a door writes the role;
 //! * [`target`], [`disk`], [`pmem`]: the contracts of engines, slow devices and cache devices.
 //!
 //! The other modules are public for this project's tests and commands, and are not shown here; they

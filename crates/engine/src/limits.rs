@@ -1,4 +1,4 @@
-//! Stated maxima: what may grow has one, and `udm info NAME --limits` prints them all.
+//! Stated maxima: everything that can grow has one, and `udm info NAME --limits` prints them all.
 
 /// A maximum, with its name (unit last) and what it bounds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

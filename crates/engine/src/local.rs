@@ -1,9 +1,8 @@
-//! The in-process caller: a device as something to read and write, on the calling thread.
+//! The in-process caller: reads and writes of a device on the calling thread.
 //!
-//! A [`Local`] owns a driver and a ring, keeps both going and, if asked to, does the device's
-//! background work. One `Local` is used by one thread; each thread that wants to do I/O makes its
-//! own. A request that a target answers from memory takes no system call and, once warm, no
-//! allocation.
+//! A [`Local`] owns a driver and a ring, runs both and, if asked to, does the device's background
+//! work. One `Local` is used by one thread; each thread that wants to do I/O makes its own. A
+//! request that a target answers from memory takes no system call and, once warm, no allocation.
 
 use std::time::Duration;
 
@@ -27,8 +26,8 @@ pub trait Clock: Send {
     /// Now.
     fn now(&mut self) -> Nanos;
 
-    /// Nothing can happen before `until`. A simulated clock goes there and says true; a real one
-    /// says false, and the caller waits.
+    /// Nothing can happen before `until`. A simulated clock advances to it and returns true; a real
+    /// one returns false, and the caller waits.
     fn skip_to(&mut self, until: Nanos) -> bool;
 }
 
@@ -46,7 +45,7 @@ impl Clock for SystemClock {
     }
 }
 
-/// A clock that stands still unless it is told otherwise. Clones show the same time.
+/// A clock that advances only when told to. Clones show the same time.
 #[derive(Clone, Debug, Default)]
 pub struct ManualClock(Arc<AtomicU64>);
 
@@ -85,8 +84,7 @@ struct Background {
 }
 
 impl Local {
-    /// A caller with an io_uring for files and block devices. To be made on the thread that uses
-    /// it.
+    /// A caller with an io_uring for files and block devices. Make it on the thread that uses it.
     pub fn new(device: &Arc<Device>) -> Result<Local> {
         Local::with_ring(device, Ring::new(64)?)
     }
@@ -183,7 +181,7 @@ impl Local {
         self.carry_out(Bio::flush(BLOCKING)).status
     }
 
-    /// Gives up a range.
+    /// Discards a range.
     pub fn discard(&mut self, offset: u64, len: u64) -> std::result::Result<(), Status> {
         self.bare(Op::Discard, offset, len, false)
     }
@@ -222,7 +220,7 @@ impl Local {
         self.start(bio);
     }
 
-    /// Does what can be done without waiting; then a finished bio, if there is one.
+    /// Does what can be done without waiting; returns a finished bio, if there is one.
     pub fn poll(&mut self) -> Option<Bio> {
         if self.driver.port().done.is_empty() {
             self.turn();
@@ -230,8 +228,8 @@ impl Local {
         self.driver.pop_done()
     }
 
-    /// Waits for a finished bio; `None` if none is in flight. Waits for ever if all are parked
-    /// and nobody makes room.
+    /// Waits for a finished bio; `None` if none is in flight. Waits for ever if all are parked and
+    /// nothing makes room.
     pub fn wait(&mut self) -> Option<Bio> {
         while self.in_flight() > 0 {
             if let Some(bio) = self.poll() {
@@ -243,7 +241,7 @@ impl Local {
     }
 
     /// Does everything that can be done without waiting: starts I/O, takes completions, retries
-    /// parked bios, ticks. Whether anything moved.
+    /// parked bios, ticks. Returns whether anything changed.
     pub fn turn(&mut self) -> bool {
         let mut has_moved = false;
         loop {
@@ -280,7 +278,7 @@ impl Local {
     fn carry_out(&mut self, bio: Bio) -> Bio {
         self.start(bio);
         loop {
-            // Mostly it is there already, as the newest.
+            // Usually it is there already, as the newest.
             if let Some(bio) = self.driver.take_done(BLOCKING) {
                 self.tick_if_asked();
                 return bio;
@@ -313,7 +311,7 @@ impl Local {
         true
     }
 
-    /// Waits until something can have changed.
+    /// Waits until something may have changed.
     pub(crate) fn rest(&mut self) {
         let Some(background) = &mut self.background else { return self.doze(None) };
         let Some(next) = background.next else { return self.doze(None) };
@@ -331,7 +329,7 @@ impl Local {
         background_is_due(&mut self.background);
     }
 
-    /// I/O in flight ends by itself, so a bio that waits for room is looked at again then.
+    /// I/O in flight ends by itself, so a bio that waits for room is retried then.
     fn doze(&mut self, timeout: Option<Duration>) {
         if self.ring.in_flight() > 0 {
             self.ring.submit_and_wait(timeout);
@@ -357,7 +355,7 @@ impl Drop for Local {
         if std::thread::panicking() {
             return;
         }
-        // What is with a disk must come back before its buffers can go.
+        // I/O in flight must come back before its buffers can be freed.
         while self.turn() || self.ring.in_flight() > 0 {
             self.ring.submit_and_wait(None);
         }
@@ -370,7 +368,7 @@ impl std::fmt::Debug for Local {
     }
 }
 
-/// How a caller that waits is told to look again.
+/// Wakes a caller that waits.
 #[derive(Debug, Default)]
 struct Doze {
     is_woken: Mutex<bool>,
@@ -381,7 +379,7 @@ impl Doze {
     fn doze(&self, timeout: Option<Duration>) {
         let mut is_woken = lock(&self.is_woken);
         if !*is_woken || mutants::is(Mutant::DozeForgets) {
-            // This may end early: callers look whether something has changed.
+            // This may end early: callers check whether something has changed.
             is_woken = match timeout {
                 None => self.signal.wait(is_woken).expect("wakers do not panic"),
                 Some(timeout) => {
@@ -400,7 +398,7 @@ impl Wake for Doze {
     }
 }
 
-/// How the device asks for background work.
+/// How the device requests background work.
 #[derive(Debug)]
 struct Signal {
     has_work: AtomicBool,
@@ -409,7 +407,7 @@ struct Signal {
 
 impl Wake for Signal {
     fn wake(&self) {
-        // The first call since the last tick wakes; further ones add nothing.
+        // The first call since the last tick wakes; further ones need not.
         if !self.has_work.swap(true, Ordering::SeqCst) {
             self.wake.wake();
         }

@@ -1,9 +1,9 @@
-//! What data looks like: a few words of it, mixed. Memory that outlives its server keeps this of
-//! the data that it names, so that a medium which was put back to an older copy of itself is
-//! recognised: the data is not there. It is a sample, cheap enough for every write; a copy that
-//! differs in nothing that was looked at is not found out.
+//! A sample of data: a few of its words, mixed. Memory that outlives its server keeps one for the
+//! data that it names, so that a medium which was replaced by an older copy of itself is
+//! recognised: it does not hold the data. The sample is cheap enough for every write; a copy that
+//! differs in none of the sampled words is not recognised.
 
-/// What `data` looks like; never 0.
+/// The sample of `data`; never 0.
 #[inline]
 pub fn look_of(data: &[u8]) -> u32 {
     debug_assert!(data.len() >= 8);
@@ -14,17 +14,17 @@ pub fn look_of(data: &[u8]) -> u32 {
     mix_look(look_places(data.len()).map(word))
 }
 
-/// Where whoever wants to know what `len` bytes look like reads words of eight bytes.
+/// Where the sample of `len` bytes has its words of eight bytes.
 #[inline]
 pub fn look_places(len: usize) -> [usize; 3] {
     [0, len / 2, len - 8]
 }
 
-/// What data looks like that has these words in those places.
+/// The sample of data that has these words in those places.
 #[inline]
 pub fn mix_look(words: [u64; 3]) -> u32 {
     let mixed = words[0] ^ words[1].rotate_left(21) ^ words[2].rotate_left(42);
-    // A product: what repeats itself within a word must not vanish.
+    // A product: repetition within a word must not cancel out.
     (mixed.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32) as u32 | 1
 }
 

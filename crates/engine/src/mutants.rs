@@ -28,7 +28,7 @@ mutants! {
     PositionBeforeKset,
     /// A tail's update is not fenced, so what is reused relies on nothing.
     TailUnfenced,
-    /// The zeroes behind the log are stored together with the key set, not before it.
+    /// The zeroes after the log are stored together with the key set, not before it.
     TerminatorWithKset,
     /// A key set is logged while its data is still on its way.
     KeyBeforeData,
@@ -58,7 +58,7 @@ mutants! {
     SkippedForUnlogged,
     /// A flush leaves no mark.
     FlushUnmarked,
-    /// The log that an attach found gets no mark behind it.
+    /// The log that an attach found gets no mark after it.
     AttachUnmarked,
     /// Flush marks are expected in a log that a kernel wrote.
     MarksOnKernelLog,
@@ -130,7 +130,7 @@ mutants! {
     MarkRenames,
     /// What was written back is freed before the origin's flush.
     FreedBeforeOriginFlush,
-    /// A failed flush of the origin is taken for a good one, behind write-back.
+    /// A failed flush of the origin is taken for a good one, after write-back.
     OriginFlushErrorIgnored,
     /// A failed write to the origin is taken for a good one, in write-back.
     OriginWriteErrorIgnored,
@@ -252,13 +252,13 @@ mutants! {
     GapNotRechecked,
     /// Damaged data is quarantined when collection may have dropped it already.
     QuarantineLate,
-    /// The background is told before it can see that somebody waits for room.
+    /// The background is woken before it can see that a bio waits for room.
     WantsRoomLate,
     /// Room that is signalled while parked bios are retried is taken as used.
     RoomEpochLate,
-    /// A queue goes to sleep without a look whether somebody has rung.
+    /// A queue goes to sleep without checking whether it was woken.
     BellUnheard,
-    /// Who waits forgets a wake-up that came before.
+    /// A thread that waits forgets a wake-up that came before.
     DozeForgets,
     /// Work that is signalled during a tick is taken as done.
     WorkClearedAfterTick,
@@ -290,17 +290,17 @@ mutants! {
     SlotNotRechecked,
     /// Slots that writes are filling count as lost.
     SlotsInHandForgotten,
-    /// Who waits for a slot does not hear of what others publish.
+    /// A thread that waits for a slot does not see what others publish.
     PublishUnheard,
     /// A discard says that it waits for write-back after it has looked.
     BatchEndMissed,
-    /// A tick takes a message `flush` for carried out that came behind its look.
+    /// A tick takes a message `flush` for carried out that came after its look.
     FlushForgotten,
     /// A client's port begins a round that none of its bios waits for.
     RoundOfNobody,
     /// Write-back takes a block twice for a batch, when a newer version is committed meanwhile.
     BlockTakenTwice,
-    /// Who waits for others that have the promise of a list does not hear of them.
+    /// A thread that waits for others that have the promise of a list does not hear of them.
     PromisesUnheard,
     /// Write-back tries again after a suspend has given up cleaning.
     SuspendedRetries,
@@ -334,7 +334,7 @@ mutants! {
 
     /// pcache: what only memory shows that reorders what the code does not order.
     PCACHE_ORDERINGS {
-    /// A reader's copy may move behind its second look at the generation.
+    /// A reader's copy may move after its second look at the generation.
     HitUnfenced,
     /// A writer's stores may move before the reuse of its segment.
     SpaceUnfenced,

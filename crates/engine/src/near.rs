@@ -1,9 +1,9 @@
-//! Bringing memory near before it is needed. A load would do that too, but a processor holds back
-//! all later stores until it has the loaded value: a copy behind it would begin late.
+//! A prefetch into the CPU's cache. A load would do that too, but a processor holds back all later
+//! stores until it has the loaded value: a copy after it would begin late.
 
 #![allow(unsafe_code)]
 
-/// Asks the processor to have the cache line where `value` begins ready soon.
+/// Prefetches the cache line where `value` begins.
 pub fn bring_near<T>(value: &T) {
     #[cfg(target_arch = "x86_64")]
     {

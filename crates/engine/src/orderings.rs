@@ -1,5 +1,5 @@
-//! What `schedules` cannot see: memory that reorders whatever the code does not order. `loom`
-//! tries every execution of small models that the memory model of C11 allows.
+//! What `schedules` cannot see: memory that reorders whatever the code does not order. `loom` tries
+//! every execution of small models that the memory model of C11 allows.
 
 use crate::mutants::{self, Mutant};
 use crate::pcache::orderings::MODELS;
@@ -20,7 +20,7 @@ fn explore(model: fn(), mutant: Option<Mutant>) -> Result<u64, String> {
             model();
         });
     };
-    // On a thread of its own: after a failure loom's state there is of no use.
+    // On a thread of its own: after a failure loom's state there cannot be used.
     let result = std::thread::scope(|scope| scope.spawn(on_thread).join());
     result.map(|()| count.load(Ordering::Relaxed)).map_err(|panic| {
         let text = panic.downcast_ref::<&str>().map(ToString::to_string);

@@ -1,4 +1,4 @@
-//! What waits for a completion, found again by a small number.
+//! Values that wait for a completion, found again by a small number.
 //!
 //! Memory is kept and reused, so a warmed-up table allocates nothing. Its length is bounded by what
 //! drivers keep in flight.
@@ -17,7 +17,7 @@ impl<T> Default for Pending<T> {
 }
 
 impl<T> Pending<T> {
-    /// Puts `value` into a free place and returns its number.
+    /// Puts `value` into a free place and returns the place's number.
     pub fn insert(&mut self, value: T) -> u32 {
         if let Some(place) = self.free.pop() {
             self.places[place as usize] = Some(value);
@@ -28,7 +28,7 @@ impl<T> Pending<T> {
         place
     }
 
-    /// What is in `place`; panics if nothing is: a completion came twice.
+    /// The value in `place`. Panics if there is none: a completion came twice.
     pub fn value(&mut self, place: u32) -> &mut T {
         self.places
             .get_mut(place as usize)
@@ -36,7 +36,7 @@ impl<T> Pending<T> {
             .expect("each I/O completes exactly once")
     }
 
-    /// Takes out what is in `place`; panics if nothing is: a completion came twice.
+    /// Takes out the value in `place`. Panics if there is none: a completion came twice.
     pub fn remove(&mut self, place: u32) -> T {
         let value = self
             .places

@@ -1,7 +1,7 @@
-//! What waits for a completion inside a target.
+//! Values that wait for a completion inside a target.
 //!
-//! A target has many ports and each port its own thread, so what waits is kept apart by port: the
-//! lock of a shard is contended only by ports that share it.
+//! A target has many ports, each with its own thread. Values are kept apart by port, so the lock of
+//! a shard is contended only by ports that share it.
 
 use crate::pending::Pending;
 use crate::sync::{Mutex, MutexGuard, lock};
@@ -27,7 +27,7 @@ impl<T> Default for PerPort<T> {
 }
 
 impl<T> PerPort<T> {
-    /// The table of `port`. Hold it shortly.
+    /// The table of `port`. Hold it only briefly.
     pub fn of(&self, port: &Port) -> MutexGuard<'_, Pending<T>> {
         lock(&self.shards[port.id % SHARDS].0)
     }

@@ -1,18 +1,17 @@
-//! A queue: one thread, one ring, one loop. With its folder the only file of the engine that reads
-//! time, beside `volume` the only one that sleeps, and beside `crew` the only one that spawns
-//! threads.
+//! A queue: one thread, one ring, one loop. In the engine only this file and its folder read time;
+//! besides it only `volume` sleeps, and only `crew` spawns threads.
 //!
-//! What a queue does is its [`Role`]; [`Queue::run`] takes any. Those that are here: to serve one
-//! client's conversation over a stream ([`Queue::serve`]), to run a device's background
-//! ([`Queue::background`]), to accept connections ([`Queue::listen`]). The loop is the same for
+//! What a queue does is its [`Role`]; [`Queue::run`] takes any. The roles here: serving one
+//! client's conversation over a stream ([`Queue::serve`]), running a device's background
+//! ([`Queue::background`]), accepting connections ([`Queue::listen`]). The loop is the same for
 //! all:
 //!
 //! 1. Events of the ring go to the role, then the role takes a turn: all that can be done now.
-//! 2. When a turn leaves nothing to do, the queue announces that it sleeps, looks once more
-//!    whether somebody signalled, and waits in the ring for an event, a wake or its deadline.
+//! 2. When a turn leaves nothing to do, the queue announces that it sleeps, checks once more
+//!    whether it was woken meanwhile, and waits in the ring for an event, a wake or its deadline.
 //!    So a [`Wake`] costs a system call only if the queue really sleeps, and none is lost.
-//! 3. Stopping is asked for with [`Queue::stop`]; the role ends in its own time, but in bounded
-//!    time, and dropping the queue waits for that.
+//! 3. [`Queue::stop`] asks a role to end. The role ends in its own way, but in bounded time, and
+//!    dropping the queue waits for that.
 
 mod background;
 mod door;
@@ -39,18 +38,18 @@ use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::target::Wake;
 use crate::units::{Nanos, SECOND};
 
-/// Submissions that a queue's ring has room for at a time.
+/// Submissions that a queue's ring can hold at a time.
 const RING_ENTRIES: u32 = 256;
-/// A queue that is asked to stop drops what still waits for others after this long.
+/// A queue that is asked to stop drops requests that still wait after this long.
 const STOP_SECONDS_MAX: u64 = 20;
 
-/// The present, in nanoseconds since an arbitrary origin that all queues share.
+/// The current time, in nanoseconds since an arbitrary origin that all queues share.
 pub fn now() -> Nanos {
     let time = rustix::time::clock_gettime(ClockId::Monotonic);
     time.tv_sec as u64 * SECOND + time.tv_nsec as u64
 }
 
-/// What others know of a queue.
+/// The part of a queue that other threads use.
 #[derive(Debug)]
 struct Shared {
     mailbox: Arc<Mailbox<DiskIo>>,
@@ -63,7 +62,7 @@ impl Wake for Shared {
     }
 }
 
-/// What a turn of a role ended with.
+/// The result of a role's turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Turn {
     /// There may be more to do.
@@ -76,16 +75,16 @@ pub enum Turn {
 
 /// What a queue does.
 pub trait Role {
-    /// What it asks of the ring, as an event names it.
+    /// Tags of the role's requests to the ring, as events name them.
     type Tag: Copy + PartialEq;
 
-    /// Something asked of the ring has ended.
+    /// A request to the ring has ended.
     fn event(&mut self, event: Event<Self::Tag>, core: &mut Core<Self::Tag>);
 
-    /// Does what can be done now. `is_stopping` from the first time on that a stop was asked for.
+    /// Does what can be done now. `is_stopping`: a stop was asked for, and stays so.
     fn turn(&mut self, core: &mut Core<Self::Tag>, is_stopping: bool) -> Turn;
 
-    /// The last turn is over: lets go of what it has.
+    /// Called after the last turn: gives up what the role holds.
     fn leave(self, core: &mut Core<Self::Tag>);
 }
 
@@ -114,7 +113,7 @@ impl<T: Copy + PartialEq> Core<T> {
         self.desk.ring_mut()
     }
 
-    /// Where to ask the ring for something; the answers are events.
+    /// Where the role makes requests to the ring; the answers are events.
     pub fn desk(&mut self) -> &mut Desk<T, DiskIo> {
         &mut self.desk
     }
@@ -124,12 +123,12 @@ impl<T: Copy + PartialEq> Core<T> {
         self.shared.is_stopping.load(Ordering::SeqCst)
     }
 
-    /// What makes this queue take another turn.
+    /// Makes this queue take another turn.
     pub fn waker(&self) -> Arc<dyn Wake> {
         self.shared.clone()
     }
 
-    /// A driver of `device` that this queue drives.
+    /// A driver of `device`, run by this queue.
     pub fn driver(&self, device: &Arc<Device>) -> Result<Driver> {
         Driver::new(device, self.waker())
     }
@@ -144,7 +143,7 @@ impl<T: Copy + PartialEq> Core<T> {
                 return;
             }
             if now() >= deadline {
-                // A device that keeps a bio for ever keeps its port too; the rest goes on.
+                // A device that never returns a bio keeps its port too; everything else continues.
                 std::mem::forget(driver);
                 return;
             }
@@ -178,13 +177,13 @@ impl<T: Copy + PartialEq> Core<T> {
 pub struct Queue {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
-    /// Ends a sleep of its thread elsewhere than in the ring.
+    /// Ends a sleep of its thread outside the ring.
     interrupt: Option<Box<dyn Fn() + Send + Sync>>,
 }
 
 impl Queue {
-    /// Starts a thread on which `arrive` makes a role, and which is the role's until that ends.
-    /// Returns when `arrive` has.
+    /// Starts a thread on which `arrive` makes a role, and which runs that role until it ends.
+    /// Returns when `arrive` has returned.
     pub fn run<R: Role>(
         name: &str,
         arrive: impl FnOnce(&mut Core<R::Tag>) -> Result<R> + Send + 'static,
@@ -210,8 +209,8 @@ impl Queue {
         Ok(Queue { shared, thread: Some(thread), interrupt: None })
     }
 
-    /// For a role whose thread may sleep elsewhere than in the ring: a stop calls `interrupt`,
-    /// which ends such a sleep.
+    /// For a role whose thread may sleep outside the ring: a stop calls `interrupt`, which ends
+    /// such a sleep.
     pub fn interrupted_by(mut self, interrupt: impl Fn() + Send + Sync + 'static) -> Queue {
         self.interrupt = Some(Box::new(interrupt));
         self

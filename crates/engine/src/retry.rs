@@ -1,4 +1,4 @@
-//! Growing pauses between attempts on a device that fails, and since when it does.
+//! Growing pauses between attempts on a device that fails, and the time since it fails.
 
 use crate::units::{Nanos, SECOND};
 
@@ -6,10 +6,10 @@ use crate::units::{Nanos, SECOND};
 const PAUSE_MIN: Nanos = SECOND / 10;
 /// The longest pause.
 pub const PAUSE_MAX: Nanos = 10 * SECOND;
-/// Whoever waits for a device that has failed for so long waits no more.
+/// Requests wait no longer for a device that has failed for this long.
 pub const GIVE_UP_AFTER: Nanos = 60 * SECOND;
 
-/// The state of attempts. Knows no clock: whoever asks says what time it is.
+/// The state of attempts. It has no clock: the caller passes the time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Retry {
     pause: Nanos,
@@ -17,7 +17,7 @@ pub struct Retry {
 }
 
 impl Retry {
-    /// An attempt has failed: says until when to pause, each time for longer.
+    /// An attempt has failed. Returns until when to pause, longer each time.
     pub fn pause_from(&mut self, now: Nanos) -> Nanos {
         self.failing_since.get_or_insert(now);
         self.pause = (self.pause * 2).clamp(PAUSE_MIN, PAUSE_MAX);

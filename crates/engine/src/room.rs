@@ -1,22 +1,22 @@
-//! Room in a cache that is full: which bios wait for it, who is told, and how much each port gets.
+//! Waiting for room in a full cache: which bios wait, who is woken, and how much each port gets.
 //!
 //! A bio that finds no room is parked in its port, and the background is woken to make some. When
-//! there is room, every listener is told, and each port submits its parked bios again.
+//! there is room, every listener is woken, and each port submits its parked bios again.
 //!
 //! **No wake-up is lost.** A bio is parked before `is_wanted` is set, and the background is woken
-//! after that; so a tick that finds nobody waiting is followed by another one. Whoever tells takes
-//! `is_wanted` away first; a bio that is parked afterwards sets it again.
+//! after that. So a tick that finds no bio waiting is followed by another one. `tell` clears
+//! `is_wanted` first; a bio that is parked afterwards sets it again.
 //!
 //! **Shares.** Where the slow device limits the rate, room comes in large pieces, and the thread
-//! that runs first would take a whole piece while others wait for the next one. So if several
-//! ports asked lately, each may take an equal share of it: shares are added to a *level*, and a
-//! port whose account has reached the level *steps back*: its bio waits as if there was no room.
-//! The background tells it again at its next tick, and by then the others had their turn. A port
-//! that did not get to run in time is below the level and catches up, so shares are equal in the
-//! long run. A port that has been asking alone for a while has no limit.
+//! that runs first would take a whole piece while others wait for the next one. So if several ports
+//! asked recently, each may take an equal share: shares are added to a *level*, and a port whose
+//! account has reached the level *steps back*: its bio waits as if there was no room. The
+//! background wakes it again at its next tick, when the others have had their turn. A port that did
+//! not run in time is below the level and catches up, so shares are equal in the long run. A port
+//! that has been asking alone for a while has no limit.
 //!
-//! No bio fails because its port had its share: when nobody can make room any more, ports take
-//! what is left, and only who finds nothing fails.
+//! No bio fails because its port had its share: when no more room can be made, ports take what is
+//! left, and only a bio that finds nothing fails.
 
 use crate::bio::Bio;
 use crate::error::Status;
@@ -26,42 +26,42 @@ use crate::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use crate::target::{Events, Port};
 use crate::units::{KIB, MIB, SECTOR};
 
-/// Room is shared by the ports that asked since it was told this many times before: those that were
-/// told may still wait for a processor.
+/// A port counts as recent if it asked within this many calls of `tell`: a port that was woken may
+/// still wait for a processor.
 const RECENT: u32 = 32;
 /// Ports with an account of their own; ports that are this many numbers apart share one.
 const ACCOUNTS: usize = 64;
-/// What is left of a piece that was told is given out in shares of this size, and of no more than
-/// this part (1 / n) of the cache: each step back costs a turn of the background.
+/// What is left of a piece is given out in shares of this size, and of no more than this part (1 /
+/// n) of the cache: each step back costs a turn of the background.
 const REST_BYTES: u64 = 256 * KIB;
 const REST_PART: u64 = 64;
-/// By as many of these small shares may a large request overdraw its port's account: it is told as
-/// often in vain.
+/// A large request may overdraw its port's account by this many small shares: for that many calls
+/// of `tell` its port may get nothing.
 const OVERDRAFT: u64 = 8;
 /// A port that comes after a pause catches up by this much at most, and by no more than this part
 /// (1 / n) of the cache.
 const CATCH_UP_BYTES: u64 = 32 * MIB;
 const CATCH_UP_PART: u64 = 8;
-/// The level of ports that may take what they find.
+/// The level while ports may take what they find.
 const NO_LIMIT: u64 = u64::MAX;
 
-/// Who waits for room, and what each one may take.
+/// Which bios wait for room, and what each port may take.
 #[derive(Debug)]
 pub(crate) struct Room {
     events: Arc<Events>,
     is_wanted: AtomicBool,
-    /// Nobody can make room any more: bios that find none fail.
+    /// No more room can be made: bios that find none fail.
     gives_up: AtomicBool,
     has_stepped_back: AtomicBool,
     /// Requests that have waited.
     pub(crate) waited: AtomicU64,
-    /// How often room was told.
+    /// Number of calls of [`Room::tell`] that found bios waiting.
     told: AtomicU32,
     /// Up to where accounts may go now, in sectors; [`NO_LIMIT`] while ports take what they find.
     level: AtomicU64,
-    /// The level that there was last. Changed by whoever tells.
+    /// The last level other than [`NO_LIMIT`].
     last_level: AtomicU64,
-    /// Bytes, as these two.
+    /// In bytes, as is the next one.
     catch_up: u64,
     share_of_rest: u64,
     accounts: Box<[Account]>,
@@ -73,12 +73,12 @@ pub(crate) struct Room {
 struct Account {
     /// Sectors, while there was a level.
     taken: AtomicU64,
-    /// How often room had been told when the port asked last.
+    /// The value of `told` when the port asked last.
     asked: AtomicU32,
 }
 
 impl Room {
-    /// For a cache with this many bytes of room in all.
+    /// For a cache that has room for this many bytes in all.
     pub(crate) fn new(events: &Arc<Events>, bytes: u64) -> Room {
         Room {
             catch_up: CATCH_UP_BYTES.min(bytes / CATCH_UP_PART),
@@ -96,13 +96,13 @@ impl Room {
         }
     }
 
-    /// Whether somebody waits for room.
+    /// Whether a bio waits for room.
     #[inline]
     pub(crate) fn is_wanted(&self) -> bool {
         self.is_wanted.load(Ordering::SeqCst)
     }
 
-    /// The bio waits, unless nobody can make room any more.
+    /// Parks the bio, unless no more room can be made.
     pub(crate) fn wait(&self, bio: Bio, port: &mut Port) {
         if self.gives_up.load(Ordering::Relaxed) {
             return port.finish(bio, Err(Status::NoSpace));
@@ -123,7 +123,7 @@ impl Room {
         self.accounts[port % ACCOUNTS].asked.store(now, Ordering::Relaxed);
     }
 
-    /// Ports that share what is told now.
+    /// Ports that share the room.
     fn crowd(&self, now: u32) -> u64 {
         let is_recent =
             |account: &&Account| now.wrapping_sub(account.asked.load(Ordering::Relaxed)) <= RECENT;
@@ -165,13 +165,13 @@ impl Room {
         account.store(taken.min(highest), Ordering::Relaxed);
     }
 
-    /// Whether a port stepped back from room that was told.
+    /// Whether a port stepped back although there was room.
     pub(crate) fn has_stepped_back(&self) -> bool {
         self.has_stepped_back.load(Ordering::SeqCst)
     }
 
-    /// Bios that wait are told to try again. There are `bytes` of room, beside what others have
-    /// stepped back from. `is_limited`: more comes only as fast as the slow device takes data.
+    /// Wakes ports whose bios wait. There are `bytes` of room, besides what others stepped back
+    /// from. `is_limited`: more comes only as fast as the slow device takes data.
     pub(crate) fn tell(&self, bytes: u64, is_limited: bool) {
         if self.is_wanted() && self.is_wanted.swap(false, Ordering::SeqCst) {
             self.has_stepped_back.store(false, Ordering::SeqCst);
@@ -195,7 +195,7 @@ impl Room {
         self.level.store(level, Ordering::Relaxed);
     }
 
-    /// Nobody can make room any more. Bios that wait are told, and fail.
+    /// No more room can be made. Bios that wait are tried again, and fail.
     pub(crate) fn give_up(&self) {
         if self.is_wanted() && !self.gives_up.swap(true, Ordering::SeqCst) {
             self.events.room();

@@ -26,14 +26,14 @@ pub mod stage;
 
 /// Schedules of each story in the normal run.
 const SCHEDULES: u64 = 512;
-/// Mutants must be killed within so many times as many: what a change elsewhere does to the
+/// Mutants must be killed within this many times as many: what a change elsewhere does to the
 /// schedules must not make a survivor by chance.
 const PATIENCE: u64 = 4;
 /// Schedules played before it is another story's turn.
 const TURN: u64 = 16;
 /// Schedules that once found a defect; part of the normal run.
 const REGRESSIONS: [(&str, u64); 0] = [];
-/// A schedule that is not over after so many steps runs for ever.
+/// A schedule that is not over after this many steps runs for ever.
 const STEPS_MAX: usize = 60_000;
 
 /// A story: what threads do, once. Panics when a promise is broken.
@@ -82,7 +82,7 @@ impl std::fmt::Display for Counts {
 enum Mode {
     /// Any thread at any point.
     Uniform,
-    /// The same thread goes on, but once in so many points.
+    /// The same thread goes on, but once in this many points.
     Sticky(u64),
     /// The thread of the highest priority; at some points it becomes the lowest.
     Priorities { of: HashMap<TaskId, u64>, changes: Vec<u64>, lowest: u64 },

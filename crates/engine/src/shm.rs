@@ -1,17 +1,17 @@
-//! Words of memory that outlive the process: what a server knows and its medium does not (yet).
+//! Words of memory that outlive the process: state that a server has and its medium has not (yet).
 //!
-//! A server that dies by SIGKILL leaves clients that go on living, so what it acknowledged must
-//! not die with it. It therefore keeps such state in a file of the runtime directory, mapped
-//! shared: the kernel keeps the pages, and the next server maps them again. The file need not
-//! survive a power cut; nothing here flushes.
+//! The clients of a server that dies by SIGKILL live on, so what it acknowledged must not die with
+//! it. A server therefore keeps such state in a file of the runtime directory, mapped shared: the
+//! kernel keeps the pages, and the next server maps them again. The file need not survive a power
+//! cut; nothing here flushes.
 //!
 //! 1. The memory is only ever seen as `SharedWord`: other processes may change it at any time, and
 //!    no reference to plain bytes exists.
 //! 2. The mapping is exactly as long as the file, and lives until the last clone is dropped.
-//! 3. The file is never truncated by anybody: it is made at its full length, before it gets its
-//!    name, with its blocks reserved, so that a store does not meet a full file system.
-//! 4. Who maps a file has locked it, and holds the lock as long as the mapping: no two servers ever
-//!    use one memory, whatever names they find it by.
+//! 3. The file is never truncated: it is made at its full length, before it gets its name, with its
+//!    blocks reserved, so that a store does not meet a full file system.
+//! 4. A process that maps a file has locked it, and holds the lock as long as the mapping: no two
+//!    servers ever use one memory, whatever names they find it by.
 
 #![allow(unsafe_code)]
 
@@ -32,7 +32,7 @@ use crate::sync::{Arc, Mutex, SharedWord, lock};
 pub use keeper::{Keeper, Served, recall};
 
 const WORD_BYTES: usize = size_of::<SharedWord>();
-/// Nobody needs more; a file that is larger is not ours.
+/// No server needs more; a file that is larger is not ours.
 const FILE_BYTES_MAX: u64 = 64 << 20;
 
 /// A fixed number of shared 64-bit words. Clones share them.
@@ -56,7 +56,7 @@ struct Mapped {
     words: usize,
     /// Boxed, because a mutex of the schedules is large.
     names: Box<Mutex<Vec<PathBuf>>>,
-    /// Locked. Closed behind the mapping.
+    /// Locked. Closed after the mapping.
     file: File,
 }
 
@@ -72,7 +72,7 @@ impl SharedWords {
         SharedWords { memory: Arc::new(Memory::Private(memory)), is_fresh: true, boot: 0 }
     }
 
-    /// The same memory, seen by a process of another run of the machine.
+    /// The same memory, as a process after a restart of the machine sees it.
     pub fn in_boot(self, boot: u64) -> SharedWords {
         SharedWords { boot, ..self }
     }
@@ -105,7 +105,7 @@ impl SharedWords {
         lock_file(&file, path)?;
         let fail = |what: &str, e| Error::from_io(what, path.display(), e);
         let metadata = file.metadata().map_err(|e| fail("stat", e))?;
-        // Whoever removed it before we had the lock is done with it.
+        // Removed before we had the lock, by a process that is done with it.
         if metadata.nlink() == 0 {
             return Ok(None);
         }
@@ -155,7 +155,7 @@ impl SharedWords {
         Ok(())
     }
 
-    /// Takes all names from the file but the last one that it was given.
+    /// Removes all names of the file except the last one that it was given.
     pub fn keep_last_name(&self) {
         if let Memory::Mapped(mapped) = &*self.memory {
             let mut names = lock(&mapped.names);
@@ -164,8 +164,8 @@ impl SharedWords {
         }
     }
 
-    /// Nobody needs the memory any more: the file has no name, and no server finds it. Words that
-    /// have no file are as new.
+    /// The memory is not needed any more: removes the file's names, so no server finds it. Words
+    /// without a file get a zero first word, and count as new.
     pub fn remove(&self) {
         match &*self.memory {
             Memory::Private(words) => words[0].store(0, Ordering::SeqCst),
@@ -179,7 +179,7 @@ impl SharedWords {
         }
     }
 
-    /// Tells this run of the machine from others. What a file says of an earlier one may be
+    /// Identifies this boot of the machine. The content of a file from an earlier boot may be
     /// outdated: a power cut keeps any of its pages, or none.
     pub fn boot(&self) -> u64 {
         self.boot
@@ -199,14 +199,14 @@ impl SharedWords {
     }
 }
 
-/// The first half of the kernel's random number for this run of the machine; 0 if it has none.
+/// The first half of the kernel's random number for this boot; 0 if there is none.
 fn boot() -> u64 {
     let digits: String = boot_id().take(16).collect();
     u64::from_str_radix(&digits, 16).unwrap_or(0)
 }
 
-/// Its first letters: a runtime directory that outlives a power cut must not bring back memory
-/// from before it.
+/// Its first letters: a runtime directory that outlives a power cut must not bring back memory from
+/// before it.
 pub(crate) fn boot_text() -> String {
     boot_id().take(12).collect()
 }
@@ -228,8 +228,8 @@ impl Mapped {
         Ok(Mapped { start, words, names, file })
     }
 
-    /// Takes all of the file's names in a folder: also one that a server left which died while
-    /// it took the memory over.
+    /// Removes all of the file's names in a folder: also those left by a server that died while it
+    /// took the memory over.
     fn remove_from(&self, folder: &Path) {
         let Ok(own) = self.file.metadata() else { return };
         let is_own = |entry: &std::fs::DirEntry| {
@@ -263,12 +263,12 @@ fn open_file(path: &Path) -> Result<Option<File>> {
     }
 }
 
-/// O_NOFOLLOW: a link in a runtime directory is somebody's trick.
+/// O_NOFOLLOW: a link in a runtime directory is an attack.
 fn no_follow() -> i32 {
     rustix::fs::OFlags::NOFOLLOW.bits() as i32
 }
 
-/// No other server has it, and none gets it while this file is open.
+/// Locks the file: no other server has it, and none gets it while it is open.
 fn lock_file(file: &File, path: &Path) -> Result<()> {
     match flock(file, FlockOperation::NonBlockingLockExclusive) {
         Ok(()) => Ok(()),
@@ -280,8 +280,8 @@ fn lock_file(file: &File, path: &Path) -> Result<()> {
     }
 }
 
-/// Makes the file under another name first, so that nobody ever opens a short one, or one that is
-/// not locked.
+/// Makes the file under another name first, so that no process ever opens a short one, or one that
+/// is not locked.
 fn create_file(path: &Path, bytes: usize) -> Result<File> {
     let fail = |operation: &str, e: std::io::Error| Error::from_io(operation, path.display(), e);
     let mut name = path.as_os_str().to_owned();

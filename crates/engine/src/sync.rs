@@ -1,7 +1,7 @@
-//! The locks and atomics of the house, in one place, so that a test build can swap them for a
-//! scheduler's own: with the feature `shuttle` every lock and every atomic is a point where
-//! another thread may go on, and the scheduler decides which; with the feature `loom` atomics
-//! also show what their orderings allow. Products are built with neither, and use std's.
+//! All locks and atomics, in one place, so that a test build can swap them for a scheduler's own:
+//! with the feature `shuttle` every lock and every atomic is a point where another thread may run,
+//! and the scheduler decides which; with the feature `loom` atomics also show what their orderings
+//! allow. Products are built with neither, and use std's.
 
 #[cfg(all(feature = "shuttle", feature = "loom"))]
 compile_error!("the features `shuttle` and `loom` exclude each other");
@@ -21,8 +21,8 @@ mod chosen {
 
     use std::sync::atomic::{AtomicU64, Ordering};
 
-    /// An `AtomicU64` in memory that other processes map: it must look like std's. Each access is
-    /// a point where another thread may go on.
+    /// An `AtomicU64` in memory that other processes map: it must be laid out like std's. At each
+    /// access another thread may run.
     #[derive(Debug)]
     #[repr(transparent)]
     pub struct SharedWord(AtomicU64);
@@ -45,7 +45,7 @@ mod chosen {
             self.0.store(value, order);
         }
 
-        /// Its value at this very moment: nobody else goes on.
+        /// Its value at this very moment: no other thread runs in between.
         #[cfg(test)]
         pub fn peek(&self) -> u64 {
             self.0.load(Ordering::SeqCst)
@@ -76,15 +76,15 @@ pub mod statics {
     pub use std::sync::{Mutex, atomic};
 }
 
-/// Takes a lock. A panic while one is held leaves state that nobody may go on with, so a poisoned
-/// lock panics here too; servers turn every panic into the end of the process, which a crash-safe
-/// engine survives.
+/// Takes a lock. A panic while one is held leaves state that other threads must not use, so a
+/// poisoned lock panics here too; servers turn every panic into the end of the process, which a
+/// crash-safe engine survives.
 pub fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().expect("a thread panicked while it held this lock")
 }
 
-/// Takes a lock that nobody holds for more than a few microseconds: looks again for about as long
-/// before it sleeps, because to be woken takes longer than all that the holder does.
+/// Takes a lock that is never held for more than a few microseconds: spins for about as long before
+/// it sleeps, because waking up takes longer than all that the holder does.
 #[cfg(not(any(feature = "shuttle", feature = "loom")))]
 pub fn lock_soon<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     const LOOKS: u32 = 64;
@@ -98,7 +98,7 @@ pub fn lock_soon<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     lock(mutex)
 }
 
-/// A scheduler decides who goes on: there is nothing to look for.
+/// A scheduler decides which thread runs next: spinning is useless.
 #[cfg(any(feature = "shuttle", feature = "loom"))]
 pub fn lock_soon<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     lock(mutex)

@@ -2,14 +2,13 @@
 //!
 //! The grammar, in full:
 //!
-//! * A table is a text of lines. A line of blanks, or one whose first character is `#`, says
-//!   nothing.
+//! * A table is a text of lines. A blank line, or one whose first character is `#`, is skipped.
 //! * The first three words are taken as they stand: two decimal numbers of 512-byte sectors (no
-//!   hexadecimal, no octal, no unit; dmsetup takes a leading `+`, and so do we) and the target's
+//!   hexadecimal, no octal, no unit; dmsetup takes a leading `+`, and so does udm) and the target's
 //!   name, at most 15 characters.
 //! * In the arguments, a backslash makes the next character an ordinary one, so `\ ` is a blank
 //!   inside a word and `\\` a backslash; there are no quotes. `#` starts a comment, even inside a
-//!   word; `\#` is the character (the one thing that dmsetup cannot say).
+//!   word; `\#` is the character (the one thing that dmsetup cannot express).
 //! * Lines follow each other without gap or overlap from sector 0; none is empty.
 //!
 //! Every error names line and column, and [`pointer()`] draws a caret under the word.
@@ -26,14 +25,14 @@ pub use word::{DeviceOptions, DeviceWord, Word};
 pub const TABLE_BYTES_MAX: usize = 256 << 10;
 /// At most this many targets in a table.
 pub const TABLE_LINES_MAX: usize = 4096;
-/// At most this many arguments behind a target's name.
+/// At most this many arguments after a target's name.
 pub const LINE_WORDS_MAX: usize = 256;
 /// At most this many bytes in a target's name; the kernel's own limit.
 pub const TARGET_NAME_BYTES_MAX: usize = 15;
 /// At most this many sectors in a device: its bytes fit 63 bits, as file offsets must.
 pub const TABLE_SECTORS_MAX: u64 = i64::MAX as u64 / crate::units::SECTOR;
 
-/// What a mapped device consists of: its lines, in order, without gap.
+/// A mapped device's table: its lines, in order, without gap.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Table {
     /// At least one.
@@ -49,12 +48,12 @@ pub struct TableLine {
     pub len: u64,
     /// The target's name.
     pub target: Word,
-    /// What the target is told.
+    /// The target's arguments.
     pub args: Vec<Word>,
 }
 
 impl Table {
-    /// Reads a table.
+    /// Parses a table.
     pub fn parse(text: &str) -> Result<Table> {
         if text.len() > TABLE_BYTES_MAX {
             let bytes = text.len();
@@ -81,7 +80,7 @@ impl Table {
         Ok(Table { lines })
     }
 
-    /// Reads a table from bytes of unknown origin.
+    /// Parses a table from untrusted bytes.
     pub fn parse_bytes(bytes: &[u8]) -> Result<Table> {
         if bytes.len() > TABLE_BYTES_MAX {
             let bytes = bytes.len();
@@ -177,13 +176,13 @@ pub fn pointer(text: &str, error: &Error) -> Option<String> {
     let shown: String = line.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
     let shown = shown.trim_end();
     let before = place.column.checked_sub(1)? as usize;
-    // A caret may stand one behind the line's end, where a word is missing.
+    // A caret may stand one past the line's end, where a word is missing.
     let room = (shown.chars().count() + 1).saturating_sub(before).max(1);
     let carets = (place.width.max(1) as usize).min(room);
     Some(format!("{shown}\n{}{}", " ".repeat(before), "^".repeat(carets)))
 }
 
-/// Cuts a line into words. The first three are taken as they stand; behind them a backslash
+/// Cuts a line into words. The first three are taken as they stand; in the others a backslash
 /// quotes and `#` ends the line.
 fn words_of_line(text: &str, line: u32) -> Result<Vec<Word>> {
     let mut words: Vec<Word> = Vec::new();
@@ -230,7 +229,7 @@ fn invalid(message: impl Into<String>) -> Error {
     Error::new(Kind::Invalid, message)
 }
 
-/// An error at `place`, which its one line names too.
+/// An error at `place`, which its text names too.
 fn at(place: Place, kind: Kind, message: impl Into<String>) -> Error {
     Error::new(kind, message).at(Shown(place)).with_place(place)
 }

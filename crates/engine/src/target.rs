@@ -1,13 +1,14 @@
-//! The contract between engines and whoever drives them.
+//! The contract between engines and their drivers.
 //!
-//! An engine is a state machine that many threads may call at once. What it wants from the world
-//! it puts into the [`Port`] handed to it: finished bios, I/O for disks, bios that must wait. The
-//! driver (a queue thread, an in-process caller, the simulator) carries that out and calls back.
+//! An engine is a state machine that many threads may call at the same time. What it wants from the
+//! world it puts into the [`Port`] handed to it: finished bios, I/O for disks, bios that must wait.
+//! The driver (a queue thread, an in-process caller, the simulator) carries that out and calls
+//! back.
 //!
 //! Contract, asserted by `device.rs` on both sides of every call:
-//! 1. Each submitted bio comes out exactly once, in `port.done` or in `port.parked`; a parked one
+//! 1. Each submitted bio comes out exactly once, in `port.done` or in `port.parked`. A parked bio
 //!    is submitted again, unchanged, when [`Events::room`] has been signalled, in the order parked.
-//! 2. `submit` and `complete` never block on anything but short locks, never call the world.
+//! 2. `submit` and `complete` never block except on short locks, and never call the world.
 //! 3. I/O emitted into a port completes through the same port's `complete`.
 
 use std::collections::VecDeque;
@@ -22,7 +23,7 @@ use crate::units::Nanos;
 
 pub use crate::disk::Extent;
 
-/// One thread's window to the targets: what they want done.
+/// One thread's connection to the targets: what they ask it to do.
 #[derive(Debug, Default)]
 pub struct Port {
     /// Finished bios, with their status.
@@ -38,7 +39,7 @@ pub struct Port {
 }
 
 impl Port {
-    /// A window for thread number `id`.
+    /// A port for thread number `id`.
     pub fn new(id: usize) -> Port {
         Port { id, ..Port::default() }
     }
@@ -51,13 +52,13 @@ impl Port {
     }
 }
 
-/// Somebody who sleeps until there is something to do. Implemented by queues.
+/// A thread that sleeps until there is something to do. Implemented by queues.
 pub trait Wake: Send + Sync {
     /// Makes the sleeper look again. Cheap when it is awake.
     fn wake(&self);
 }
 
-/// How a target tells sleeping queues that something changed.
+/// How a target wakes sleeping queues when something changed.
 #[derive(Default)]
 pub struct Events {
     room_epoch: AtomicU64,
@@ -66,7 +67,7 @@ pub struct Events {
 }
 
 impl Events {
-    /// Adds a queue that wants to hear of room.
+    /// Adds a queue to wake when there is room.
     pub fn listen(&self, wake: Arc<dyn Wake>) {
         lock(&self.listeners).push(wake);
     }
@@ -81,7 +82,7 @@ impl Events {
         *lock(&self.background) = wake;
     }
 
-    /// Parked bios may be tried again.
+    /// Signals that parked bios may be tried again.
     pub fn room(&self) {
         self.room_epoch.fetch_add(1, Ordering::SeqCst);
         for listener in lock(&self.listeners).iter() {
@@ -89,12 +90,12 @@ impl Events {
         }
     }
 
-    /// Counts calls of `room`: a queue with parked bios retries them when this has moved.
+    /// Counts calls of `room`: a queue with parked bios retries them when this has changed.
     pub fn room_epoch(&self) -> u64 {
         self.room_epoch.load(Ordering::SeqCst)
     }
 
-    /// The background should tick now rather than at its next deadline.
+    /// Wakes the background, which should tick now rather than at its next deadline.
     pub fn work(&self) {
         if let Some(background) = lock(&self.background).as_ref() {
             background.wake();
@@ -108,7 +109,7 @@ impl std::fmt::Debug for Events {
     }
 }
 
-/// What a target wants clients to know: block sizes and what is worth sending.
+/// What clients should know of a target: block sizes and which requests are worth sending.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TargetLimits {
     /// Smallest unit of a request, in bytes: 512 or the disk's logical block.
@@ -157,7 +158,7 @@ pub(crate) fn count(name: &'static str, counter: &AtomicU64, about: &'static str
     number(name, counter.load(Ordering::Relaxed), about)
 }
 
-/// What became of a slow device beside failing I/O; `role` is what the target calls it.
+/// What happened to a slow device besides failing I/O; `role` is what the target calls it.
 pub(crate) fn origin_facts(origin: &dyn Disk, role: &str) -> Vec<Fact> {
     let found = troubles(origin, role);
     let about = "the slow device has no name any more: its data ends with this server";
@@ -173,7 +174,7 @@ pub(crate) fn origin_facts(origin: &dyn Disk, role: &str) -> Vec<Fact> {
     facts
 }
 
-/// What a server's log tells when it changes. Cheap: it is looked at every second.
+/// What a server logs when it changes. Cheap: it is read every second.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Health {
     /// I/O of slow devices that failed.
@@ -190,7 +191,7 @@ pub struct Health {
     pub waited: u64,
 }
 
-/// One piece of work that moves data: what `drain` and `remove --drain` watch.
+/// Data to be written back: what `drain` and `remove --drain` watch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Dirty {
     /// Bytes that only the cache has.
@@ -199,24 +200,24 @@ pub struct Dirty {
     pub is_failing: bool,
 }
 
-/// The code behind a table line.
+/// The code that serves a table line.
 pub trait Target: Send + Sync + std::fmt::Debug {
     /// The target's name in table lines.
     fn name(&self) -> &'static str;
 
-    /// Serves `bio`, whose range is relative to the table line's start.
+    /// Serves `bio`, whose range is relative to the start of the table line.
     fn submit(&self, bio: Bio, port: &mut Port);
 
     /// Takes back an I/O that this target emitted into `port`.
     fn complete(&self, io: DiskIo, port: &mut Port);
 
-    /// What a bio that this target has parked waits for, in a few words.
+    /// What a bio that this target parked is waiting for, in a few words.
     fn parked_for(&self, _bio: &Bio) -> &'static str {
         "room"
     }
 
-    /// Does background work; called by one thread at a time. Says when to call again at the
-    /// latest; `None` means: only when [`Events::work`] is signalled.
+    /// Does background work; called by one thread at a time. Returns when to call again at the
+    /// latest; `None`: only when [`Events::work`] is signalled.
     fn tick(&self, _now: Nanos, _port: &mut Port) -> Option<Nanos> {
         None
     }
@@ -230,8 +231,8 @@ pub trait Target: Send + Sync + std::fmt::Debug {
     fn limits(&self) -> TargetLimits;
 
     /// What `[offset, offset + len)` starts with, and for how many bytes, as far as memory and the
-    /// disks know without reading. `len` is more than 0, and so is the answer; both are whole
-    /// sectors within the target.
+    /// disks know without reading. `len` and the answer are more than 0, and whole sectors within
+    /// the target.
     fn extent(&self, _offset: u64, len: u64) -> (u64, Extent) {
         (len, Extent::Data)
     }
@@ -246,23 +247,23 @@ pub trait Target: Send + Sync + std::fmt::Debug {
         false
     }
 
-    /// The words behind the target's name in the status line: the kernel's own.
+    /// The words after the target's name in the status line: the same as the kernel's.
     fn status(&self) -> String;
 
-    /// The words behind the target's name in the table line.
+    /// The words after the target's name in the table line.
     fn table(&self) -> String;
 
-    /// How it is, for a log.
+    /// Its state, for a log.
     fn health(&self) -> Health {
         Health::default()
     }
 
-    /// More than the kernel's line has room for.
+    /// Facts that the kernel's status line has no room for.
     fn facts(&self) -> Vec<Fact> {
         Vec::new()
     }
 
-    /// Carries out a message and answers with text, mostly empty.
+    /// Carries out a message and answers with text, usually empty.
     fn message(&self, words: &[String]) -> Result<String> {
         let _ = words;
         Err(crate::error::Error::new(
@@ -271,7 +272,8 @@ pub trait Target: Send + Sync + std::fmt::Debug {
         ))
     }
 
-    /// Whether a message that was taken is still being carried out, and its sender should wait.
+    /// Whether a message that was accepted is still being carried out, so that its sender should
+    /// wait.
     fn is_carrying_out(&self) -> bool {
         false
     }
@@ -281,8 +283,8 @@ pub trait Target: Send + Sync + std::fmt::Debug {
         Dirty::default()
     }
 
-    /// Writes everything back as fast as the origin takes it, until `dirty().bytes` is 0, from
-    /// `true` on; back to normal from `false` on.
+    /// `true`: writes everything back as fast as the origin takes it, until `dirty().bytes` is 0.
+    /// `false`: back to normal.
     fn set_draining(&self, _draining: bool) {}
 
     /// No bio is in flight and none will come until `resume`: bring the media to rest (close key
@@ -296,12 +298,12 @@ pub trait Target: Send + Sync + std::fmt::Debug {
         true
     }
 
-    /// The device ends: nothing is in flight, nothing will come, and the background has come to
-    /// rest. The medium may say that nobody serves it and that it holds everything. What keeps it
-    /// from that leaves it as the death of the server would, and the next one finds what it needs.
+    /// The device ends: nothing is in flight, nothing will come, and the background is idle. The
+    /// medium may say that no server uses it and that it holds everything. If that fails, the
+    /// medium is left as after the death of the server, and the next server finds what it needs.
     fn detach(&self) {}
 
-    /// Bios will come again.
+    /// Bios will come again after this.
     fn resume(&self) -> Result<()> {
         Ok(())
     }

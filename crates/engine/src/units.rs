@@ -1,4 +1,4 @@
-//! Sizes that the whole house shares. The only file where 512 appears as a sector's size.
+//! Sizes that all modules share. The only file where 512 appears as a sector's size.
 
 /// Bytes in a sector: the unit of table lines, of atomicity, and of every request's alignment.
 pub const SECTOR: u64 = 512;
@@ -13,7 +13,7 @@ pub const MIB: u64 = 1 << 20;
 /// One gibibyte.
 pub const GIB: u64 = 1 << 30;
 
-/// The longest request an engine takes at once, in bytes: the NBD protocol's usual maximum.
+/// The longest request that an engine takes, in bytes: the NBD protocol's usual maximum.
 pub const BIO_BYTES_MAX: u64 = 32 * MIB;
 
 /// A moment, in nanoseconds since an arbitrary origin. Handed in: no engine reads a clock.
@@ -22,7 +22,7 @@ pub type Nanos = u64;
 /// One second, as [`Nanos`].
 pub const SECOND: Nanos = 1_000_000_000;
 
-/// Two sizes that a message compares, as people read them, or in bytes where those would look alike
+/// Two sizes that a message compares, in rounded units, or in bytes where those would look equal
 /// and are not.
 pub fn human_pair(one: u64, other: u64) -> (String, String) {
     let pair = (human_bytes(one), human_bytes(other));
@@ -32,7 +32,7 @@ pub fn human_pair(one: u64, other: u64) -> (String, String) {
     (format!("{one} bytes"), format!("{other} bytes"))
 }
 
-/// Prints a number of bytes as people read them: `512 B`, `4.0 KiB`, `1.5 GiB`.
+/// Prints a number of bytes in units: `512 B`, `4.0 KiB`, `1.5 GiB`.
 pub fn human_bytes(bytes: u64) -> String {
     const UNITS: [&str; 6] = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
     let mut unit = 0;

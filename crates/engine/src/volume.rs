@@ -1,6 +1,7 @@
-//! A table, opened, with a thread for its background work: what a program needs to read and write.
+//! A table, opened, with a thread for its background work: all that a program needs to read and
+//! write.
 //!
-//! 1. Each opening draws a name of its own: by it a cache knows the memory that belongs to it.
+//! 1. Each opening draws a random name; by it a cache recognises the memory that belongs to it.
 //! 2. What was flushed is durable. What was acknowledged and not flushed survives the death of the
 //!    process, unless the caller gave that up ([`Options::without_memory`]).
 //! 3. A volume is open as long as it lives. It closes in order when it is dropped.
@@ -18,12 +19,12 @@ use crate::table::Table;
 use crate::units::SECOND;
 use crate::world::{BuildOptions, SystemOpener, build, make_absolute};
 
-/// Requests in flight have this long to come back when a volume closes.
+/// When a volume closes, requests in flight may take this long to come back.
 const REST_SECONDS_MAX: u64 = 30;
-/// Time between two looks at whether they are back.
+/// Time between two checks whether they are back.
 const LOOK_EVERY: Duration = Duration::from_millis(1);
 
-/// What is said beside a table.
+/// Options besides the table.
 #[derive(Clone, Debug)]
 pub struct Options {
     memory: Option<PathBuf>,
@@ -31,9 +32,9 @@ pub struct Options {
 }
 
 impl Options {
-    /// Memory that survives this process has its files in `folder`, which must be there: what a
-    /// process that died had acknowledged, the next one finds, if it names the same folder and the
-    /// machine was not started again. A folder in memory, as of `/run`, is best.
+    /// Memory that survives this process has its files in `folder`, which must exist: what a
+    /// process that died had acknowledged is found by the next one, if it names the same folder and
+    /// the machine was not restarted. A folder in memory, as in `/run`, is best.
     pub fn with_memory_in(folder: impl Into<PathBuf>) -> Options {
         Options { memory: Some(folder.into()), is_format_forced: false }
     }
@@ -60,8 +61,8 @@ pub struct Volume {
 }
 
 impl Volume {
-    /// Opens the devices that `table` names and serves it. `name` is for errors. Paths are seen
-    /// from the current directory. A cache device that holds nothing is formatted.
+    /// Opens the devices that `table` names and serves it. `name` is for errors. Paths are relative
+    /// to the current directory. A cache device that holds nothing is formatted.
     pub fn open(name: &str, table: &str, options: &Options) -> Result<Volume> {
         let device = Device::new(name)?;
         let mut table = Table::parse(table)?;
@@ -74,16 +75,16 @@ impl Volume {
         };
         let fresh = BuildOptions::fresh()?;
         let asked = BuildOptions { force_format: options.is_format_forced, ..fresh };
-        // First, as nothing is open yet that would have to be closed if there is no thread.
+        // First, since nothing is open yet that would have to be closed if there is no thread.
         let background = Queue::background("udm-background", &device)?;
         device.load(build(&table, &opener, &asked)?)?;
         device.resume()?;
         Ok(Volume { device, _background: background, is_closed: false })
     }
 
-    /// Something to read and write with, for the thread that calls this. At most
-    /// [`PORTS_MAX`](crate::device::PORTS_MAX) are there at a time. When the volume has closed,
-    /// their requests fail.
+    /// A caller to read and write with, for the thread that calls this. There are at most
+    /// [`PORTS_MAX`](crate::device::PORTS_MAX) at a time. When the volume has closed, their
+    /// requests fail.
     pub fn caller(&self) -> Result<Local> {
         Local::new(&self.device)
     }
@@ -93,8 +94,8 @@ impl Volume {
         &self.device
     }
 
-    /// Closes it: what was acknowledged is durable in the cache or on the origin, and no memory is
-    /// left behind. Requests that others have in flight are waited for. If they do not come back in
+    /// Closes it: what was acknowledged is durable in the cache or on the origin, and its memory is
+    /// removed. Waits for requests that other callers have in flight. If they do not come back in
     /// 30 seconds, nothing that was acknowledged is lost, but the next opening has to find the
     /// memory.
     pub fn close(mut self) -> Result<()> {
@@ -124,9 +125,9 @@ impl Volume {
 
 impl Drop for Volume {
     fn drop(&mut self) {
-        // A thread that panics may hold callers whose requests nobody drives any more.
+        // A thread that panics may hold callers whose requests are not driven any more.
         if !self.is_closed && !thread::panicking() {
-            // Whoever wants to hear of an error calls `close`.
+            // To see an error, call `close`.
             let _ = self.end();
         }
     }

@@ -3,7 +3,8 @@
 //! 1. All lines are read and checked before anything is opened.
 //! 2. A device that several words of one table name alike is opened once and shared; devices that
 //!    two tables name are refused by the lock that opening takes. The two tables of one mapped
-//!    device share what simple targets map ([`Claims`]): a linear can grow, a delay slip in.
+//!    device share the disks of simple targets ([`Claims`]): so a linear can grow, or a delay be
+//!    inserted.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -34,8 +35,8 @@ pub fn check(table: &Table) -> Result<()> {
     plan(table).map(drop)
 }
 
-/// Makes relative paths of devices absolute, as seen from `directory`: whoever reads them later, in
-/// a printed table or an error, is elsewhere. Numbers of devices stay.
+/// Makes relative paths of devices absolute, relative to `directory`: a printed table or an error
+/// is read elsewhere. Device numbers stay.
 pub fn make_absolute(table: &mut Table, directory: &Path) {
     const NAMES_A_DEVICE: [WordRole; 3] = [WordRole::Origin, WordRole::Cache, WordRole::Unused];
     for line in &mut table.lines {
@@ -61,7 +62,7 @@ pub fn build(table: &Table, opener: &dyn Opener, options: &BuildOptions) -> Resu
     let mut opening = Opening::new(opener, options);
     let mut targets: Vec<Arc<dyn Target>> = Vec::new();
     for planned in plan(table)? {
-        // What was opened for lines before is left as it was found.
+        // What earlier lines opened is left as it was found.
         let undo = |_: &Error| targets.iter().for_each(|target| target.detach());
         let target = planned.open(&mut opening).inspect_err(undo)?;
         targets.push(target);
@@ -114,8 +115,8 @@ pub fn limits() -> Vec<Limit> {
     all
 }
 
-/// The file of a cache's shared memory as servers before 0.2 named it: by where the cache device
-/// is, in a run of the machine.
+/// The file of a cache's shared memory as servers before 0.2 named it: by the path of the cache
+/// device and the boot of the machine.
 fn old_shared_name(target: &str, cache: &str) -> String {
     let path = std::fs::canonicalize(cache).unwrap_or_else(|_| PathBuf::from(cache));
     let path = path.to_string_lossy();
@@ -138,12 +139,12 @@ impl BuildOptions {
 /// Opens real devices.
 #[derive(Clone, Debug)]
 pub struct SystemOpener {
-    /// Where memory that survives this process has its files; without one it is private, and an
-    /// unflushed write does not survive the death of the process.
+    /// Folder of the files of memory that survives this process. Without one the memory is private,
+    /// and an unflushed write does not survive the death of the process.
     pub memory: Option<PathBuf>,
-    /// What the mapped device has open for targets that may share it.
+    /// Claims of the mapped device, for targets that may share them.
     pub claims: Arc<Claims>,
-    /// Is shown every cache device that was opened, to choose its [plan](DaxPmem::set_plan) of
+    /// Called with every cache device that was opened, to choose its [plan](DaxPmem::set_plan) of
     /// copies.
     pub tune: Option<fn(&mut DaxPmem)>,
 }
@@ -229,7 +230,7 @@ fn node_of(major: u32, minor: u32) -> Option<String> {
     of_kind("block").or_else(|| of_kind("char"))?.to_str().map(str::to_owned)
 }
 
-/// Devices by name, for tests and simulations: paths name what was put in before.
+/// Devices by name, for tests and simulations: paths are the names under which they were added.
 #[derive(Debug, Default)]
 pub struct NamedDevices {
     disks: HashMap<String, Arc<dyn Disk>>,

@@ -213,7 +213,7 @@ fn tables_of_checksums_grow_rarely() {
 }
 
 /// Checksums are looked at where the data is: in whole blocks, and for reads of a part of what
-/// was written at once, on the medium.
+/// was written by one store, on the medium.
 #[test]
 fn reads_with_checksums_allocate_nothing() {
     let mut stage = Stage::new("pcache cache backing 2 data_crc true");

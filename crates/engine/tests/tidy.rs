@@ -7,6 +7,8 @@
 mod formats;
 #[path = "tidy/rooms.rs"]
 mod rooms;
+#[path = "tidy/words.rs"]
+mod words;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -175,7 +177,7 @@ fn the_first_pages_are_read_in_ten_minutes() {
     }
 }
 
-/// Every document but the changelog, which tells of what is past, with its path from the root.
+/// Every document but the changelog, which is about the past, with its path from the root.
 fn documents() -> Vec<(String, String)> {
     let mut found = Vec::new();
     for folder in ["", "docs/", "docs/decisions/", "lab/", "tests/vectors/"] {

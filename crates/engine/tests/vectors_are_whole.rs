@@ -1,4 +1,4 @@
-//! The golden media unpack to exactly what the kernel left: whoever trusts them may.
+//! The golden media unpack to exactly what the kernel left, so tests may trust them.
 
 mod golden;
 

@@ -1,4 +1,4 @@
-//! Ways in for clients of a mapped device.
+//! Doors: ways in for clients of a mapped device.
 //!
 //! | room | what |
 //! |---|---|
@@ -6,8 +6,8 @@
 //! | [`door`] | what all doors have in common, and how one is opened |
 //! | [`nbd`] | the door of NBD's clients |
 //!
-//! Whoever opens doors knows [`Uri`] and [`Door`], and no protocol. To add a door means: a room
-//! here, a variant of [`Uri`], and an arm where `door` and `uri` tell the variants apart.
+//! Callers use [`Uri`] and [`Door`], and know no protocol. To add a door: add a module here, a
+//! variant of [`Uri`], and an arm where `door` and `uri` tell the variants apart.
 
 #![deny(unsafe_code)]
 

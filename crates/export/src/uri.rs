@@ -1,4 +1,4 @@
-//! Where a door is, as users write it. The scheme says what kind of door.
+//! The address of a door, as users write it. The scheme says what kind of door.
 
 use std::fmt;
 use std::str::FromStr;
@@ -7,10 +7,10 @@ use udm::error::{Error, Result};
 
 use crate::nbd;
 
-/// The forms that there are, for people.
+/// All forms, for people.
 pub const FORMS: &str = "nbd+unix:///PATH or nbd://ADDR:PORT";
 
-/// Where a door is.
+/// The address of a door.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Uri {
     /// `nbd+unix:///PATH` or `nbd://ADDR:PORT`.

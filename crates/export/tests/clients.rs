@@ -33,7 +33,7 @@ fn have(tools: &[&str]) -> bool {
     true
 }
 
-/// fio with NBD at `uri` and verification; leaves nothing behind.
+/// fio with NBD at `uri` and verification; leaves no files.
 fn fio(uri: &str, more: &[&str]) {
     let uri = format!("--uri={uri}");
     let always = ["--name=v", "--ioengine=nbd", &uri, "--verify=crc32c", "--verify_fatal=1"];
@@ -203,7 +203,7 @@ fn fio_verifies_what_it_wrote() {
         let what = ["--rw=randwrite", "--bsrange=512-128k", "--size=16M", "--io_size=32M", depth];
         fio(&served.uri(), &[&what[..], &["--fsync=64", "--do_verify=1"]].concat());
     }
-    // Several clients at once, each in a part of its own.
+    // Several clients at the same time, each in a part of its own.
     let jobs = ["--rw=randrw", "--iodepth=8", "--bs=4k", "--numjobs=4", "--thread"];
     fio(&served.uri(), &[&jobs[..], &["--size=8M", "--offset_increment=8M"]].concat());
     served.wait_until("all have left", |counts| counts.current == 0);

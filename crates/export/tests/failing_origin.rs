@@ -35,7 +35,7 @@ const PATIENCE: Duration = Duration::from_secs(40);
 /// The first pause after a failure, as pcache has it.
 const PAUSE_MIN: Duration = Duration::from_millis(100);
 
-/// A RAM disk that refuses some operations while it is told to.
+/// A RAM disk that refuses some operations on request.
 #[derive(Debug)]
 struct Origin {
     ram: RamDisk,

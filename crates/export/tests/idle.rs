@@ -56,7 +56,7 @@ fn silent_clients_cost_nothing() {
     std::thread::sleep(Duration::from_millis(500));
     let spent = processor_time() - before;
     assert!(spent < Duration::from_millis(20), "{spent:?} of processor time for nothing");
-    // Those who sleep are there at once, and a server with sleepers ends at once.
+    // Sleeping clients are back immediately, and a server with sleepers ends immediately.
     clients.iter_mut().for_each(read);
     let stopping = std::time::Instant::now();
     server.stop();

@@ -1,10 +1,10 @@
-//! Whoever reached a device's control socket, and says anything there: the server's own reading
+//! A client of a device's control socket that says anything there: the server's own reading
 //! and carrying out of calls, with small devices in memory under it.
 //!
 //! Beside the promises of every target:
 //! 1. Every call gets one last answer, and an error has a name and words.
 //! 2. The device holds what it held, whatever was called, when it is opened again afterwards.
-//! 3. The end comes when it is asked for, and leaves no file behind.
+//! 3. The end comes when it is asked for, and leaves no file.
 
 use std::fs;
 use std::path::{Path, PathBuf};

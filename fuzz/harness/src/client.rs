@@ -1,4 +1,4 @@
-//! Whoever uses a cache that was opened over hostile bytes: drives its target from one thread, and
+//! The user of a cache that was opened over hostile bytes: drives its target from one thread, and
 //! knows what was written.
 
 use std::collections::HashMap;
@@ -10,7 +10,7 @@ use udm::error::Status;
 use udm::target::{Port, Target};
 use udm::units::{Nanos, SECOND, SECTOR};
 
-/// In so many ticks of a second each request must be answered, and each drain and suspend done.
+/// In this many ticks of a second each request must be answered, and each drain and suspend done.
 const PATIENCE: usize = 400;
 
 pub struct Client {
@@ -106,7 +106,7 @@ impl Client {
         panic!("a request waits for ever: {}", self.target().status());
     }
 
-    /// Writes a byte that no earlier write used, as far as there are so many.
+    /// Writes a byte that no earlier write used, as far as there are this many.
     pub fn write(&mut self, offset: u64, len: u64, fua: bool) {
         self.writes = self.writes.wrapping_add(1);
         let mut buffer = Buffer::zeroed(len as usize);

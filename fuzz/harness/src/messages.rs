@@ -1,4 +1,4 @@
-//! Whoever connects to a device's control socket, and servers that answer commands: bytes that
+//! A client of a device's control socket, and servers that answer commands: bytes that
 //! should be messages.
 //!
 //! Beside the promises of every target: what is understood can be said again, and is understood

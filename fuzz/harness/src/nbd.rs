@@ -1,5 +1,5 @@
 //! NBD clients that say anything: their bytes go into a connection's state machine, cut at any
-//! place, with a small device behind it.
+//! place, with a small device to serve.
 //!
 //! Beside the promises of every target:
 //! 1. No bio leaves the device or breaks the contract of bios; few and small ones are in flight.
@@ -27,7 +27,7 @@ const STORED_BYTES: u64 = 64 * KIB;
 /// What may be in flight, or wait to be sent, at most: the limit, and the request that reached it.
 const HELD_BYTES_MAX: usize = BYTES_MAX + BIO_BYTES_MAX as usize;
 const LONG_READS_MAX: usize = 4;
-/// A sent buffer that is longer is one read's data alone; so much of it is compared.
+/// A sent buffer that is longer is one read's data alone; this much of it is compared.
 const KEPT_BYTES_MAX: usize = 128 << 10;
 /// Most bytes of a conversation.
 const SPOKEN_BYTES_MAX: usize = 128 << 10;
@@ -206,7 +206,7 @@ fn write(input: &mut Input<'_>, kind: u8, size_bytes: u64) -> Vec<u8> {
     bytes
 }
 
-/// Zeroes and data in turns on a device of so many bytes, whoever asks how often.
+/// Zeroes and data in turns on a device of this many bytes, always the same.
 #[derive(Debug)]
 struct Stripes(u64);
 
@@ -331,7 +331,7 @@ impl Bench {
                 && let Some(buffer) = self.connection.outgoing()
             {
                 assert!(!buffer.is_empty() && buffer.len() <= HELD_BYTES_MAX);
-                // Long answers to reads far behind what is stored are all alike.
+                // Long answers to reads far beyond what is stored are all alike.
                 let kept = buffer.len().min(KEPT_BYTES_MAX);
                 self.sent.extend_from_slice(&buffer.as_slice()[..kept]);
                 self.connection.sent(buffer, &mut self.bios, &mut self.pool);

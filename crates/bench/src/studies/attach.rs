@@ -1,5 +1,5 @@
-//! How long a writecache takes to open, beside a bare read of its metadata: by the number of its
-//! entries, and by what they say.
+//! How long a writecache takes to open, compared with a bare read of its metadata: by the number of
+//! its entries, and by their content.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -191,7 +191,7 @@ impl Stage {
     }
 
     /// A cache whose first `count` entries are as `left` says. An attach sees no others, as if
-    /// the device had grown behind its back.
+    /// the device had grown unnoticed.
     fn make(&self, count: u64, left: Left) -> Result<()> {
         let medium = self.medium()?;
         format(&medium, 0, self.block_bytes)?;
@@ -221,7 +221,7 @@ impl Stage {
         let threads = std::thread::available_parallelism().map_or(1, usize::from);
         let options = OpenOptions { threads, ..OpenOptions::new(1) };
         let words = format!("{block_bytes} 0");
-        // What the one before leaves behind is not waited for within the time.
+        // The time does not include the end of what the one before started.
         drop(self.open()?);
         let start = Instant::now();
         let ground = self.open()?;
@@ -260,7 +260,7 @@ fn entries(count: u64, left: Left, block_sectors: u64) -> Vec<u8> {
     let entry = |nth: usize, seq: u64| [blocks[nth] * block_sectors, seq];
     let mut entries: Vec<[u64; 2]> = (0..count as usize).map(|nth| entry(nth, SEQ - 1)).collect();
     if left == Left::Crash {
-        // Somewhere among the others: every so many-th, and the one behind it.
+        // Somewhere among the others: one in this many, and the one after it.
         let batch = batch(count) as usize;
         let step = count as usize / batch;
         for nth in 0..batch {

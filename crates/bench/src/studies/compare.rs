@@ -38,7 +38,7 @@ const PERCENTS: [f64; 7] = [10.0, 50.0, 75.0, 90.0, 99.0, 99.9, 99.99];
 struct Measured {
     values: [Vec<f64>; COLUMNS.len()],
     percentiles: Vec<Vec<f64>>,
-    /// All repeats, one behind the other.
+    /// All repeats, one after the other.
     rates: Vec<(f64, f64)>,
     seconds: f64,
 }

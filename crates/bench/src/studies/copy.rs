@@ -1,7 +1,7 @@
 //! Which instructions copy fastest to the cache device: the table of the dm-writecache study, for
 //! this machine, with what udm chooses from it.
 //!
-//! What was found is remembered: servers that open such a medium on this machine use it.
+//! The result is remembered: servers that open such a medium on this machine use it.
 
 use anyhow::{Context, Result};
 use udm::pmem::copy::{CopyPlan, Primitive};

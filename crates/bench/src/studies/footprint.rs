@@ -34,7 +34,7 @@ const BLOCK: u64 = 4096;
 /// Blocks of it that are written to while its memory is counted.
 const WRITTEN_MAX: u64 = 32_768;
 
-/// A load: its name, bytes of a write, whether each is FUA, a flush behind every so many.
+/// A load: its name, bytes of a write, whether each is FUA, writes per flush.
 type Load = (&'static str, u64, bool, u64);
 
 const LOADS: [Load; 5] = [
@@ -195,7 +195,7 @@ fn writecache_memory_by_blocks(setup: &Setup, study: &mut Study) -> Result<()> {
     Ok(())
 }
 
-/// Memory of a writecache of so many blocks, half of which are written to.
+/// Memory of a writecache of this many blocks, half of which are written to.
 fn writecache_memory_of(setup: &Setup, count: u64) -> Result<u64> {
     // All of a file in memory is there; on a disk, only what is written.
     let (block, ground) = match setup.target {

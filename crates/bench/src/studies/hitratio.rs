@@ -1,5 +1,5 @@
 //! What stays in the cache: the share of references that find their block there, for the engine
-//! itself with each of its policies, and for the policies of the literature on paper.
+//! itself with each of its policies, and for policies from the literature on paper.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -38,7 +38,7 @@ const SEGMENTS: u64 = 1023;
 const SEGMENT_BLOCKS_MIN: u64 = 4;
 /// Bytes of a segment that are not data.
 const SEGMENT_META_BYTES: u64 = 12 << 10;
-/// After so many requests a tenth of a second has passed.
+/// After this many requests a tenth of a second has passed.
 const REQUESTS_PER_TICK: usize = 1000;
 /// A flush ends a key set after so large a share of the cache (1 / n) in requests.
 const REQUESTS_SHARE: u64 = 256;
@@ -73,7 +73,7 @@ struct Found {
     engine: Vec<(&'static str, Vec<f64>)>,
     on_paper: Vec<(&'static str, Vec<f64>)>,
     /// Blocks that the engine with `retention hot` had on average, and what the best policy on
-    /// paper keeps with so many.
+    /// paper keeps with this many.
     held: Vec<(u64, f64)>,
 }
 

@@ -126,7 +126,7 @@ pub fn run(setup: &Setup) -> Result<Study> {
     Ok(study)
 }
 
-/// Bytes that are written; as many behind them are only read.
+/// Bytes that are written; the same number after them are only read.
 fn span(setup: &Setup) -> Result<u64> {
     Ok(setup.backing_bytes()?.min(256 * MIB) / 2)
 }

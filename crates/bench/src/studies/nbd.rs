@@ -1,14 +1,13 @@
-//! NBD over a Unix socket, 4 KiB at a time: udm beside nbdkit's memory plugin, with the same fio
-//! jobs.
+//! NBD over a Unix socket, 4 KiB at a time: udm and nbdkit's memory plugin, with the same fio jobs.
 //!
-//! udm serves four devices, all from this process, with the very server that `udm create` runs:
-//! a pcache in memory with a real file behind it, which is what people have; the same with a disk
-//! in memory behind it, which tells the door's cost from that of writing back to a file; such a
-//! disk alone; and the target `zero`, which does nothing: nobody's rate can be above what fio and
-//! the socket reach with that. Both caches were filled three times before anything counts, and
-//! have the default settings.
+//! udm serves four devices, all from this process, with the server of `udm create`: a pcache in
+//! memory in front of a real file, which is the usual setup; the same in front of a disk in memory,
+//! which separates the door's cost from that of writing back to a file; such a disk alone; and the
+//! target `zero`, which does nothing: it shows the highest rate that fio and the socket can reach.
+//! Both caches are filled three times before anything counts, and have the default settings.
 //!
 //! Processor time is the server's, for each request, until all of it is written back: that of the
+//! door's threads, and separately that of the background. For nbdkit it is that of its process.
 //! door's threads, and that of the background apart. nbdkit is asked for by its process.
 
 use std::path::{Path, PathBuf};
@@ -98,7 +97,7 @@ struct Measure {
     background: f64,
 }
 
-/// What a table tells of it.
+/// Its columns in a table.
 type Number = fn(&Measure) -> f64;
 
 /// By contender, by round.

@@ -1,4 +1,4 @@
-//! What the page cache makes of writes to a slow file, in each of udm's four ways to it: how fast,
+//! How the page cache handles writes to a slow file, in each of udm's four modes of I/O: how fast,
 //! how evenly, how much lies unwritten in memory at the worst moment, and what is left there.
 
 use std::path::Path;
@@ -27,7 +27,7 @@ const MODES: [(&str, IoMode); 4] = [
     ("lazy", IoMode::Lazy),
 ];
 const PERCENTS: [f64; 7] = [1.0, 50.0, 75.0, 90.0, 99.0, 99.9, 99.99];
-/// The watcher looks at the page cache so often.
+/// The watcher looks at the page cache this often.
 const LOOKS_EVERY: Duration = Duration::from_micros(500);
 /// Writes under way may lie on top of a lazy file's window.
 const SLACK_BYTES: u64 = MIB;

@@ -1,6 +1,6 @@
-//! How long a cache takes to open, by the number of keys in its log: cleanly closed, and as a
-//! crash leaves it, with everything dirty; on one thread and on all. Beside the opening, after
-//! which requests are served, the same with the whole log replayed before.
+//! How long a cache takes to open, by the number of keys in its log: cleanly closed, and as a crash
+//! leaves it, with everything dirty; on one thread and on all. Requests are served after the
+//! opening; the time with the whole log replayed before that is measured too.
 
 use std::path::Path;
 use std::sync::Arc;

@@ -179,7 +179,7 @@ impl Caller {
         Ok(())
     }
 
-    /// The median time of a request within `range`, over so many batches.
+    /// The median time of a request within `range`, over this many batches.
     fn cost(&mut self, range: Range<u64>, len: u64, is_read: bool, batches: u64) -> Result<f64> {
         let slots = (range.end - range.start) / len;
         let mut times = Vec::new();
@@ -285,7 +285,7 @@ fn dirtiness(setup: &Setup, repeats: usize, study: &mut Study) -> Result<()> {
     let bare = open_pmem(&setup.places.memory.file("scaling-bare", CACHE_BYTES)?)?;
     let mut costs = vec![vec![Vec::new(); DIRTY_LEVELS.len()]; 3];
     for _ in 0..repeats {
-        // In a smaller one, log and reserves would leave no room for so much.
+        // In a smaller one, log and reserves would leave no room for this much.
         let cache = setup.pcache_of("scaling-dirtiness", CACHE_BYTES, ram_disk(GIB), "0")?;
         // Nobody does its background work, so what is dirty stays dirty.
         let mut caller = Caller::new(&cache, BLOCK)?;

@@ -1,10 +1,10 @@
-//! What a cache does when it has been full for long: the rate of bursts, all written back in
-//! between, beside the first one, which found the cache empty; then the rate without any pause,
-//! when the backing device limits it.
+//! A cache that has been full for long: the rate of bursts, all written back in between, compared
+//! with the first one, which found the cache empty; then the rate without any pause, when the
+//! backing device limits it.
 //!
 //! A repeat has a fresh cache with the default settings, in front of a real file. The background
-//! runs as in a server, and its processor time is told apart. Nothing is left out: each burst and
-//! each repeat has its row, and rates are shown over time.
+//! runs as in a server, and its processor time is reported separately. Nothing is left out: each
+//! burst and each repeat has its row, and rates are shown over time.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -27,10 +27,10 @@ use crate::unit::Unit;
 const FULL_BURSTS: usize = 3;
 /// Jobs besides one for each processor, as in the published measurements.
 const MANY_JOBS: u32 = 8;
-/// In parts of the cache, what a burst writes: in a full cache so much is clean, whatever the
+/// In parts of the cache, what a burst writes: in a full cache this much is clean, whatever the
 /// settings say of what is kept.
 const BURST_PART: (u64, u64) = (3, 8);
-/// A burst that the backing device holds up is cut off after so long.
+/// A burst that the backing device holds up is cut off after this long.
 const BURST_SECONDS: u64 = 20;
 
 /// One burst, and what it cost.
@@ -48,7 +48,7 @@ struct Course {
     endless: Reached,
 }
 
-/// All repeats with so many jobs.
+/// All repeats with this many jobs.
 struct Load {
     numjobs: u32,
     /// No job waits for a processor that another one has.

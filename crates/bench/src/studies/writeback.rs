@@ -1,8 +1,8 @@
-//! How fast dirty data reaches the backing device, beside what fio writes there.
+//! How fast dirty data reaches the backing device, compared with what fio writes there.
 //!
-//! The same number of random 4 KiB blocks each: udm from a full cache, in whatever order and
-//! pieces it likes, and fio at depth 32; both past the page cache where that works, and both until
-//! a final fdatasync has returned. Clients that flush often give ordered write-back little to
+//! Each writes the same number of random 4 KiB blocks: udm from a full cache, in any order and with
+//! any merging it chooses, and fio at depth 32; both past the page cache where that works, and both
+//! until a final fdatasync has returned. Clients that flush often give ordered write-back little to
 //! merge: that is measured too.
 
 use std::fs::File;
@@ -29,7 +29,7 @@ use crate::targets::memory_in_words;
 use crate::unit::Unit;
 
 const BLOCK: u64 = 4096;
-/// What clients do: a name, and behind every how many writes they flush; 0: never.
+/// What clients do: a name, and how many writes they make per flush; 0: they never flush.
 const CLIENTS: [(&str, u64); 5] = [
     ("never", 0),
     ("every 64", 64),
@@ -53,7 +53,7 @@ const ORDERS: [(&str, &str); 3] = [
 const WRITECACHE_ORDER: [(&str, &str); 1] = [("oldest first", "0")];
 /// What clients do there; more flushes change nothing.
 const WRITECACHE_CLIENTS: usize = 3;
-/// Blocks under way at once while they are made dirty.
+/// Blocks in flight while they are made dirty.
 const DEPTH: usize = 32;
 
 /// The whole study.
@@ -263,7 +263,7 @@ fn udm_rate(
     Ok(rate)
 }
 
-/// Writes distinct random blocks, in random order, with a flush behind every so many.
+/// Writes distinct random blocks, in random order, with a flush after each run of this many.
 fn make_dirty(
     device: &Arc<Device>,
     round: usize,

@@ -1,6 +1,6 @@
-//! The writecache target: what a write costs in mode `p` beside the bare copy, by block size and
-//! by the instructions that store it (the table of the published dm-writecache measurement, but
-//! through the whole target), and in mode `s` beside fio on the same file.
+//! The writecache target: the cost of a write in mode `p` compared with the bare copy, by block
+//! size and by the instructions that store it (the table of the published dm-writecache
+//! measurement, but through the whole target), and in mode `s` compared with fio on the same file.
 
 use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
@@ -33,7 +33,7 @@ const CACHE_BYTES: u64 = 512 * MIB;
 const ORIGIN_BYTES: u64 = GIB;
 /// Bytes of the device that are written to.
 const SPAN: u64 = 128 * MIB;
-/// Where bare data begins, behind room for its entries.
+/// Where bare data begins, after room for its entries.
 const DATA_AT: u64 = 4 * MIB;
 /// Operations timed together, and in one measure.
 const BATCH: usize = 16;
@@ -154,7 +154,7 @@ impl Stage {
         Ok(())
     }
 
-    /// Random writes of `len` bytes: the median time of one, with a flush behind each if asked for.
+    /// Random writes of `len` bytes: the median time of one, with a flush after each if asked for.
     fn writes(&self, seed: usize, len: usize, is_flushed: bool) -> Result<f64> {
         let mut caller = Caller::new(self, seed as u64, len)?;
         let mut times = Vec::with_capacity(OPS / BATCH);
@@ -168,7 +168,7 @@ impl Stage {
         Ok(median(&times))
     }
 
-    /// Writes per microsecond of so many threads.
+    /// Writes per microsecond of this many threads.
     fn rate(&self, threads: usize) -> Result<f64> {
         let gate = Barrier::new(threads);
         let spans: Vec<Result<f64>> = std::thread::scope(|scope| {

@@ -1,5 +1,5 @@
-//! Asking servers: of the devices that were named, or of all, at once and by one deadline, so that
-//! a server that hangs delays nobody but the one answer.
+//! Asking servers: of the devices that were named, or of all, in parallel and by one deadline, so
+//! that a server that hangs delays no answer but its own.
 //!
 //! A device without an answer is one of three: `dead` (its server ended without clearing up),
 //! `hung` (it is there and does not answer), `failed` (something else is wrong with its socket).
@@ -20,7 +20,7 @@ use crate::runtime::{DeviceName, RuntimeDir};
 /// At most this many servers are asked at a time.
 const ASKED_MAX: usize = 256;
 
-/// What asking a device came to.
+/// The result of asking a device.
 #[derive(Debug)]
 pub enum Heard {
     /// Its server's answer.
@@ -88,9 +88,9 @@ fn ask_one(
     }
 }
 
-/// Asks the servers of `names`, or of all devices when there are none, and hands on what each
-/// answers; of one that does not, its state. Why is printed, and is an error in the end. When
-/// there is only the one that was named, all of this is that error.
+/// Asks the servers of `names`, or of all devices if there are none, and passes on each answer; for
+/// a device without an answer, its state. The reason is printed, and makes the command fail in the
+/// end. If only one device was named, that reason is the error returned.
 pub fn ask_each(
     what: &str,
     names: &[DeviceName],

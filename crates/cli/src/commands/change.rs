@@ -9,7 +9,7 @@ use crate::args::{LoadArgs, MessageArgs, NameArgs, RenameArgs};
 use crate::control::Client;
 use crate::runtime::RuntimeDir;
 
-/// A method without parameters and without anything to tell.
+/// A method without parameters and without a result.
 pub fn simple(method: &str, args: &NameArgs) -> Result<()> {
     let mut client = Client::connect(&RuntimeDir::open()?, &args.name)?;
     client.order(method, json!({}))?;

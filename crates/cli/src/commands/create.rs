@@ -1,4 +1,4 @@
-//! `create`: start a server process, and hear from it whether it serves.
+//! `create`: starts a server process, and waits until it serves or fails.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::process::CommandExt;
@@ -24,7 +24,7 @@ use crate::runtime::{DeviceName, RuntimeDir};
 use crate::server::title;
 use crate::spec::Spec;
 
-/// A server that comes no further for so long is told about.
+/// A server that makes no progress for this long is reported.
 const SILENCE: Duration = Duration::from_secs(10);
 
 /// The longest table that is read; the engine's own limit is lower.
@@ -116,8 +116,8 @@ fn start_server(runtime: &RuntimeDir, name: &DeviceName, spec: &Spec) -> Result<
     }
 }
 
-/// The server's last word, if it says one; before, how far it is. `silent` is called whenever it
-/// has come no further for [`SILENCE`]. It is waited for as long as it lives; its end closes
+/// The server's last answer, if there is one; progress before that. `silent` is called whenever
+/// there was no progress for [`SILENCE`]. Waits for the server as long as it lives; its end closes
 /// `from`.
 fn hear(
     from: impl Read + Send + 'static,
@@ -160,7 +160,7 @@ fn hear(
     }
 }
 
-/// The server ended without a word: says how, and what its log says last.
+/// The error of a server that ended without an answer: how it ended, and its last log lines.
 fn died(runtime: &RuntimeDir, name: &DeviceName, server: &mut Child) -> anyhow::Error {
     let how = match server.wait() {
         Ok(status) => match (status.code(), status.signal()) {
@@ -176,7 +176,7 @@ fn died(runtime: &RuntimeDir, name: &DeviceName, server: &mut Child) -> anyhow::
     anyhow!("{name}: the server ended {how} before it served; log {}: {last}", log.display())
 }
 
-/// Tells where the device is served.
+/// Prints where the device is served.
 fn announce(json: JsonArgs, ready: &Value) -> Result<()> {
     let name = ready["name"].as_str().unwrap_or_default();
     let size = human_bytes(ready["size_bytes"].as_u64().unwrap_or(0));

@@ -1,4 +1,4 @@
-//! `export` and `unexport`: ways in for clients, opened and closed while the device serves.
+//! `export` and `unexport`: doors for clients, opened and closed while the device serves.
 
 use anyhow::Result;
 use serde_json::{Value, json};
@@ -19,7 +19,7 @@ pub fn export(args: &ExportArgs) -> Result<()> {
     print_result(args.json, &text, &answer)
 }
 
-/// Makes a door what `--json` prints: its facts stand beside the rest.
+/// Makes a door what `--json` prints: its facts stand next to the other fields.
 fn shape(door: &mut Value) {
     let Some(object) = door.as_object_mut() else { return };
     for fact in object.remove("facts").iter().filter_map(Value::as_array).flatten() {

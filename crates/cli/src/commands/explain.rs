@@ -7,7 +7,7 @@ use udm::units::human_bytes;
 use crate::columns::Columns;
 use crate::runtime::DeviceName;
 
-/// A device with its lines, each with what it means under it.
+/// A device with its lines, each followed by its meaning.
 pub fn device(name: &DeviceName, info: &Value) -> String {
     let mut text = format!("{name}: {}\n", info["state"].as_str().unwrap_or_default());
     for line in info["lines"].as_array().into_iter().flatten() {
@@ -29,7 +29,7 @@ pub fn device(name: &DeviceName, info: &Value) -> String {
     text
 }
 
-/// The words behind the target's name, with their names; none for lines of unknown form.
+/// The words after the target's name, with their names; none for lines of unknown form.
 fn fields(status: &str) -> Vec<(&'static str, &str, &'static str)> {
     let words: Vec<&str> = status.split_whitespace().collect();
     let [_, _, target, ref values @ ..] = words[..] else { return Vec::new() };
@@ -41,7 +41,7 @@ fn fields(status: &str) -> Vec<(&'static str, &str, &'static str)> {
     fields.map(|(&(field, about), &value)| (field, value, about)).collect()
 }
 
-/// A fact's value for people: bytes get a readable size beside them.
+/// A fact's value for people: bytes are followed by a readable size.
 fn plain(name: &str, value: &Value) -> String {
     match value {
         Value::String(text) => text.clone(),

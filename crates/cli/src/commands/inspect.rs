@@ -1,8 +1,8 @@
 //! `inspect`: what a cache device holds, by reading alone.
 //!
 //! A device in use is read while it changes. What is read then can contradict itself, which the
-//! engine notices as damage; so such a device is read again a few times before damage is
-//! believed, and the answer says that it is a snapshot.
+//! engine reports as damage; so such a device is read a few more times before damage is reported,
+//! and the answer says that it is a snapshot.
 
 use std::path::Path;
 use std::thread;
@@ -25,7 +25,7 @@ use crate::columns::pairs;
 use crate::output::{print, print_json, print_note};
 use crate::runtime::RuntimeDir;
 
-/// How often a device in use is read before what is wrong with it counts.
+/// How often a device in use is read before damage is reported.
 const TRIES_IN_USE: usize = 5;
 
 /// Time between two of those.
@@ -51,16 +51,16 @@ pub struct Found {
     pub name: String,
     /// Its size.
     pub size_bytes: u64,
-    /// Whether somebody has it open for use.
+    /// Whether a process has it open for use.
     pub is_in_use: bool,
-    /// What sort of cache it holds.
+    /// The type of cache that it holds.
     pub kind: &'static TargetType,
     /// What it holds.
     pub contents: Contents,
 }
 
-/// Reads `word`, which names a cache device as tables do; the cache begins at `start_sector`, if
-/// it is of a type that can.
+/// Reads `word`, which names a cache device as tables do. The cache begins at `start_sector`, if
+/// its type allows that.
 pub fn look_at(word: &str, start_sector: u64) -> Result<Found> {
     let path = Word::new(word).device()?.path;
     let is_in_use = is_in_use(Path::new(&path))?;
@@ -87,7 +87,7 @@ pub fn look_at(word: &str, start_sector: u64) -> Result<Found> {
     Err(failed)
 }
 
-/// Whether a server holds the device. Asked by a shared lock that is given up at once.
+/// Whether a server holds the device. Checked by a shared lock that is released immediately.
 fn is_in_use(path: &Path) -> Result<bool> {
     let place = || format!("open cache device {}", path.display());
     let file = std::fs::File::open(path).with_context(place)?;
@@ -112,7 +112,7 @@ fn describe(found: &Found) -> String {
     pairs(&rows)
 }
 
-/// What is not on the medium.
+/// What the server's memory holds beyond the medium.
 fn of_server(found: &Found, served: &Served) -> String {
     let place = &served.place;
     match (served.is_of_this_boot, found.is_in_use) {

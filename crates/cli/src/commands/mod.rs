@@ -1,5 +1,5 @@
-//! What the commands mean. Each takes its arguments as `args.rs` defines them, prints its result,
-//! and returns an error whose text names where and why; `main.rs` puts the command in front.
+//! The commands. Each takes its arguments as `args.rs` defines them, prints its result, and returns
+//! an error whose text names where and why; `main.rs` puts the command's name in front.
 
 mod about;
 mod asking;

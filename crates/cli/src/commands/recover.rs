@@ -1,8 +1,8 @@
 //! `recover`: bring an origin up to date from its cache, without a server.
 //!
-//! The cache is opened as a device that nobody can reach, told to drain, and closed again. It is
-//! the same code that drains a served device, so an interruption, even a kill, loses nothing and
-//! the next `recover` goes on where this one was.
+//! The cache is opened as a device without doors, drained, and closed again. This is the same code
+//! that drains a served device, so an interruption, even a kill, loses nothing and the next
+//! `recover` continues.
 
 mod cut;
 
@@ -30,7 +30,7 @@ use crate::runtime::RuntimeDir;
 use crate::served::{attach_notes, come_to_rest};
 use crate::work::Watch;
 
-/// Time between two looks at how much is left.
+/// Time between two checks of how much is left.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 
 /// `udm recover`.
@@ -38,7 +38,7 @@ pub fn recover(args: &RecoverArgs) -> Result<()> {
     if let Some((kind, found)) = cut::find(args)? {
         return cut::recover(args, kind, &found);
     }
-    // Looking first keeps a device that is no cache from being formatted as one.
+    // Inspecting first keeps a device that is not a cache from being formatted as one.
     let found = look_at(&args.cache_device, args.start_sector)?;
     let with_log: Vec<&str> =
         caches().filter(|(_, cache)| cache.has_log).map(|(kind, _)| kind.name).collect();
@@ -77,7 +77,7 @@ pub fn recover(args: &RecoverArgs) -> Result<()> {
     print_result(args.json, &text, &value)
 }
 
-/// What the user asks of a recovery.
+/// The user's options for a recovery.
 fn asked(args: &RecoverArgs) -> Recovery<'_> {
     Recovery {
         cache: &args.cache_device,
@@ -110,7 +110,7 @@ fn without_place(error: &anyhow::Error) -> anyhow::Error {
     anyhow!(rest.map_or(text.clone(), |(_, rest)| rest.to_owned()))
 }
 
-/// What a table would say is an option here.
+/// Replaces advice about table words by the options of this command.
 fn in_words_of_recover(error: &anyhow::Error) -> anyhow::Error {
     let text = format!("{error:#}");
     let text = text
@@ -123,7 +123,7 @@ fn in_words_of_recover(error: &anyhow::Error) -> anyhow::Error {
     }))
 }
 
-/// Writes everything back; how much that was.
+/// Writes everything back, and returns how many bytes that was.
 fn drain(args: &RecoverArgs, device: &Device) -> Result<u64> {
     let interrupts = Interrupts::take()?;
     let mut progress = Progress::new(format!("recover {}", args.cache_device));

@@ -16,7 +16,7 @@ use crate::process;
 use crate::progress::Progress;
 use crate::runtime::{DeviceName, KeepLog, RuntimeDir};
 
-/// The exit code of a command that Ctrl-C ended at once, as shells have it.
+/// The exit code of a command that Ctrl-C ended immediately, as shells have it.
 const INTERRUPTED: i32 = 130;
 
 /// `udm remove`.
@@ -69,7 +69,7 @@ pub fn remove(args: &RemoveArgs) -> Result<()> {
     print_result(args.json, &text, &value)
 }
 
-/// Clears up what a dead server left. Its shared memory stays: the next server needs it.
+/// Removes the files of a dead server. Its shared memory stays: the next server needs it.
 fn clear_dead(runtime: &RuntimeDir, args: &RemoveArgs) -> Result<()> {
     let name = &args.name;
     if args.drain {
@@ -97,8 +97,8 @@ pub fn drain(args: &DrainArgs) -> Result<()> {
     print_result(args.json, &text, &value)
 }
 
-/// Ctrl-C as a wish: the first one is noticed between two steps, a second one ends the command
-/// at once, which is as safe.
+/// Ctrl-C: the first one is noticed between two steps, a second one ends the command immediately,
+/// which is as safe.
 #[derive(Debug)]
 pub struct Interrupts(Arc<AtomicBool>);
 
@@ -118,7 +118,7 @@ impl Interrupts {
     }
 }
 
-/// Follows work that writes everything back.
+/// Reads the progress of work that writes everything back.
 fn follow(
     client: &mut Client,
     name: &DeviceName,
@@ -129,7 +129,7 @@ fn follow(
     let mut progress = Progress::new(format!("drain {name}"));
     let mut left = 0;
     let value = client.follow(method, parameters, &mut |now| {
-        // While it comes to rest, it says only that it goes on.
+        // While the device comes to rest, answers have no number of bytes.
         left = now["dirty_bytes"].as_u64().unwrap_or(left);
         if interrupts.is_interrupted() {
             progress.pause();

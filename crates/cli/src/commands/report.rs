@@ -1,4 +1,4 @@
-//! What devices are and how they are: `status`, `table`, `info`, `ls`, `metrics`.
+//! Reports about devices and their state: `status`, `table`, `info`, `ls`, `metrics`.
 
 use anyhow::Result;
 use serde_json::{Map, Value, json};
@@ -64,7 +64,7 @@ fn lines(
     asked
 }
 
-/// What has become of the devices below, which no line of the kernel's says.
+/// What happened to the devices below, which the kernel's lines do not contain.
 fn print_notes(name: &str, answer: &Value) {
     for note in answer["notes"].as_array().into_iter().flatten().filter_map(Value::as_str) {
         print_note(&format!("{name}: {note}"));
@@ -160,8 +160,8 @@ const PROMOTED: [&str; 10] = [
     "backing_device",
 ];
 
-/// An answer of `Info` as `--json` prints it: facts as an object, and those that every user
-/// looks for beside the name.
+/// An answer of `Info` as `--json` prints it: facts as an object, and the facts that every user
+/// looks for next to the name.
 fn shape(mut info: Value) -> Value {
     if info["exports"].is_array() {
         doors::shape_all(&mut info);
@@ -184,7 +184,7 @@ fn shape(mut info: Value) -> Value {
         used_bytes = used_bytes.or_else(|| facts.get("used_bytes").cloned());
         line["facts"] = Value::Object(facts);
     }
-    // A target that does not count what it caches says how much space that takes.
+    // A target that does not count what it caches reports how much space that takes.
     if let Some(used) = used_bytes.filter(|_| !first.contains_key("cached_bytes")) {
         first.insert("cached_bytes".to_owned(), used);
     }
@@ -196,7 +196,7 @@ fn shape(mut info: Value) -> Value {
     info
 }
 
-/// A fact that is told several times becomes a list.
+/// A fact that appears several times becomes a list.
 fn insert(facts: &mut Map<String, Value>, name: &str, value: Value) {
     match facts.get_mut(name) {
         None => {
@@ -211,7 +211,7 @@ fn word(value: &Value) -> String {
     value.as_str().unwrap_or("-").to_owned()
 }
 
-/// The requests that are late, the first few by name.
+/// The late requests, the first few in detail.
 fn late_requests(info: &Value) -> Vec<String> {
     let late = info["late_requests"].as_array().map_or(&[][..], Vec::as_slice);
     let shown = late.iter().take(LATE_SHOWN).map(|request| {
@@ -293,7 +293,7 @@ fn describe(info: &Value) -> String {
     pairs(&rows)
 }
 
-/// `udm ls`: every device there is, with those that do not answer.
+/// `udm ls`: all devices, including those that do not answer.
 pub fn ls(args: &LsArgs) -> Result<()> {
     let runtime = RuntimeDir::open()?;
     let mut list = Columns::new(&["NAME", "STATE", "SIZE", "TARGET", "DIRTY", "CLIENTS"]);
@@ -313,7 +313,7 @@ pub fn ls(args: &LsArgs) -> Result<()> {
         };
         let targets: Vec<&str> = texts(&summary["targets"]);
         let is_known = args.target.as_ref().is_none_or(|wanted| targets.contains(&wanted.as_str()));
-        // Which targets a lost one has, nobody can say.
+        // The targets of a device that does not answer are unknown.
         if is_known || summary["size_bytes"].is_null() {
             list.row(cells(&summary, &targets));
             answers.push(summary);

@@ -12,7 +12,7 @@ use crate::args::{Until, WaitArgs};
 use crate::control::{Absent, Client, Hung};
 use crate::runtime::RuntimeDir;
 
-/// Time between two looks.
+/// Time between two checks.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 
 /// `udm wait`.
@@ -29,14 +29,14 @@ pub fn wait(args: &WaitArgs) -> Result<()> {
     }
 }
 
-/// What is still not as it is waited for.
+/// What is still missing of the state that is waited for.
 fn what_is_missing(args: &WaitArgs) -> Result<Option<String>> {
     let runtime = RuntimeDir::open()?;
     let info = match Client::find(&runtime, &args.name)? {
         Ok(mut client) => match client.ask("Info", json!({})) {
             Ok(info) => info,
             Err(error) if error.is::<Hung>() => return Err(error),
-            // It ended while we asked; the next look tells how.
+            // It ended while we asked; the next check finds out how.
             Err(_) => return Ok(Some("its server does not answer".into())),
         },
         Err(absent) => {

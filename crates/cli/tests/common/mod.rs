@@ -107,7 +107,7 @@ impl Udm {
         self.json(&["info", name])["pid"].as_u64().unwrap()
     }
 
-    /// Kills the server at once, as a crash would.
+    /// Kills the server immediately, as a crash would.
     pub fn kill_server(&self, name: &str) {
         let pid = self.pid(name);
         signal(pid, "KILL");

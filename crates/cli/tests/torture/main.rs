@@ -1,6 +1,6 @@
 //! Torture: real servers, clients of our own, and everything that people and machines do to them.
 //!
-//! `cargo test -p udm-cli --test torture` runs it for some seconds. Behind `--`: `--seconds S`,
+//! `cargo test -p udm-cli --test torture` runs it for some seconds. After `--`: `--seconds S`,
 //! `--seed N` (the first world's seed; each world takes the next one), `--worlds N` (this many, and
 //! then no more), `--only WORDS` (worlds that have these words in their description), `--workers N`
 //! (worlds at a time), `--udm PATH` (another binary).

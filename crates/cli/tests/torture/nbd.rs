@@ -71,7 +71,7 @@ impl Nbd {
         Ok((u64::from_be_bytes(reply[8..].try_into().unwrap()), error))
     }
 
-    /// The data behind a reply to a read.
+    /// The data after a reply to a read.
     pub fn receive_data(&mut self, bytes: &mut [u8]) -> io::Result<()> {
         self.stream.read_exact(bytes)
     }

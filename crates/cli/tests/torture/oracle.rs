@@ -259,7 +259,7 @@ impl Oracle {
 
     /// The last things that were done.
     pub fn show_notes(&self) {
-        // Whoever tells of a wrong sector panics with them in hand.
+        // Reporting a wrong sector panics while these locks are held.
         let events = self.events.lock().unwrap_or_else(PoisonError::into_inner);
         let notes: Vec<&Event> =
             events.iter().filter(|event| matches!(event, Event::Note(_))).collect();

@@ -219,7 +219,7 @@ impl World {
     }
 
     /// Without the memory that a dead server left, nothing is taken up, or nothing was in it; and
-    /// whoever accepts the loss gets what was durable.
+    /// if the loss is accepted, what was durable is there.
     fn lose_memory(&mut self) -> bool {
         for entry in std::fs::read_dir(&self.runtime).unwrap().flatten() {
             if entry.file_name().to_str().is_some_and(|name| name.ends_with(".shm")) {

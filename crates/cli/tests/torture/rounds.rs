@@ -26,7 +26,7 @@ enum End {
     RemovedDrained,
     /// It is killed while it is removed.
     Removed,
-    /// It is killed while it is suspended, or just behind its end.
+    /// It is killed while it is suspended, or just after its end.
     Suspended,
     /// It is killed while it carries out flushes and messages.
     Talking,
@@ -145,7 +145,7 @@ impl World {
                 .map(|nth| (nth, &load))
                 .map(|(nth, load)| scope.spawn(move || load.run(nth, Prng::new(seeds ^ nth))))
                 .collect();
-            // Whoever panics here leaves clients that would wait for a server.
+            // A panic here leaves clients that would wait for a server.
             let _guard = KillOnPanic { pid, load: &load };
             std::thread::sleep(Duration::from_micros(moment));
             let fate = act(self, &load);

@@ -1,7 +1,7 @@
 //! Changes of a device's state: load, clear, suspend, resume, remove.
 //!
-//! Each visits all seats, one lock at a time. A seat that was told to suspend parks every bio
-//! from then on, so once each seat's count has been seen at 0, nothing is inside.
+//! Each change visits all seats, one lock at a time. A seat that is suspending parks every bio from
+//! then on, so once each seat's count has been seen at 0, nothing is inside.
 
 use super::table::{Active, LoadedTable};
 use super::{Device, DeviceState};
@@ -11,7 +11,7 @@ use crate::table::Table;
 use crate::targets;
 
 impl Device {
-    /// Whether `table` may be loaded now. To be asked before its devices are opened.
+    /// Whether `table` may be loaded now. Ask before its devices are opened.
     pub fn check_load(&self, table: &Table) -> Result<()> {
         let names = table.lines.iter().map(|line| line.target.text.as_str());
         self.check_load_of(names)
@@ -68,14 +68,14 @@ impl Device {
         Ok(())
     }
 
-    /// Whether no bio is inside a target. Stays so once seen while suspending.
+    /// Whether no bio is inside a target. While suspending, once true it stays true.
     pub fn is_quiet(&self) -> bool {
         self.seats.iter().all(|cell| lock(&cell.0).in_flight() == 0)
     }
 
-    /// Goes on with a suspend that has begun; true once nothing at all is in flight. Drivers
-    /// meanwhile go on completing I/O and ticking. After an error the device stays as it is:
-    /// `resume` takes it back.
+    /// Continues a suspend that has begun; true once nothing at all is in flight. Drivers go on
+    /// completing I/O and ticking in the meantime. After an error the device stays as it is;
+    /// `resume` takes the suspend back.
     pub fn finish_suspend(&self) -> Result<bool> {
         let _change = lock(&self.change);
         let (active, mut suspended) = {
@@ -134,7 +134,7 @@ impl Device {
             self.serve_on()?;
         }
         self.events.room();
-        // What waited for the background while it was suspended is looked at again.
+        // The background may have missed work while it was suspended.
         self.events.work();
         Ok(())
     }
@@ -170,8 +170,8 @@ impl Device {
         Ok(())
     }
 
-    /// Lets go of the tables and of all devices under them. Parked bios, and any that still
-    /// come, fail. The device must be suspended, or never have been active.
+    /// Drops the tables and all devices under them. Parked bios, and any that still come, fail. The
+    /// device must be suspended, or never have been active.
     pub fn remove(&self) -> Result<()> {
         let _change = lock(&self.change);
         {

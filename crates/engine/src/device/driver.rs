@@ -1,8 +1,8 @@
-//! What whoever drives a device does, each in a loop of his own: a queue's thread, an in-process
-//! caller, a study. Bios go in, I/O goes to its disks and back, parked bios are tried again, and
-//! finished bios come out.
+//! The driver of a device: bios go in, I/O goes to the device's disks and back, parked bios are
+//! tried again, and finished bios come out. Each loop that serves a device (a queue's thread, an
+//! in-process caller, a study) has one.
 //!
-//! A driver never waits and has no ring of its own: who waits, where, and for how long, is the
+//! A driver never waits and has no ring of its own: whether, where and how long to wait is the
 //! loop's business.
 
 use std::collections::VecDeque;
@@ -23,7 +23,7 @@ pub struct Driver {
     /// Bios that the next [`Driver::pump`] submits.
     pub bios: VecDeque<Bio>,
     port: Port,
-    /// Room signalled up to here has been used for the parked bios.
+    /// The room epoch at the last retry of parked bios.
     room_epoch: u64,
     /// Bios submitted that have not come out as done.
     in_flight: usize,
@@ -73,9 +73,8 @@ impl Driver {
         self.in_flight == 0 && self.bios.is_empty()
     }
 
-    /// Carries out everything that can be carried out without waiting; each finished bio goes to
-    /// `finish`, which may append further ones to be submitted. Says whether any came back, or
-    /// any I/O.
+    /// Carries out everything that can be done without waiting. Each finished bio goes to `finish`,
+    /// which may append further ones to be submitted. Returns whether any bio or I/O came back.
     pub fn pump(
         &mut self,
         ring: &mut Ring,
@@ -114,7 +113,7 @@ impl Driver {
         Some(bio)
     }
 
-    /// The finished bio with `token`, if it is there; the newest are looked at first.
+    /// The finished bio with `token`, if it is there; the newest are tried first.
     #[inline]
     pub fn take_done(&mut self, token: u64) -> Option<Bio> {
         let at = self.port.done.iter().rposition(|bio| bio.token == token)?;
@@ -122,7 +121,7 @@ impl Driver {
         self.port.done.remove(at)
     }
 
-    /// Starts the I/O that targets want. Whether there was any.
+    /// Starts the I/O that targets want. Returns whether there was any.
     pub fn start_ios(&mut self, ring: &mut Ring) -> bool {
         let has_any = !self.port.ios.is_empty();
         while let Some(io) = self.port.ios.pop_front() {
@@ -132,7 +131,7 @@ impl Driver {
         has_any
     }
 
-    /// Gives the targets the I/O that is complete. Whether there was any.
+    /// Gives completed I/O back to the targets. Returns whether there was any.
     pub fn take_completed(&mut self, ring: &mut Ring) -> bool {
         let mut has_any = false;
         while let Some(io) = ring.pop_completed() {
@@ -142,10 +141,11 @@ impl Driver {
         has_any
     }
 
-    /// Lets parked bios try again if room was signalled since they last did. Whether any did.
+    /// Submits parked bios again if room was signalled since the last retry. Returns whether there
+    /// were any.
     pub fn retry_parked(&mut self) -> bool {
         // Read before anything is submitted: room that is signalled while a bio is being parked
-        // must count as news the next time.
+        // must cause another retry.
         let device = self.seat.device();
         let epoch = device.events().room_epoch();
         if epoch == self.room_epoch {
@@ -160,7 +160,7 @@ impl Driver {
         has_any
     }
 
-    /// Does the device's background work; says when to call again at the latest. See
+    /// Does the device's background work; returns when to call again at the latest. See
     /// [`Device::tick`].
     pub fn tick(&mut self, now: Nanos) -> Option<Nanos> {
         self.seat.device().tick(now, &mut self.port)

@@ -1,6 +1,6 @@
 //! Requests that are in flight for too long: which, and what each of them waits for. The queue that
-//! has a request notices, when it looks every second or so; whoever wants to know asks the device,
-//! or is told. A request that is served at once never comes here.
+//! has a request notices this when it checks every second or so. Others ask the device, or register
+//! with `on_late`. A request that is served immediately is never recorded here.
 
 use super::Device;
 use crate::bio::Op;
@@ -8,7 +8,7 @@ use crate::sync::{Mutex, lock};
 use crate::target::Port;
 use crate::units::{Nanos, SECOND};
 
-/// A request that is in flight for longer is late.
+/// A request that is in flight for longer than this is late.
 pub const LATE_SECONDS: u64 = 10;
 
 /// A late request.
@@ -82,12 +82,12 @@ impl std::fmt::Debug for LateRequests {
 }
 
 impl Device {
-    /// A port's late requests are these, and no others.
+    /// Replaces the list of a port's late requests.
     pub fn set_late(&self, port: &Port, requests: Vec<LateRequest>) {
         self.set_late_of(port.id, requests);
     }
 
-    /// The same, for whoever looks after the port of a thread that waits.
+    /// The same, for a thread that watches the port of another thread.
     pub fn set_late_of(&self, port: usize, requests: Vec<LateRequest>) {
         let mut late = lock(&self.late.0);
         let late = &mut *late;
@@ -109,7 +109,7 @@ impl Device {
         (requests, late.total)
     }
 
-    /// `tell` is called, shortly, for each request that becomes late.
+    /// `tell` is called, with little delay, for each request that becomes late.
     pub fn on_late(&self, tell: impl Fn(&LateRequest) + Send + Sync + 'static) {
         lock(&self.late.0).teller = Some(Box::new(tell));
     }

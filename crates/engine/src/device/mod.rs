@@ -1,18 +1,18 @@
 //! A mapped device: a name, an active and an inactive table, a state. The kernel's `dm.c`,
 //! `dm-table.c` and `dm-ioctl.c`.
 //!
-//! Whoever drives a device (a queue, an in-process caller, the simulator) has a [`PortSeat`] there
-//! and its [`Port`], and drives it as he would a target: `submit`, `complete`, `tick`, and
-//! [`Device::retry`] for parked bios when [`Events::room_epoch`] of [`Device::events`] moved. All
-//! but the simulator leave that to a [`Driver`].
+//! A driver (a queue, an in-process caller, the simulator) has a [`PortSeat`] at the device and its
+//! [`Port`], and calls the device as it would a target: `submit`, `complete`, `tick`, and
+//! [`Device::retry`] for parked bios when [`Events::room_epoch`] of [`Device::events`] changed. All
+//! but the simulator use a [`Driver`] for that.
 //!
-//! 1. Each port has a seat: its own lock on its own cache lines, never contended but by suspend
-//!    and resume. Under it is all that serving a request needs, so ports share nothing.
+//! 1. Each port has a seat: its own lock on its own cache lines, contended only by suspend and
+//!    resume. The lock covers all that serving a request needs, so ports share nothing.
 //! 2. What is handed to a target is within its line, whole sectors, and at most
 //!    [`BIO_BYTES_MAX`](crate::units::BIO_BYTES_MAX) long.
 //! 3. Each bio comes out exactly once; a seat counts those inside, and asserts it.
-//! 4. Tables change only while no bio and no I/O is inside: suspended.
-//! 5. Nothing here waits: whoever suspends polls [`Device::finish_suspend`].
+//! 4. Tables change only while no bio and no I/O is inside, that is, while suspended.
+//! 5. Nothing here waits: the caller of a suspend polls [`Device::finish_suspend`].
 
 mod change;
 mod driver;
@@ -50,7 +50,7 @@ pub enum DeviceState {
     Empty,
     /// Serves requests.
     Active,
-    /// New bios are parked; those inside come to their end.
+    /// New bios are parked; those inside are completed.
     Suspending,
     /// New bios are parked, and nothing is inside.
     Suspended,
@@ -75,7 +75,7 @@ pub struct DeviceInfo {
     pub bios_in_flight: u64,
 }
 
-/// What one line of the active table tells beyond its status line.
+/// Facts of one line of the active table beyond its status line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LineFacts {
     /// First sector of the line.
@@ -84,7 +84,7 @@ pub struct LineFacts {
     pub len: u64,
     /// The target's name.
     pub target: &'static str,
-    /// What it tells.
+    /// The facts.
     pub facts: Vec<Fact>,
 }
 
@@ -94,7 +94,7 @@ pub struct Device {
     events: Arc<Events>,
     seats: Box<[Cell]>,
     slots: Mutex<Slots>,
-    /// Held over each change of state; never while a bio is served.
+    /// Held during each change of state; never while a bio is served.
     change: Mutex<()>,
     late: LateRequests,
 }
@@ -104,7 +104,7 @@ pub struct Device {
 #[repr(align(128))]
 struct Cell(Mutex<Seat>);
 
-/// The slow half of a device's state.
+/// The part of a device's state that requests do not touch.
 #[derive(Debug)]
 struct Slots {
     name: String,
@@ -163,8 +163,8 @@ impl Device {
         Err(Error::new(Kind::Busy, message))
     }
 
-    /// Serves `bio`. It comes out of `port` exactly once, in `done` or in `parked`. A parked one
-    /// is given back to the device by [`Device::retry`].
+    /// Serves `bio`. It comes out of `port` exactly once, in `done` or in `parked`. A parked bio is
+    /// given back to the device by [`Device::retry`].
     #[inline]
     pub fn submit(&self, bio: Bio, port: &mut Port) {
         self.seat(port).submit(bio, port);
@@ -175,7 +175,7 @@ impl Device {
         self.seat(port).complete(io, port);
     }
 
-    /// Submits again what is parked in `port`, in order. To be called when the room epoch of
+    /// Submits again what is parked in `port`, in order. Call it when the room epoch of
     /// [`Device::events`] is no longer what it was before the last submit or retry.
     pub fn retry(&self, port: &mut Port) {
         let mut seat = self.seat(port);
@@ -190,7 +190,7 @@ impl Device {
         seat.parked_bios_are_current();
     }
 
-    /// Does the targets' background work; one thread at a time. Says when to call again at the
+    /// Does the targets' background work; one thread at a time. Returns when to call again at the
     /// latest; `None`: only when the background wake of [`Device::events`] is called.
     pub fn tick(&self, now: Nanos, port: &mut Port) -> Option<Nanos> {
         self.seat(port).tick(now, port)
@@ -232,7 +232,7 @@ impl Device {
         self.active().is_some_and(is_fast)
     }
 
-    /// Whether writes are refused somewhere: then clients had better not begin.
+    /// Whether some line refuses writes: then clients should not write at all.
     pub fn is_read_only(&self) -> bool {
         let is_any =
             |active: Arc<Active>| active.lines().iter().any(|line| line.target.is_read_only());
@@ -251,7 +251,7 @@ impl Device {
         Ok(())
     }
 
-    /// What it is and does.
+    /// Its state, for `info`.
     pub fn info(&self) -> DeviceInfo {
         let slots = lock(&self.slots);
         let mut info = DeviceInfo {

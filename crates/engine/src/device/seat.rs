@@ -1,12 +1,12 @@
 //! One port's side of a device: accounting, and bios that cross lines.
 //!
 //! In a table of one line, bios go straight to the target. In a longer one each bio becomes an
-//! *outer* bio with children, one for each line it touches; a bio within one line lends its
-//! buffer to its only child, others are copied. Children that a target parks wait here; when an
-//! outer bio's other children are done it is parked itself, and on its next submit the waiting
-//! children are submitted again, with the progress they had made. If parked bios were retried
-//! before that, the children have missed it, and nobody may ever signal room again: they are
-//! submitted again at once.
+//! *outer* bio with children, one for each line it touches. A bio within one line lends its buffer
+//! to its only child; other children get copies. Children that a target parks wait here. When the
+//! other children of an outer bio are done, the outer bio is parked itself, and its next submit
+//! submits the waiting children again, with the progress they had made. If parked bios were retried
+//! before that, the children have missed the retry, and room may never be signalled again: they are
+//! submitted again immediately.
 
 use std::collections::VecDeque;
 
@@ -21,7 +21,7 @@ use crate::sync::Arc;
 use crate::target::Port;
 use crate::units::Nanos;
 
-/// What a device knows of one port.
+/// The device's state for one port.
 #[derive(Debug, Default)]
 pub(super) struct Seat {
     is_attached: bool,
@@ -30,12 +30,12 @@ pub(super) struct Seat {
     /// Bios inside targets.
     in_flight: u64,
     generation: u64,
-    /// The table from which the progress of this port's parked bios is.
+    /// The generation of the table that the progress of this port's parked bios belongs to.
     parked_generation: u64,
     split: Split,
 }
 
-/// Where the ends of a port's queues were before a call into a target.
+/// Lengths of a port's queues before a call into a target.
 #[derive(Clone, Copy)]
 struct Mark {
     done: usize,
@@ -187,14 +187,14 @@ impl Seat {
 #[derive(Debug, Default)]
 struct Split {
     outers: Pending<Outer>,
-    /// The port's queues, while those of the port collect children.
+    /// The port's queues, kept here while those of the port collect children.
     outside_done: VecDeque<Bio>,
     outside_parked: VecDeque<Bio>,
     /// Children on their way to targets; empty between calls.
     children: VecDeque<Bio>,
     /// How often parked bios were submitted again.
     retries: u64,
-    /// Outer bios whose children have missed one of those times.
+    /// Outer bios whose children have missed one of those retries.
     missed: Vec<u32>,
 }
 
@@ -261,7 +261,7 @@ impl Split {
         self.children = children;
     }
 
-    /// Calls into targets with the port's queues emptied, and looks after the children that come
+    /// Calls into targets with the port's queues emptied, then takes care of the children that come
     /// out.
     fn visit(&mut self, lines: &[Line], port: &mut Port, calls: impl FnOnce(&mut Self, &mut Port)) {
         self.swap_queues(port);
@@ -282,8 +282,8 @@ impl Split {
         }
     }
 
-    /// Looks after the children that targets have put out: they are in the outside queues, and stay
-    /// there for a moment.
+    /// Takes care of the children that targets have put out. They are in the outside queues, and
+    /// stay there meanwhile.
     fn take_out(&mut self, lines: &[Line], port: &mut Port) {
         while let Some(child) = self.outside_done.pop_front() {
             self.end_child(lines, child, port);

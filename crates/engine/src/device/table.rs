@@ -1,4 +1,4 @@
-//! Tables as a device holds them: ranges with the targets behind them.
+//! Tables as a device holds them: ranges and the targets that serve them.
 
 use super::LineFacts;
 use crate::bio::{Bio, Op};
@@ -73,7 +73,7 @@ impl LoadedTable {
 impl Line {
     fn print(&self, words: String) -> String {
         let (start, len) = (self.start / SECTOR, (self.end - self.start) / SECTOR);
-        // dmsetup prints the blank behind the name even if no words follow.
+        // dmsetup prints the blank after the name even if no words follow.
         format!("{start} {len} {} {words}", self.target.name())
     }
 }
@@ -118,8 +118,8 @@ impl Active {
         self.lines.get(self.index_at(at))
     }
 
-    /// Whether a target may be asked for this. Room beyond the end is what a writer lacks; a
-    /// reader asks for nonsense.
+    /// Whether a target may be given this bio. Beyond the end, a write fails for lack of room; any
+    /// other request is invalid.
     pub fn check(&self, bio: &Bio) -> Result<(), Status> {
         match bio.op {
             Op::Flush => return if bio.len == 0 { Ok(()) } else { Err(Status::Invalid) },
@@ -163,7 +163,7 @@ impl Drop for Active {
     }
 }
 
-/// Passes a target's room on to the device's listeners.
+/// Passes a target's `room` signal on to the device's listeners.
 #[derive(Debug)]
 struct ForwardRoom(Arc<Events>);
 
@@ -173,7 +173,7 @@ impl Wake for ForwardRoom {
     }
 }
 
-/// Passes a target's work on to the device's background.
+/// Passes a target's `work` signal on to the device's background.
 #[derive(Debug)]
 struct ForwardWork(Arc<Events>);
 

@@ -29,7 +29,7 @@ fn device(text: &str) -> Arc<Device> {
     Device::with_table("d", load(&devices().0, text)).unwrap()
 }
 
-/// A disk that keeps its I/O until it is told to carry it out.
+/// A disk that keeps its I/O until the test has it carried out.
 #[derive(Debug)]
 struct HeldDisk {
     ram: RamDisk,
@@ -58,7 +58,7 @@ impl Disk for HeldDisk {
     }
 }
 
-/// A target that answers at once and remembers what was asked of it.
+/// A target that answers immediately and remembers what was asked of it.
 #[derive(Debug, Default)]
 struct Probe {
     log: Mutex<Vec<String>>,
@@ -315,7 +315,7 @@ struct Deaf;
 
 impl Wake for Deaf {
     fn wake(&self) {
-        // Who drives the port looks by himself.
+        // The port's driver checks by itself.
     }
 }
 

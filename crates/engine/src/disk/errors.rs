@@ -1,5 +1,5 @@
-//! Errors of a disk's I/O, for people: how many there were, and what the last one was. Requests
-//! carry a [`Status`](crate::error::Status), which says what to do; an errno says what happened.
+//! Errors of a disk's I/O, for people: how many there were, and the last one. Requests carry a
+//! [`Status`](crate::error::Status), which says how to react; an errno says what happened.
 
 use std::fmt;
 
@@ -11,7 +11,7 @@ use crate::sync::statics::atomic::{AtomicU64, Ordering};
 pub struct DiskErrors {
     /// Calls that failed.
     pub count: u64,
-    /// What the last of them was to do, and its errno.
+    /// The operation of the last one, and its errno.
     pub last: Option<(Op, i32)>,
 }
 

@@ -19,7 +19,7 @@ pub enum Effect {
     /// It succeeds at this offset instead of its own.
     Misdirect(u64),
     /// A read succeeds with one bit changed in the byte at this offset of the disk, or in the
-    /// read's nearest.
+    /// nearest byte that was read.
     Corrupt(u64),
     /// It is held until [`SimDisk::heal`](super::SimDisk::heal).
     Stick,
@@ -47,25 +47,25 @@ impl Fault {
         self
     }
 
-    /// Only of I/O that touches these bytes. Flushes touch all.
+    /// Only of I/O that touches these bytes. Flushes touch all bytes.
     pub fn within(mut self, range: Range<u64>) -> Fault {
         self.range = range;
         self
     }
 
-    /// Only after so many I/Os that it would have hit.
+    /// Skips this many I/Os that it would have hit.
     pub fn after(mut self, skip: u64) -> Fault {
         self.skip = skip;
         self
     }
 
-    /// Only so many times.
+    /// Hits only this many times.
     pub fn times(mut self, count: u64) -> Fault {
         self.count = count;
         self
     }
 
-    /// What becomes of `io`, if this fault hits it.
+    /// The effect on `io`, if this fault hits it.
     pub(super) fn meet(&mut self, io: &DiskIo) -> Option<Effect> {
         let start = io.offset.max(self.range.start);
         let is_touched = start < (io.offset + io.len).min(self.range.end);

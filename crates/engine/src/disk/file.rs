@@ -1,19 +1,18 @@
 //! Files and block devices through the ring.
 //!
-//! 1. An I/O may take several calls: short ones go on where they ended, interrupted ones are
-//!    repeated, what a file system cannot do one way is tried another way. Its owner sees one
-//!    completion.
+//! 1. An I/O may take several calls: short ones are continued, interrupted ones are repeated, and
+//!    what a file system cannot do one way is tried another way. The sender sees one completion.
 //! 2. With direct I/O, what does not fit the device's alignment goes through a second, buffered
-//!    descriptor of the same file, for that request alone. The kernel keeps both views together:
+//!    descriptor of the same file, for that request alone. The kernel keeps both views consistent:
 //!    a direct read or write first writes back the cached pages of its range, and a direct write
-//!    throws them away before and afterwards. What is left is a direct write that runs beside a
-//!    buffered write *of the same page*: so "fits" means whole pages wherever the alignment is
-//!    above a sector, and then two such requests overlap, which their sender orders.
-//!    The alternative, reading a block and writing it back changed, would race with every other
-//!    request to that block, in this process or not.
+//!    drops them before and afterwards. One case is left: a direct write at the same time as a
+//!    buffered write *of the same page*. So "fits" means whole pages wherever the alignment is
+//!    above a sector; then two such requests overlap, and their sender must order them. The
+//!    alternative, reading a block and writing it back changed, would race with every other request
+//!    to that block, in this process or not.
 //! 3. fdatasync works on the inode, so a flush through one descriptor covers both.
-//! 4. The size is the one at the time of opening. What was cut off since fails, and all writes with
-//!    it: see `whole`.
+//! 4. The size is that at the time of opening. What was cut off since then fails, and so do all
+//!    writes: see `whole`.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::Path;
@@ -43,7 +42,7 @@ pub struct FileDisk {
 /// Bytes of zeroes written at a time where the file system cannot zero a range.
 const ZEROES: u64 = MIB;
 
-/// How often a call that the kernel asks to repeat is repeated.
+/// How often a call is repeated that the kernel asks to repeat.
 const RETRIES_MAX: u32 = 10_000;
 
 impl FileDisk {
@@ -53,7 +52,7 @@ impl FileDisk {
         Ok(FileDisk { limits, files: Arc::new(files) })
     }
 
-    /// Opens it, which may be open already for this process by one of `claims`.
+    /// Opens it, even if this process has it open already by one of `claims`.
     pub fn open_shared(
         path: impl AsRef<Path>,
         options: &FileOptions,
@@ -68,12 +67,12 @@ impl FileDisk {
         self.files.direct.is_some()
     }
 
-    /// What the page cache has of it; `None` where the kernel does not say (before Linux 6.5).
+    /// What the page cache holds of it; `None` where the kernel does not say (before Linux 6.5).
     pub fn cached(&self) -> Option<Cached> {
         pagecache::look(&self.files.buffered)
     }
 
-    /// Lets the page cache drop what it has of it and need not write out. Only a hint.
+    /// Lets the page cache drop pages of it that need no write-out. Only a hint.
     pub fn forget_cached(&self) {
         let _ = rustix::fs::fadvise(&self.files.buffered, 0, None, rustix::fs::Advice::DontNeed);
     }
@@ -187,7 +186,7 @@ enum Way {
     Move,
     /// fdatasync.
     Sync,
-    /// fallocate, in the way with this number.
+    /// fallocate, with the mode of this number.
     Allocate(usize),
     /// Zeroes are written.
     Zeroes,
@@ -199,10 +198,10 @@ const NO_HIDE_STALE: i32 = 4;
 const ZERO: i32 = libc::FALLOC_FL_ZERO_RANGE | libc::FALLOC_FL_KEEP_SIZE;
 
 /// Modes of fallocate that discard, best first. The first is a block device's true discard, which
-/// says nothing about what is read afterwards; newer kernels took it away.
+/// promises nothing about later reads; newer kernels removed it.
 const DISCARD_MODES: [i32; 2] = [PUNCH | NO_HIDE_STALE, PUNCH];
 
-/// Modes of fallocate that zero, best first: both give zeroes, the first gives room back too.
+/// Modes of fallocate that zero, best first: both give zeroes, the first also frees space.
 const ZERO_MODES: [i32; 2] = [PUNCH, ZERO];
 
 /// An I/O on its way through one or more calls. While a call is in flight, the I/O's buffer is
@@ -211,17 +210,17 @@ const ZERO_MODES: [i32; 2] = [PUNCH, ZERO];
 struct FileJob {
     io: DiskIo,
     files: Arc<Files>,
-    /// Which of the writes under way it is, to a file.
+    /// The ticket of a write to a file in flight.
     write: Option<u64>,
     way: Way,
-    /// Bytes that are through.
+    /// Bytes done so far.
     done: u64,
     retries: u32,
-    /// Whether this I/O keeps away from the direct descriptor.
+    /// Whether this I/O must not use the direct descriptor.
     is_buffered: bool,
     /// It waits for room in the window of dirty pages.
     pause: Option<Pause>,
-    /// The room that the call in flight has there.
+    /// The room of the call in flight in that window.
     reservation: Option<Reservation>,
 }
 
@@ -234,7 +233,7 @@ impl Job<DiskIo> for FileJob {
         ring: &mut Ring,
     ) -> Option<Work> {
         let Memory::One(memory) = memory else { panic!("a disk's work has one buffer") };
-        // The write-out that this call may have made due.
+        // This call may have made a write-out due.
         let lazy = self.files.lazy.clone().filter(|_| self.reservation.is_some());
         let next = self.advance(memory, result).map_err(|io| ring.complete(io)).ok();
         if let Some(sweep) = lazy.and_then(|lazy| lazy.sweep()) {
@@ -245,7 +244,7 @@ impl Job<DiskIo> for FileJob {
 }
 
 impl FileJob {
-    /// What comes after a call ended with `result` (negative: an errno): more work, or the
+    /// Continues after a call that ended with `result` (negative: an errno): the next call, or the
     /// finished I/O.
     fn advance(
         mut self: Box<Self>,
@@ -267,7 +266,7 @@ impl FileJob {
                 self.way = Way::Allocate(mode + 1);
                 self.next(memory)
             }
-            // The device wants more alignment than it told.
+            // The device needs more alignment than it reported.
             Way::Move | Way::Zeroes if result == -libc::EINVAL && !self.is_buffered => {
                 self.is_buffered = true;
                 self.next(memory)
@@ -284,8 +283,8 @@ impl FileJob {
         }
     }
 
-    /// `count` more bytes are through; 0 means the end of the file, where it was not when it was
-    /// opened, or a device that takes none.
+    /// `count` more bytes are done. 0 means the end of the file, which was further on when it was
+    /// opened, or a device that takes no bytes.
     fn moved(mut self: Box<Self>, memory: Buffer, count: u64) -> std::result::Result<Work, DiskIo> {
         self.done += count;
         self.retries = 0;
@@ -323,7 +322,7 @@ impl FileJob {
         Ok(Work { file, call, memory: Memory::One(memory), owner: self, is_awaited: true })
     }
 
-    /// What to ask the kernel for now; `None` if nothing is worth asking.
+    /// The next call; `None` if no call is needed.
     fn call(&self) -> Option<(Arc<OwnedFd>, Call)> {
         let offset = self.io.offset + self.done;
         let rest = self.io.len - self.done;
@@ -375,7 +374,7 @@ impl FileJob {
     }
 }
 
-/// What an errno of a call means to whoever sent the I/O.
+/// The status that the sender of an I/O gets for the errno of a call.
 fn status_of(errno: i32) -> Status {
     match errno {
         libc::ENOSPC | libc::EDQUOT => Status::NoSpace,

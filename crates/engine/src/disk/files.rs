@@ -17,7 +17,7 @@ pub(super) struct Files {
     pub buffered: Arc<OwnedFd>,
     /// Past the page cache.
     pub direct: Option<Arc<OwnedFd>>,
-    /// What offset and length of a direct request must be multiples of.
+    /// Offset and length of a direct request must be multiples of this.
     pub granule: u64,
     /// Flags of buffered reads and writes.
     pub flags: i32,
@@ -36,11 +36,11 @@ pub(super) struct Files {
 }
 
 impl Files {
-    /// Whether what `io` needs is all there, as far as that is known, or is worth a look.
+    /// Whether all bytes that `io` needs are there, as far as is known.
     pub fn has(&self, io: &DiskIo) -> bool {
         match io.op {
             Op::Read => io.offset + io.len <= self.whole.left_bytes(),
-            // Looked at behind its work.
+            // Checked after the flush.
             Op::Flush => !self.whole.is_cut(),
             _ => self.whole.glance(&self.buffered, io.offset + io.len),
         }

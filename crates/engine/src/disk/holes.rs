@@ -1,4 +1,4 @@
-//! Holes of files: ranges that take no room and read as zeroes.
+//! Holes of files: ranges that take no space and read as zeroes.
 
 use std::os::fd::OwnedFd;
 
@@ -8,12 +8,12 @@ use rustix::io::Errno;
 use super::Extent;
 use crate::units::SECTOR;
 
-/// What `[offset, offset + len)` of a file starts with, and for how many bytes, at most two calls.
-/// In doubt, data: also behind the end of a file that was cut short.
+/// What `[offset, offset + len)` of a file starts with, and for how many bytes, by at most two
+/// calls. When in doubt, data: also beyond the end of a file that was cut short.
 pub(super) fn extent(file: &OwnedFd, offset: u64, len: u64) -> (u64, Extent) {
     let data_at = match rustix::fs::seek(file, SeekFrom::Data(offset)) {
         Ok(at) => at,
-        // There is no data up to the end, or the end is before this.
+        // There is no data up to the end, or the end is before `offset`.
         Err(Errno::NXIO) => rustix::fs::fstat(file).map_or(0, |stat| stat.st_size as u64),
         Err(_) => return (len, Extent::Data),
     };

@@ -28,8 +28,8 @@ pub(super) fn of(file: &OwnedFd, stat: &Statx, is_block_device: bool, size_bytes
 }
 
 fn of_block_device(stat: &Statx, size_bytes: u64) -> String {
-    // A loop device's file may be attached anew, in part or whole; the others are names of the
-    // thing itself, which may grow.
+    // A loop device's file may be attached again, in part or whole; the others name the thing
+    // itself, which may grow.
     let words = [
         ("dm/uuid", "dm", false),
         ("dm/name", "dm name", false),
@@ -44,7 +44,7 @@ fn of_block_device(stat: &Statx, size_bytes: u64) -> String {
     let found = words.iter().find_map(|(file, word, has_size)| {
         Some((format!("{word} {}", sysfs(number(stat), file)?), *has_size))
     });
-    // Where nothing says who it is, its name and size are better than nothing.
+    // Without any identity, name and size are better than nothing.
     let (found, has_size) =
         found.unwrap_or_else(|| (format!("block device {}", kernel_word(stat)), true));
     let partition = match sysfs(number(stat), "partition") {
@@ -71,8 +71,8 @@ fn folder((major, minor): (u32, u32)) -> PathBuf {
     format!("/sys/dev/block/{major}:{minor}").into()
 }
 
-/// What sysfs says in `file` about a block device, or about the disk that it is a partition of.
-/// Empty answers are none.
+/// The content of `file` in sysfs for a block device, or for the disk that it is a partition of.
+/// Empty content counts as none.
 pub(super) fn sysfs(device: (u32, u32), file: &str) -> Option<String> {
     let own = folder(device);
     // Resolved by the kernel, through the link: the folder above a partition's is its disk's.

@@ -1,17 +1,18 @@
 //! `io=lazy`: through the page cache, with write-out at a steady pace.
 //!
-//! Left alone, the page cache lets a writer run ahead by gigabytes and then makes everybody wait
-//! while it catches up. Here what is dirty or being written out stays below [`WINDOW_BYTES`]:
+//! Left alone, the page cache lets a writer run ahead by gigabytes and then makes all writers wait
+//! while it catches up. Here the bytes that are dirty or being written out stay below
+//! [`WINDOW_BYTES`]:
 //!
 //! 1. A write first reserves its pages in the window. Bytes leave the window when a *sweep*, a
 //!    sync_file_range of the whole file that began after they were written, has ended. (The kernel
 //!    finds the dirty pages by their tags; a sweep costs what there is to write, not the size.)
-//! 2. A sweep begins behind the write that makes [`SWEEP_BYTES`] wait for one; nobody waits for
-//!    it. One of these runs at a time: what comes meanwhile is merged into the next. Behind
-//!    it the file's clean pages are dropped: a cache is in front already.
-//! 3. A write that finds no room waits for a sweep of its own: it cannot wait for ever for one that
-//!    another thread began and may be slow to see the end of.
-//! 4. Nothing of this is a flush: durability is what fdatasync says, as in every other mode.
+//! 2. A write that makes [`SWEEP_BYTES`] wait for a sweep starts one when it ends. No request waits
+//!    for it. One of these runs at a time: what is written in the meantime goes into the next.
+//!    After a sweep the file's clean pages are dropped: there is a cache in front already.
+//! 3. A write that finds no room runs a sweep of its own and waits for that: it must not wait for
+//!    ever for one that another thread began and may be slow to complete.
+//! 4. None of this is a flush: durability comes from fdatasync, as in every other mode.
 
 use std::os::fd::OwnedFd;
 
@@ -23,18 +24,19 @@ use crate::units::MIB;
 
 /// Most bytes that are dirty or being written out.
 pub const WINDOW_BYTES: u64 = 16 * MIB;
-/// Bytes that are worth a sweep.
+/// A sweep begins when this many bytes wait for it.
 const SWEEP_BYTES: u64 = WINDOW_BYTES / 4;
 /// Most bytes of one call, so that a long write does not fill the window alone.
 pub(super) const WRITE_BYTES_MAX: u64 = MIB;
-/// What the page cache counts in.
+/// The unit of the page cache.
 const PAGE: u64 = 4096;
 
 /// The write-out of one file.
 #[derive(Debug)]
 pub(super) struct Lazy {
-    /// The file, opened once more. The kernel tells each open file of a failed write-out once: a
-    /// sweep that shared the flush's one could hear of it first, and the flush would succeed.
+    /// The file, opened once more. The kernel reports a failed write-out to each open file once: if
+    /// the sweep shared the flush's descriptor, it could get the error first, and the flush would
+    /// succeed.
     file: Arc<OwnedFd>,
     window: Mutex<Window>,
 }
@@ -57,7 +59,7 @@ impl Window {
     }
 }
 
-/// A write's place in the window. Given up when the write has ended, whatever became of it.
+/// A write's room in the window. Released when the write has ended, with or without success.
 #[derive(Debug)]
 pub(super) struct Reservation {
     lazy: Arc<Lazy>,
@@ -72,7 +74,7 @@ impl Drop for Reservation {
     }
 }
 
-/// A write-out under way, and what it will have covered.
+/// A write-out in flight, and what it will have covered.
 #[derive(Debug)]
 struct Sweep {
     lazy: Arc<Lazy>,
@@ -86,14 +88,14 @@ impl Drop for Sweep {
     }
 }
 
-/// What a write that found no room does before it asks again: a sweep of its own.
+/// A write that found no room runs a sweep of its own before it tries again.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Pause {
     until: u64,
 }
 
 impl Lazy {
-    /// For an open file that nobody flushes.
+    /// For an open file that is never flushed through this descriptor.
     pub fn new(file: OwnedFd) -> Arc<Lazy> {
         Arc::new(Lazy { file: Arc::new(file), window: Mutex::new(Window::default()) })
     }
@@ -103,7 +105,7 @@ impl Lazy {
         self.file.clone()
     }
 
-    /// Room for a write of `len` bytes at `offset`. A clean window has room for any.
+    /// Room for a write of `len` bytes at `offset`. A clean window has room for any write.
     pub fn reserve(self: &Arc<Lazy>, offset: u64, len: u64) -> Result<Reservation, Pause> {
         let bytes = (offset + len).next_multiple_of(PAGE) - offset / PAGE * PAGE;
         let mut window = lock(&self.window);
@@ -114,8 +116,8 @@ impl Lazy {
         Ok(Reservation { lazy: self.clone(), bytes })
     }
 
-    /// A pause is over. Whether its call succeeded does not matter here: pages that could not be
-    /// written out are dirty no more, and it is the flush that says so.
+    /// A pause is over. Its result does not matter here: pages that could not be written out are
+    /// not dirty any more, and the flush reports the error.
     pub fn end_pause(&self, pause: Pause) {
         self.cover(pause.until);
     }
@@ -145,7 +147,7 @@ impl Sweep {
 }
 
 impl Job<DiskIo> for Sweep {
-    /// Goes on, however the call did.
+    /// Continues whether the call succeeded or not.
     fn ended(
         self: Box<Self>,
         call: Call,

@@ -1,17 +1,18 @@
 //! Slow devices: the `Disk` half of the seam to the world.
 //!
 //! A disk is shared by all threads. An I/O is started on the thread that emits it, into that
-//! thread's [`Ring`], and its completion comes back on the same thread. While an I/O is in
-//! flight, whoever holds it (the ring, or a simulated disk) owns its buffer.
+//! thread's [`Ring`], and its completion comes back on the same thread. While an I/O is in flight,
+//! the ring or simulated disk that holds it owns its buffer.
 //!
 //! Contract, checked by one conformance suite for every implementation:
 //! 1. Offsets and lengths are multiples of 512 and within the size; anything else completes with
-//!    [`Status::Invalid`]. Multiples of `limits().block_bytes` are the fast way.
+//!    [`Status::Invalid`]. Multiples of `limits().block_bytes` are faster.
 //! 2. A completed write is visible to every later read. It is durable only after a flush that was
-//!    started later completes with success. Whole sectors of 512 bytes are written or not.
-//! 3. A failed flush means: anything written since the last good flush may be lost, for ever.
-//! 4. Every started I/O completes exactly once. I/Os in flight together have no order.
-//! 5. What was there when the disk was opened and is not any more fails, for ever; and a disk that
+//!    started later completes with success. Each sector of 512 bytes is written whole or not at
+//!    all.
+//! 3. A failed flush means: anything written since the last good flush may be lost for ever.
+//! 4. Every started I/O completes exactly once. I/Os in flight at the same time have no order.
+//! 5. A part that was there when the disk was opened and is gone now fails for ever; a disk that
 //!    lost a part takes no more writes and flushes.
 //! 6. A zeroed range reads as zeroes. A discarded one reads as anything until it is written.
 
@@ -52,14 +53,14 @@ pub use whole::Absence;
 pub enum Extent {
     /// Anything.
     Data,
-    /// Zeroes, which take no room.
+    /// Zeroes that take no space.
     Zeroes,
 }
 
 /// The ring that disks use: I/O comes out of it.
 pub type Ring = crate::ring::Ring<DiskIo>;
 
-/// What a file or block device asks of the ring.
+/// A call of a file or block device to the ring.
 type Work = crate::ring::Work<DiskIo>;
 
 impl Ring {
@@ -79,16 +80,16 @@ pub struct DiskLimits {
     pub size_bytes: u64,
     /// The smallest write the device takes without read-modify-write: its logical block size.
     pub block_bytes: u32,
-    /// A write of so many bytes, at a multiple of them, is there whole or not at all after a power
-    /// cut; 0: nobody knows.
+    /// A write of this many bytes, aligned to this many, is there whole or not at all after a power
+    /// cut; 0: unknown.
     pub atomic_bytes: u32,
     /// Whether discard does something.
     pub has_discard: bool,
-    /// What stays the same for this device over restarts and tells it from others; see
-    /// `pcache`'s label. Human-readable, at most 200 bytes.
+    /// Stays the same for this device over restarts and tells it from others; see `pcache`'s label.
+    /// Human-readable, at most 200 bytes.
     pub identity: String,
-    /// `major:minor` for device nodes; what the kernel would print in a table, and behind it the
-    /// mode of I/O if one was asked for.
+    /// `major:minor` for device nodes, as the kernel would print it in a table; then the mode of
+    /// I/O if one was asked for.
     pub kernel_name: String,
 }
 
@@ -97,7 +98,7 @@ pub struct DiskLimits {
 pub struct DiskIo {
     /// Where it goes.
     pub disk: Arc<dyn Disk>,
-    /// What to do. `Flush` has no range.
+    /// The operation. `Flush` has no range.
     pub op: Op,
     /// First byte.
     pub offset: u64,
@@ -105,11 +106,11 @@ pub struct DiskIo {
     pub len: u64,
     /// The data, or empty.
     pub buffer: Buffer,
-    /// The target's own mark.
+    /// The target's own tag.
     pub token: u64,
     /// The table line whose target emitted this; filled in by the device.
     pub line: u32,
-    /// How it ended; meaningful once completed.
+    /// The result; meaningful once completed.
     pub result: Result<(), Status>,
 }
 
@@ -129,25 +130,25 @@ impl DiskIo {
 
 /// A slow device.
 pub trait Disk: Send + Sync + std::fmt::Debug {
-    /// What it is.
+    /// Its size and abilities.
     fn limits(&self) -> &DiskLimits;
 
     /// Starts `io`; it comes out of `ring` when it is complete, with `result` set.
     fn start(&self, io: DiskIo, ring: &mut Ring);
 
     /// Carries out `ios` of this disk and waits for all of them; they come back in any order. For
-    /// whoever opens a device or looks at one: nothing that serves requests may wait like this.
+    /// opening and inspecting devices only: nothing that serves requests may wait like this.
     fn carry_out(&self, ios: Vec<DiskIo>) -> Vec<DiskIo> {
         carry_out_with(self, ios, Ring::without_kernel(), |_| {})
     }
 
     /// What `[offset, offset + len)` starts with, and for how many bytes, without reading it. `len`
-    /// is more than 0, and so is the answer; both are whole sectors within the disk.
+    /// and the answer are more than 0, and whole sectors within the disk.
     fn extent(&self, _offset: u64, len: u64) -> (u64, Extent) {
         (len, Extent::Data)
     }
 
-    /// The I/O that failed so far.
+    /// The I/O errors so far.
     fn errors(&self) -> DiskErrors {
         DiskErrors::default()
     }
@@ -157,25 +158,25 @@ pub trait Disk: Send + Sync + std::fmt::Debug {
         false
     }
 
-    /// What of it is lost, behind its name: `was cut short, ...`. Looks; what it sees counts for
-    /// all I/O from then on.
+    /// Checks whether a part is lost, and says so in words that follow its name: `was cut short,
+    /// ...`. A loss that is seen here counts for all I/O from then on.
     fn loss(&self) -> Option<String> {
         None
     }
 
-    /// What has become of its name since it was opened.
+    /// What happened to its name since it was opened.
     fn absence(&self) -> Option<Absence> {
         None
     }
 
-    /// Where this process has it open, for whoever wants to copy what has no name any more.
+    /// Path by which it can still be opened in this process, to copy what has no name any more.
     fn open_as(&self) -> Option<String> {
         None
     }
 }
 
-/// What is wrong with a slow device beside failing I/O, as sentences: a part that was lost, and a
-/// name that leads elsewhere, with where its data still is.
+/// Troubles of a slow device besides failing I/O, as sentences: a part that was lost, and a name
+/// that leads elsewhere, with where its data still is.
 pub fn troubles(disk: &dyn Disk, role: &str) -> Troubles {
     let name = &disk.limits().name;
     let absence = disk.absence();
@@ -211,7 +212,7 @@ pub struct Troubles {
     pub is_deleted: bool,
 }
 
-/// Carries out `ios` through `ring`; `wait` lets the ring go on.
+/// Carries out `ios` through `ring`; `wait` lets the ring make progress.
 fn carry_out_with<D: Disk + ?Sized>(
     disk: &D,
     ios: Vec<DiskIo>,

@@ -20,13 +20,13 @@ use crate::units::SECTOR;
 /// What a device is opened for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OpenMode {
-    /// To read and write, and nobody else may: a lock on a file, an exclusive claim of a block
-    /// device. In use by another is [`Kind::Busy`].
+    /// To read and write, alone: a lock on a file, an exclusive claim of a block device. If it is
+    /// in use already: [`Kind::Busy`].
     #[default]
     Exclusive,
-    /// To look at. Takes no lock, changes nothing.
+    /// To inspect. Takes no lock, changes nothing.
     ReadOnly,
-    /// To read, beside others who do no more: a shared lock on a file.
+    /// To read, while others only read: a shared lock on a file.
     Shared,
 }
 
@@ -40,15 +40,15 @@ pub enum IoMode {
     Direct,
     /// Through the page cache.
     Buffered,
-    /// Through the page cache, which lets go of the data at once (Linux 6.14, some file systems).
+    /// Through the page cache, which drops the data right after (Linux 6.14, some file systems).
     DontCache,
-    /// Through the page cache, written out at once and at a steady pace: never more than
-    /// [`LAZY_WINDOW_BYTES`](super::LAZY_WINDOW_BYTES) are dirty, and what is clean is let go.
+    /// Through the page cache, written out early and at a steady pace: never more than
+    /// [`LAZY_WINDOW_BYTES`](super::LAZY_WINDOW_BYTES) are dirty, and clean pages are dropped.
     Lazy,
 }
 
 impl IoMode {
-    /// What behind a device's name in a table asks for this mode.
+    /// The text after a device's name in a table that asks for this mode.
     fn suffix(self) -> &'static str {
         match self {
             IoMode::Auto => "",
@@ -59,7 +59,7 @@ impl IoMode {
         }
     }
 
-    /// The mode that `?io=WORD` behind a device asks for.
+    /// The mode that `?io=WORD` after a device asks for.
     pub fn parse(word: &str) -> Result<IoMode> {
         match word {
             "direct" => Ok(IoMode::Direct),
@@ -89,16 +89,16 @@ pub(super) struct Opened {
     pub files: Files,
 }
 
-/// What one user of disks has open, so that he can open it again beside: the tables of one mapped
-/// device share the lock on a file, and the exclusive claim of a block device. What is here ends
-/// with the last disk that was opened by it.
+/// What one user of disks has open, and may open again at the same time: the tables of one mapped
+/// device share the lock on a file, and the exclusive claim of a block device. An entry ends with
+/// the last disk that was opened by it.
 #[derive(Debug, Default)]
 pub struct Claims {
     held: Mutex<Vec<Weak<OwnedFd>>>,
 }
 
 impl Claims {
-    /// The descriptor that holds the claim on what `path` leads to, if it was opened for the same.
+    /// The descriptor that holds the claim on the target of `path`, if it was opened for the same.
     fn find(&self, path: &Path, is_read_only: bool) -> Option<Arc<OwnedFd>> {
         let there = rustix::fs::stat(path).ok()?;
         let mut held = lock(&self.held);
@@ -119,7 +119,7 @@ impl Claims {
     }
 }
 
-/// The claimed file: one of `claims`, or opened anew and kept there.
+/// The claimed file: one of `claims`, or a newly opened one that is added to them.
 fn claim(path: &Path, name: &str, mode: OpenMode, claims: Option<&Claims>) -> Result<Arc<OwnedFd>> {
     let is_read_only = mode != OpenMode::Exclusive;
     let file = match claims.and_then(|claims| claims.find(path, is_read_only)) {
@@ -132,7 +132,7 @@ fn claim(path: &Path, name: &str, mode: OpenMode, claims: Option<&Claims>) -> Re
     Ok(file)
 }
 
-/// Opens `path`. With `claims`, what is open by one of them is no obstacle.
+/// Opens `path`. A claim in `claims` is no obstacle.
 pub(super) fn open(path: &Path, options: &FileOptions, claims: Option<&Claims>) -> Result<Opened> {
     let name = path.display().to_string();
     let fail = |what: &str, errno: rustix::io::Errno| Error::from_io(what, &name, errno.into());
@@ -175,7 +175,7 @@ pub(super) fn open(path: &Path, options: &FileOptions, claims: Option<&Claims>) 
         block_bytes: logical_block,
         atomic_bytes: match direct {
             Some(_) => atomic_bytes(&file, &stat, is_block_device, logical_block),
-            // What is in the page cache may change while it is written out.
+            // Pages in the page cache may change while they are written out.
             None => 0,
         },
         has_discard: !is_read_only && has_discard(&file, &stat, is_block_device),
@@ -214,7 +214,7 @@ fn end_and_block(
     Ok((end, rustix::fs::ioctl_blksszget(file)?))
 }
 
-/// What behind a device's name in a table asks for `options`.
+/// The text after a device's name in a table that asks for `options`.
 fn suffix(options: &FileOptions) -> String {
     match (options.io.suffix(), options.mode) {
         ("", OpenMode::Shared) => "?readonly".into(),
@@ -225,8 +225,7 @@ fn suffix(options: &FileOptions) -> String {
 
 /// Bytes that the device says it writes whole or not at all: its logical block, or its physical
 /// one, which is, by the kernel's ABI (`sysfs-block`), the smallest unit that it can write
-/// atomically. A file system may put a file's blocks anywhere, but aligned to its own. 0: nobody
-/// knows.
+/// atomically. A file system may put a file's blocks anywhere, but aligned to its own. 0: unknown.
 fn atomic_bytes(file: &OwnedFd, stat: &Statx, is_block_device: bool, logical: u32) -> u32 {
     let (device, own) = match is_block_device {
         true => ((stat.stx_rdev_major, stat.stx_rdev_minor), u64::from(u32::MAX)),
@@ -236,7 +235,7 @@ fn atomic_bytes(file: &OwnedFd, stat: &Statx, is_block_device: bool, logical: u3
         }
     };
     if identity::sysfs(device, "loop/backing_file").is_some() {
-        // That goes through a page cache, or through a file whose blocks are anywhere.
+        // That goes through a page cache, or through a file whose blocks can be anywhere.
         return 0;
     }
     let number = |file: &str| identity::sysfs(device, file)?.parse::<u32>().ok();
@@ -247,7 +246,7 @@ fn atomic_bytes(file: &OwnedFd, stat: &Statx, is_block_device: bool, logical: u3
     }
 }
 
-/// A block device lets itself be opened for writing that it then refuses.
+/// A block device may let itself be opened for writing, and then refuse writes.
 fn is_locked_for_writes(stat: &Statx) -> bool {
     identity::sysfs(identity::number(stat), "ro").is_some_and(|flag| flag == "1")
 }
@@ -258,7 +257,7 @@ fn read_only(name: &str, what: &str) -> Error {
     Error::new(Kind::Refused, format!("{name} {what}: {why}"))
 }
 
-/// Opens `path` so that nobody else can who asks the same way.
+/// Opens `path` so that nothing else can open it the same way.
 fn open_and_claim(path: &Path, name: &str, mode: OpenMode) -> Result<OwnedFd> {
     let is_read_only = mode != OpenMode::Exclusive;
     let fail = |errno: rustix::io::Errno| Error::from_io("opening", name, errno.into());
@@ -268,7 +267,7 @@ fn open_and_claim(path: &Path, name: &str, mode: OpenMode) -> Result<OwnedFd> {
             format!("{name} is in use: by a device, a mount or another program that claimed it"),
         )
     };
-    // Looked at before it is opened: opening some things (a tape, a pipe) does something.
+    // Checked before opening: opening some things (a tape, a pipe) has effects.
     let kind = rustix::fs::stat(path).map_err(fail)?;
     let kind = FileType::from_raw_mode(kind.st_mode);
     let mut flags = OFlags::CLOEXEC;
@@ -319,8 +318,8 @@ fn stat(file: &OwnedFd) -> rustix::io::Result<Statx> {
 /// STATX_DIOALIGN.
 const DIO_ALIGN: StatxFlags = StatxFlags::from_bits_retain(0x2000);
 
-/// Opens `path` once more. Never exclusively: the other descriptor holds the claim, and would be
-/// in the way.
+/// Opens `path` once more. Never exclusively: the other descriptor holds the claim, and that would
+/// refuse this one.
 fn open_again(path: &Path, known: &Statx, flags: OFlags) -> rustix::io::Result<(OwnedFd, Statx)> {
     let file = rustix::fs::open(path, flags | OFlags::CLOEXEC, Mode::empty())?;
     let found = stat(&file)?;
@@ -335,12 +334,12 @@ fn open_again(path: &Path, known: &Statx, flags: OFlags) -> rustix::io::Result<(
     };
     match place(&found) == place(known) {
         true => Ok((file, found)),
-        // Somebody has put another file there in this moment.
+        // The path has been replaced by another file just now.
         false => Err(rustix::io::Errno::STALE),
     }
 }
 
-/// Opens the same file past the page cache, if that works, and says in what units.
+/// Opens the same file past the page cache, if that works, and returns its granularity.
 fn open_direct(
     path: &Path,
     known: &Statx,
@@ -356,7 +355,7 @@ fn open_direct(
     {
         return Err(rustix::io::Errno::OPNOTSUPP);
     }
-    // Believed after it was tried: some file systems take the flag and refuse the I/O.
+    // Verified by I/O: some file systems take the flag and refuse the I/O.
     let candidates = if is_told { [told, told] } else { [logical_block, BUFFER_ALIGN as u32] };
     let mut result = Err(rustix::io::Errno::INVAL);
     for align in candidates {
@@ -372,7 +371,7 @@ fn open_direct(
     Ok((file, granule))
 }
 
-/// The flag of reads and writes that the page cache forgets; an error where it does not know it.
+/// The flag for reads and writes that do not stay in the page cache; an error where it is unknown.
 fn probe_dontcache(file: &OwnedFd, name: &str) -> Result<i32> {
     const DONTCACHE: u32 = 0x80;
     let mut buffer = Buffer::zeroed(SECTOR as usize);
@@ -394,7 +393,7 @@ fn has_discard(file: &OwnedFd, stat: &Statx, is_block_device: bool) -> bool {
         let most = identity::sysfs(identity::number(stat), "queue/discard_max_bytes");
         return most.is_some_and(|bytes| bytes != "0");
     }
-    // A hole behind the end of the file changes nothing; whether it may be made tells.
+    // Punching a hole beyond the file's end changes nothing; that it works says that holes do.
     let flags = rustix::fs::FallocateFlags::PUNCH_HOLE | rustix::fs::FallocateFlags::KEEP_SIZE;
     let behind = stat.stx_size.next_multiple_of(BUFFER_ALIGN as u64);
     rustix::fs::fallocate(file, flags, behind, BUFFER_ALIGN as u64).is_ok()

@@ -1,4 +1,4 @@
-//! What the page cache has of a file: cachestat, Linux 6.5.
+//! What the page cache holds of a file: cachestat, Linux 6.5.
 
 #![allow(unsafe_code)]
 
@@ -9,14 +9,14 @@ use std::os::fd::{AsRawFd, OwnedFd};
 pub struct Cached {
     /// All of them.
     pub cached_bytes: u64,
-    /// Those that must still be written out, or are on their way.
+    /// Those that must still be written out, or are being written out.
     pub unclean_bytes: u64,
 }
 
-/// The call's number the same on all architectures but alpha and mips.
+/// The call has the same number on all architectures but alpha and mips.
 const SYS_CACHESTAT: libc::c_long = 451;
 
-/// `struct cachestat_range`: no length stands for all up to the file's end.
+/// `struct cachestat_range`: length 0 means up to the file's end.
 #[repr(C)]
 struct Range {
     offset: u64,
@@ -34,7 +34,7 @@ struct Pages {
     recently_evicted: u64,
 }
 
-/// Looks; `None` where the kernel does not know the call, or not for this file.
+/// Asks the kernel; `None` where it does not know the call, or not for this file.
 pub(super) fn look(file: &OwnedFd) -> Option<Cached> {
     let mut pages = Pages::default();
     let range = Range { offset: 0, len: 0 };

@@ -1,8 +1,8 @@
-//! A disk in memory: for tests, for measurements without a slow device, and for trying things.
+//! A disk in memory: for tests, for measurements without a slow device, and for experiments.
 //!
-//! Memory is taken in chunks when they are first written; what was never written, or was
-//! discarded in whole chunks, takes none and reads as zeroes. I/O is carried out and completed
-//! within `start`, so a caller sees no other thread's half-done write of the same chunk.
+//! Memory is taken in chunks when they are first written. What was never written, or was discarded
+//! in whole chunks, takes none and reads as zeroes. I/O is carried out and completed within
+//! `start`, so a caller never sees half of another thread's write to a chunk.
 
 use super::{Disk, DiskIo, DiskLimits, Ring, check};
 use crate::bio::Op;
@@ -20,7 +20,7 @@ pub struct RamDisk {
     counters: Counters,
 }
 
-/// What a disk was asked to do.
+/// Counts of operations.
 #[derive(Debug, Default)]
 pub(super) struct Counters {
     reads: AtomicU64,
@@ -30,7 +30,7 @@ pub(super) struct Counters {
     bytes_written: AtomicU64,
 }
 
-/// How often a disk did what, since it was made.
+/// Counts of a disk's operations since it was made.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DiskCounts {
     /// Reads.
@@ -92,7 +92,7 @@ impl RamDisk {
         self
     }
 
-    /// What it was asked to do so far.
+    /// The operations so far.
     pub fn counts(&self) -> DiskCounts {
         self.counters.counts()
     }
@@ -127,7 +127,7 @@ impl RamDisk {
         image
     }
 
-    /// Replaces all content by `image`, and zeroes behind it.
+    /// Replaces all content by `image`, and zeroes after it.
     pub fn load_image(&self, image: &[u8]) {
         self.zero(0, self.limits.size_bytes);
         self.poke(0, image);

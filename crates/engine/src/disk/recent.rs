@@ -1,19 +1,19 @@
 //! Writes since a file was last seen whole, and what they say about a file that was cut.
 //!
-//! A write behind the end of a file makes it longer. So a file that was cut while writes were on
-//! their way is as long afterwards as the last of them reaches; in front of them are holes, which
-//! read as zeroes. What lies behind the cut is nothing but such holes and what these writes left.
-//! So if a write since the last good look may have made the end of the file, then from there
-//! downwards all that is a hole or was written since is not to be trusted. An end that no such
-//! write made is the cut itself.
+//! A write beyond the end of a file makes it longer. So a file that was cut while writes were in
+//! flight is as long afterwards as the last of them reaches; in front of them are holes, which read
+//! as zeroes. Beyond the cut there is nothing but such holes and what these writes left. So if a
+//! write since the last good check may have made the file's end, then, from that end downwards, all
+//! holes and all that was written since are not trusted. An end that no such write made is the cut
+//! itself.
 //!
 //! A write that failed, or that ended short, may have reached any byte of its range.
 //!
-//! Gaps that are known: a file system that does not tell holes shows none, so of its files only the
-//! end is known; and the file under a loop device is written by the kernel, so nothing is known of
-//! its writes. A write up to the very end of the file, on its way while the file is cut,
-//! makes it as long as it was, and hides the cut. That a file takes less room than before would
-//! tell it, but file systems give room back for reasons of their own.
+//! Known gaps: a file system that does not report holes shows none, so of its files only the end is
+//! known; and the file under a loop device is written by the kernel, so its writes are unknown. A
+//! write up to the very end of the file that is in flight while the file is cut makes it as long as
+//! it was, and hides the cut. That a file takes less space than before would reveal it, but file
+//! systems free space for reasons of their own.
 
 use std::collections::BTreeMap;
 use std::os::fd::AsFd;
@@ -23,15 +23,15 @@ use rustix::fs::SeekFrom;
 use crate::sync::{Mutex, lock};
 use crate::units::SECTOR;
 
-/// More ranges than these are joined.
+/// Beyond this many ranges, some are joined.
 const RANGES_MAX: usize = 4096;
-/// In a file of more pieces, what is behind the first of the writes is not to be trusted.
+/// In a file of more pieces, what follows the first of the writes is not to be trusted.
 const PIECES_MAX: usize = 1 << 16;
 
 /// A range of bytes: where it begins, where it ends.
 type Range = (u64, u64);
 
-/// The writes of one file. Locked while somebody looks at the file.
+/// The writes of one file. Locked while the file is checked.
 #[derive(Debug, Default)]
 pub(super) struct Recent(Mutex<Sent>);
 
@@ -40,12 +40,13 @@ struct Sent {
     next: u64,
     under_way: BTreeMap<u64, Range>,
     ended: Vec<Range>,
-    /// Those that may have ended anywhere: failed ones, and what ended before the others, joined.
+    /// Writes that may have ended anywhere: failed ones, and those that ended before the others,
+    /// joined.
     older: Vec<Range>,
 }
 
 impl Recent {
-    /// A write is about to be sent. The answer is for [`Recent::end`].
+    /// A write is about to be sent. Pass the result to [`Recent::end`].
     pub(super) fn begin(&self, range: Range) -> u64 {
         let mut sent = lock(&self.0);
         sent.next += 1;
@@ -54,7 +55,7 @@ impl Recent {
         ticket
     }
 
-    /// It is back, and `is_done` if all of it was written.
+    /// The write is back; `is_done`: all of it was written.
     pub(super) fn end(&self, ticket: u64, is_done: bool) {
         let mut sent = lock(&self.0);
         if let Some(range) = sent.under_way.remove(&ticket) {
@@ -70,8 +71,8 @@ impl Recent {
         }
     }
 
-    /// Looks at the file, which was `opened` bytes long: how many bytes from its start may be
-    /// trusted. `None`: it does not tell.
+    /// Checks the file, which was `opened` bytes long: how many bytes from its start can be
+    /// trusted. `None`: the file does not say.
     pub(super) fn look(&self, file: impl AsFd, opened: u64) -> Option<u64> {
         let mut sent = lock(&self.0);
         let stat = rustix::fs::fstat(&file).ok()?;
@@ -81,7 +82,7 @@ impl Recent {
             sent.older.clear();
             return Some(bytes);
         }
-        // One that has ended reached its end; a cut since is an end of its own.
+        // A write that has ended reached its end; a cut since is an end of its own.
         let ends = |range: &Range| bytes == range.1;
         let reaches = |range: &Range| range.0 < bytes && bytes <= range.1;
         let is_reached =
@@ -91,7 +92,7 @@ impl Recent {
         }
         let block = (stat.st_blksize as u64).max(SECTOR);
         let written = sent.ended.iter().chain(sent.under_way.values()).chain(&sent.older);
-        // The rest of a block that a write begins or ends in is zeroes, and no hole.
+        // The rest of a block that a write begins or ends in is zeroes, not a hole.
         let blocks = |range: &Range| (range.0 / block * block, range.1.next_multiple_of(block));
         let written = joined(written.map(blocks).collect());
         Some(trusted(pieces(&file, bytes).as_deref(), &written, bytes, block))
@@ -111,8 +112,8 @@ fn joined(mut ranges: Vec<Range>) -> Vec<Range> {
     joined
 }
 
-/// The pieces of the first `bytes` of a file that are no holes; `None`: they are too many, or the
-/// file does not tell.
+/// The pieces of the first `bytes` of a file that are not holes; `None`: there are too many, or the
+/// file does not say.
 fn pieces(file: impl AsFd, bytes: u64) -> Option<Vec<Range>> {
     let mut pieces = Vec::new();
     let mut at = 0;
@@ -131,8 +132,8 @@ fn pieces(file: impl AsFd, bytes: u64) -> Option<Vec<Range>> {
     Some(pieces)
 }
 
-/// Where what may be trusted ends. A cut within a block of the file system (`block` bytes) leaves
-/// the rest of it as zeroes that are no hole.
+/// Where the trusted part ends. A cut within a block of the file system (`block` bytes) leaves the
+/// rest of the block as zeroes that are not a hole.
 fn trusted(pieces: Option<&[Range]>, written: &[Range], bytes: u64, block: u64) -> u64 {
     let Some(pieces) = pieces else { return written.first().map_or(bytes, |range| range.0) };
     let mut low = bytes;
@@ -171,7 +172,7 @@ mod tests {
         (file, Recent::default())
     }
 
-    /// A write that is noted, if `is_back` as one that has ended.
+    /// A write that is recorded; `is_back`: as one that has ended.
     fn write(file: &File, recent: &Recent, at: u64, is_back: bool) {
         let ticket = recent.begin((at, at + 4096));
         file.write_all_at(&[2; 4096], at).unwrap();

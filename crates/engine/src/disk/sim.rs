@@ -1,8 +1,9 @@
 //! A malicious disk: everything that the contract of disks allows, and faults beyond it.
 //!
-//! It has a volatile write cache that it empties on flush only. I/O is either carried out at once
-//! or held until the simulator picks one; picking decides the order. A crash keeps for each sector
-//! the durable content or any that was written since, whether that write had completed or not:
+//! It has a volatile write cache that is emptied by a flush only. I/O is either carried out
+//! immediately or held until the simulator picks one; picking decides the order. A crash keeps for
+//! each sector the durable content or any that was written since, whether that write had completed
+//! or not:
 //!
 //! 1. A write takes effect when it completes. Until then, a crash may keep any of its sectors.
 //! 2. A flush that completes makes durable what had completed before the flush *started*.
@@ -10,7 +11,7 @@
 //! 3. A flush that fails decides for each unflushed sector: it becomes durable after all, it may
 //!    still become so, it is gone, or (worst, and what page caches do) it stays readable but
 //!    no later flush makes it durable.
-//! 4. A discarded sector reads as zeroes or as before; which, nobody can rely on.
+//! 4. A discarded sector reads as zeroes or as before; either is possible.
 //! 5. All choices come from the caller's stream of numbers or from the disk's own seed.
 
 use std::collections::BTreeMap;
@@ -40,7 +41,7 @@ struct State {
     visible: BTreeMap<u64, Sector>,
     /// What every crash leaves at least, unless something newer is there.
     durable: BTreeMap<u64, Sector>,
-    /// What was written since, oldest first, with the number of its write.
+    /// Written since, oldest first, with the number of the write.
     volatile: BTreeMap<u64, Vec<(u64, Sector)>>,
     /// Counts effects of writes.
     sequence: u64,
@@ -56,12 +57,12 @@ struct Held {
     ring: u64,
     /// The number of the last write that had taken effect when this was started.
     sequence: u64,
-    /// What a fault makes of it.
+    /// The effect of a fault on it.
     effect: Option<Effect>,
 }
 
 impl SimDisk {
-    /// A disk of zeroes that carries out I/O at once.
+    /// A disk of zeroes that carries out I/O immediately.
     pub fn new(size_bytes: u64, block_bytes: u32) -> SimDisk {
         let limits = DiskLimits {
             name: "sim".into(),
@@ -116,7 +117,7 @@ impl SimDisk {
         lock(&self.state).faults.push(fault);
     }
 
-    /// Removes all faults, and lets go of what was stuck: it is held like any other I/O.
+    /// Removes all faults. I/O that was stuck is held like any other.
     pub fn heal(&self) {
         let mut state = lock(&self.state);
         state.faults.clear();
@@ -157,7 +158,7 @@ impl SimDisk {
         while self.complete_one(0, ring) {}
     }
 
-    /// Fails what sticks of `ring`.
+    /// Fails the stuck I/O of `ring`.
     fn fail_stuck(&self, ring: &mut Ring) {
         let mut state = lock(&self.state);
         let stuck = state.held.iter().position(|held| held.ring == ring.id());
@@ -167,7 +168,7 @@ impl SimDisk {
     }
 
     /// Forgets what is held: it never completes. An I/O that is held keeps its disk alive, so a
-    /// disk that is left behind after a crash is told to let go.
+    /// disk that outlives a crash must be abandoned.
     pub fn abandon(&self) {
         let held = std::mem::take(&mut lock(&self.state).held);
         drop(held);
@@ -175,7 +176,7 @@ impl SimDisk {
 
     /// The disk after a crash: what the power cut left, by chance. Faults do not survive.
     pub fn crash(&self, prng: &mut Prng) -> SimDisk {
-        // The extremes are met far more often than chance by sector would meet them.
+        // The extremes are tried far more often than chance by sector would try them.
         match prng.below(4) {
             0 => self.crash_with(|_, _| 0),
             1 => self.crash_with(|_, options| options - 1),
@@ -190,7 +191,7 @@ impl SimDisk {
         let state = lock(&self.state);
         let mut content = state.durable.clone();
         for (sector, mut later) in state.possible() {
-            // Of equal contents only the last counts, so that trying all choices tries less.
+            // Of equal contents only the last counts, so that trying all choices needs fewer tries.
             let mut seen: Vec<Sector> = Vec::new();
             later.reverse();
             later.retain(|content| {
@@ -211,7 +212,7 @@ impl SimDisk {
         SimDisk::with_content(self.limits.clone(), content, state.is_holding)
     }
 
-    /// What it was asked to do so far.
+    /// The operations so far.
     pub fn counts(&self) -> DiskCounts {
         self.counters.counts()
     }
@@ -254,7 +255,7 @@ impl SimDisk {
         image
     }
 
-    /// Replaces all content, durably, by `image`, and zeroes behind it.
+    /// Replaces all content, durably, by `image`, and zeroes after it.
     pub fn load_image(&self, image: &[u8]) {
         let mut state = lock(&self.state);
         state.visible.clear();
@@ -287,7 +288,7 @@ impl Disk for SimDisk {
         ring.finish(io, result);
     }
 
-    /// What is held is completed in an order of the disk's own; what sticks fails.
+    /// Held I/O is completed in an order of the disk's own; stuck I/O fails.
     fn carry_out(&self, ios: Vec<DiskIo>) -> Vec<DiskIo> {
         carry_out_with(self, ios, Ring::without_kernel(), |ring| {
             while !ring.has_ended() {
@@ -314,8 +315,8 @@ impl State {
         self.held.iter().enumerate().filter(move |(_, held)| is_movable(held)).map(|(n, _)| n)
     }
 
-    /// For each sector that a crash decides about, all that may be found instead of its durable
-    /// content, oldest first.
+    /// For each sector that a crash decides about, all contents that may be found instead of the
+    /// durable one, oldest first.
     fn possible(&self) -> BTreeMap<u64, Vec<Sector>> {
         let mut possible: BTreeMap<u64, Vec<Sector>> = BTreeMap::new();
         for (sector, versions) in &self.volatile {
@@ -436,7 +437,7 @@ fn part(io: &DiskIo, n: usize) -> Sector {
     Arc::new(io.buffer.as_slice().as_chunks().0[n])
 }
 
-/// Fills `bytes` with what is at `offset`, of which both may lie across sectors.
+/// Fills `bytes` with the content at `offset`; both may cross sectors.
 fn copy_out(content: &BTreeMap<u64, Sector>, offset: u64, bytes: &mut [u8]) {
     bytes.fill(0);
     let end = offset + bytes.len() as u64;

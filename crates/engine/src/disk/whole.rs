@@ -1,17 +1,18 @@
-//! Whether what was opened is still all there, and is still what its path names.
+//! Whether what was opened is still complete, and is still what its path names.
 //!
 //! 1. What a file or device lost once is lost: it may be made longer again, but what is read there
-//!    then is nobody's data. So the shortest length ever seen counts, for reads; and a medium that
-//!    lost a part takes no more writes, which would hide that and could not be found again.
-//! 2. Nobody tells of a file that is cut short. A read that meets its end does; otherwise somebody
-//!    must look. That costs a system call, so writes look every [`LOOK_EVERY`], and each time that
-//!    they reach the end, because such a write alone could make a short file as long as it was.
-//!    Flushes always look, behind their work: what a client is told is durable lies within. So do
-//!    reads that find zeroes in a file: a write behind the cut, on its way then or sent before
-//!    the next look, makes the file longer again, and leaves a hole. How much is left then says
-//!    `recent`.
-//! 3. A loop device keeps its size when its file is cut: so that file is looked at, too.
-//! 4. A name is looked at when somebody asks. A deleted file lives as long as it is open.
+//!    then is not the data that was written. So the shortest length ever seen counts, for reads;
+//!    and a medium that lost a part takes no more writes, which would hide the loss and could not
+//!    be found again.
+//! 2. Linux does not report that a file was cut short. A read that meets the new end shows it;
+//!    otherwise the length must be checked. That costs a system call, so writes check every
+//!    [`LOOK_EVERY`], and each time that they reach the end, because such a write alone could make
+//!    a short file as long as it was. Flushes always check, after their work: what a client hears
+//!    is durable is within the length. So do reads that find zeroes in a file: a write beyond the
+//!    cut, in flight then or sent before the next check, makes the file longer again and leaves a
+//!    hole. `recent` says how much of the file is left then.
+//! 3. A loop device keeps its size when its file is cut, so that file is checked too.
+//! 4. A name is checked on request. A deleted file lives as long as it is open.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -23,7 +24,7 @@ use super::recent::Recent;
 use crate::sync::statics::atomic::{AtomicU64, Ordering};
 use crate::units::SECTOR;
 
-/// Milliseconds between two looks of those who only glance.
+/// Milliseconds between two checks by [`Whole::glance`].
 const LOOK_EVERY: u64 = 20;
 
 /// What was opened, and how much of it there was.
@@ -31,10 +32,10 @@ const LOOK_EVERY: u64 = 20;
 pub(crate) struct Whole {
     path: PathBuf,
     opened_bytes: u64,
-    /// The shortest that was seen.
+    /// The shortest length seen.
     left_bytes: AtomicU64,
     next_look: AtomicU64,
-    /// Writes of a file since it was seen whole; devices grow by no write.
+    /// Writes to a file since it was seen whole; devices do not grow by writes.
     recent: Option<Recent>,
     under: Option<Under>,
 }
@@ -46,10 +47,10 @@ struct Under {
     start: u64,
 }
 
-/// What has become of the name of something that is open.
+/// What happened to the name of something that is open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Absence {
-    /// It has no name any more, and ends with whoever has it open.
+    /// It has no name any more, and ends when it is closed.
     Deleted,
     /// It has another name now.
     Moved,
@@ -58,7 +59,7 @@ pub enum Absence {
 }
 
 impl Absence {
-    /// What happened, behind the name.
+    /// What happened, in words that follow the name.
     pub fn words(self) -> &'static str {
         match self {
             Absence::Deleted => "was deleted",
@@ -84,19 +85,19 @@ impl Whole {
         }
     }
 
-    /// Bytes from the start that were there all the time, as far as anybody has looked.
+    /// Bytes from the start that were always there, as of the checks so far.
     #[inline]
     pub(crate) fn left_bytes(&self) -> u64 {
         self.left_bytes.load(Ordering::Relaxed)
     }
 
-    /// Whether it lost a part, as far as anybody has looked.
+    /// Whether it lost a part, as of the checks so far.
     #[inline]
     pub(crate) fn is_cut(&self) -> bool {
         self.left_bytes() < self.opened_bytes
     }
 
-    /// Looks. Whether it is whole, now and before.
+    /// Checks. Returns whether it is whole, now and before.
     pub(crate) fn look(&self, file: impl AsFd) -> bool {
         let left = match &self.recent {
             Some(recent) => recent.look(&file, self.opened_bytes),
@@ -114,7 +115,7 @@ impl Whole {
         !self.is_cut()
     }
 
-    /// The same for whoever asks often, about a range up to `end`.
+    /// The same for frequent callers, about a range up to `end`.
     pub(crate) fn glance(&self, file: impl AsFd, end: u64) -> bool {
         if self.is_cut() {
             return false;
@@ -128,19 +129,19 @@ impl Whole {
         self.look(file)
     }
 
-    /// A write of a range is about to be sent. The answer is for [`Whole::end_write`].
+    /// A write of a range is about to be sent. Pass the result to [`Whole::end_write`].
     pub(crate) fn begin_write(&self, offset: u64, len: u64) -> Option<u64> {
         Some(self.recent.as_ref()?.begin((offset, offset + len)))
     }
 
-    /// It is back, and `is_done` if all of it was written.
+    /// The write is back; `is_done`: all of it was written.
     pub(crate) fn end_write(&self, ticket: Option<u64>, is_done: bool) {
         if let (Some(recent), Some(ticket)) = (&self.recent, ticket) {
             recent.end(ticket, is_done);
         }
     }
 
-    /// Whether `data`, which was read from an `offset`, is what the file has there, and no hole of
+    /// Whether `data`, which was read from `offset`, is the file's content there, and not a hole of
     /// a file that was cut and became longer again.
     pub(crate) fn believes(&self, file: impl AsFd, offset: u64, data: &[u8]) -> bool {
         let is_zero = |sector: &[u8]| sector.first_chunk::<8>().is_none_or(|word| *word == [0; 8]);
@@ -150,7 +151,7 @@ impl Whole {
         self.look(file) || offset + data.len() as u64 <= self.left_bytes()
     }
 
-    /// What it lost, behind its name, if it did; looks.
+    /// Checks. What it lost, in words that follow its name, if anything.
     pub(crate) fn loss(&self, file: impl AsFd) -> Option<String> {
         (!self.look(file)).then(|| {
             let (opened, left) = (self.opened_bytes, self.left_bytes());
@@ -158,7 +159,7 @@ impl Whole {
         })
     }
 
-    /// What has become of its name, if anything. A device node that is gone takes nothing with it.
+    /// What happened to its name, if anything. The removal of a device node changes nothing.
     pub(crate) fn absence(&self, file: impl AsFd) -> Option<Absence> {
         let own = fstat(file).ok()?;
         let is_file = FileType::from_raw_mode(own.st_mode) == FileType::RegularFile;
@@ -200,13 +201,13 @@ impl Under {
         let flags = OFlags::PATH | OFlags::CLOEXEC;
         let file = rustix::fs::open(path.trim_end_matches('\n'), flags, Mode::empty()).ok()?;
         let under = Under { file, start };
-        // A file of that name that is too short to begin with is another one.
+        // A file of that name that is too short is another one.
         let has_room = length(&under.file)? >= bytes.checked_add(start)?;
         has_room.then_some(under)
     }
 }
 
-/// How long something is, if that can be asked.
+/// How long something is, if that can be found out.
 fn length(file: impl AsFd) -> Option<u64> {
     let stat = fstat(&file).ok()?;
     match FileType::from_raw_mode(stat.st_mode) {

@@ -2,13 +2,13 @@
 //!
 //! 1. No reference to media ever exists: media are `*mut u8`, and every access is assembly or
 //!    volatile, so a concurrent store is a strange value and never undefined behaviour.
-//! 2. A durable copy leaves nothing behind in the CPU's caches: whole cache lines are stored by
+//! 2. A durable copy leaves nothing in the CPU's caches: whole cache lines are stored by
 //!    the primitive itself; the edges before the first and after the last whole line (any offset,
 //!    any length) are stored word by word, past the caches or flushed by line. After [`fence`] all
 //!    of it has left the CPU. No line outside the range is ever stored to.
 //! 3. Eight aligned bytes are stored by one instruction, whichever the primitive.
-//! 4. A primitive is used only if [`Primitive::is_available`]; whoever makes a [`CopyPlan`] has
-//!    asserted it.
+//! 4. A primitive is used only if [`Primitive::is_available`]; the constructors of [`CopyPlan`]
+//!    assert it.
 //!
 //! The kernel's counterpart is `memcpy_flushcache` (movnti, and clwb for the edges).
 
@@ -74,13 +74,13 @@ impl Primitive {
         self != Primitive::Plain
     }
 
-    /// Whether its stores go to memory without a line of the cache.
+    /// Whether its stores bypass the caches.
     fn passes_caches(self) -> bool {
         use Primitive::{Movdir64b, Movnti, Nt32, Nt64};
         matches!(self, Movnti | Nt32 | Nt64 | Movdir64b)
     }
 
-    /// What people call it.
+    /// Its name, for people.
     pub fn name(self) -> &'static str {
         match self {
             Primitive::Plain => "plain",
@@ -118,7 +118,7 @@ impl CopyPlan {
         CopyPlan::new([primitive; COPY_CLASSES])
     }
 
-    /// What is good on most machines: the widest non-temporal stores there are.
+    /// Good on most machines: the widest non-temporal stores available.
     pub fn usual() -> CopyPlan {
         let widest = [Primitive::Nt64, Primitive::Nt32, Primitive::Movnti, Primitive::Plain];
         let primitive = widest.into_iter().find(|primitive| primitive.is_available());
@@ -141,7 +141,7 @@ impl CopyPlan {
     }
 }
 
-/// `movnti, nt32 from 256, nt64 from 4096`: in bytes, neighbours that are alike as one.
+/// `movnti, nt32 from 256, nt64 from 4096`: sizes in bytes; equal neighbours are merged.
 impl std::fmt::Display for CopyPlan {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(self.by_class[0].name())?;
@@ -170,7 +170,7 @@ pub fn copy_with(primitive: Primitive, dst: &mut [u8], src: &[u8]) {
 /// to, and does not overlap `src`. The primitive is available.
 pub(super) unsafe fn copy_raw(primitive: Primitive, dst: *mut u8, src: &[u8]) {
     if src.len() < LINE - dst.addr() % LINE {
-        // A word or an entry: most stores are of these, and none of the lines is whole.
+        // A word or an entry, as most stores are: no whole line.
         // SAFETY: the caller's promise; it is all within one line.
         return unsafe { store_edge(primitive, dst, src) };
     }
@@ -206,7 +206,7 @@ pub(super) unsafe fn zero_raw(primitive: Primitive, dst: *mut u8, len: usize) {
     }
 }
 
-/// Copies from `src`, which anybody may be changing, into `into`.
+/// Copies from `src`, which others may be changing, into `into`.
 ///
 /// # Safety
 /// `src` is readable for `into.len()` bytes and does not overlap `into`.
@@ -276,7 +276,7 @@ unsafe fn store_and_flush(primitive: Primitive, dst: *mut u8, src: &[u8]) {
     }
 }
 
-/// Stores `src`, each aligned 8 bytes of the destination at once.
+/// Stores `src`; each aligned 8 bytes of the destination are one store.
 ///
 /// # Safety
 /// `dst` is writable for `src.len()` bytes.

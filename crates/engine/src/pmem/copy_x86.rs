@@ -147,7 +147,7 @@ unsafe fn movnti(dst: *mut u8, src: *const u8, lines: usize) {
 #[target_feature(enable = "avx")]
 unsafe fn nt32(dst: *mut u8, src: *const u8, lines: usize) {
     // SAFETY: reads and writes exactly `lines` lines. vzeroupper clears upper halves that the
-    // compiler is told it may not rely on (out of every ymm register), and spares the SSE code
+    // compiler must not rely on, as this says (out of every ymm register), and spares the SSE code
     // that follows a penalty.
     unsafe {
         asm!(

@@ -3,13 +3,13 @@
 //! 1. The mapping is seen as `*mut u8` and through `copy` only; no reference to it exists, so
 //!    other threads and processes may store to it, and the medium may fail, at any time.
 //! 2. Every range is checked against the medium's length before an address is made of it.
-//! 3. A medium that failed once (a page could not be read, was cut off, or a sync failed) is
-//!    never trusted again: every later `drain` and `sync` fails. Loads of other pages go on; those
-//!    of what was cut off fail, even if it is made longer again.
+//! 3. A medium that failed once (a page could not be read, was cut off, or a sync failed) is never
+//!    trusted again: every later `drain` and `sync` fails. Loads of other pages go on; those of a
+//!    part that was cut off fail, even if the medium is made longer again.
 //! 4. Nothing is stored after damage was seen: it could not become durable any more.
 //! 5. A store never meets a full file system: blocks are reserved when the medium is opened.
 //!
-//! What the medium is, and whose, is the business of `media`; SIGBUS is that of `sigbus`.
+//! `media` finds out what the medium is and locks it; `sigbus` handles SIGBUS.
 
 #![allow(unsafe_code)]
 
@@ -33,14 +33,14 @@ use crate::sync::{Mutex, lock};
 use crate::units::MIB;
 
 /// Media in memory up to this size are mapped page by page when opened, so that no later request
-/// pays for it: about 10 ms. Larger ones would make the first request wait; whoever serves them
-/// calls [`DaxPmem::prefault`] beside it.
+/// pays for it: about 10 ms. Larger ones would make the first request wait; for those the server
+/// calls [`DaxPmem::prefault`] while it already serves.
 const PREFAULT_BYTES_MAX: u64 = 32 * MIB;
 
-/// What the opener knows better.
+/// The user's own choices.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct DaxOptions {
-    /// What makes stores durable, whatever was found out (`?persist=`).
+    /// What makes stores durable, overriding what was found out (`?persist=`).
     pub persistence: Option<Persistence>,
 }
 
@@ -56,7 +56,7 @@ pub struct DaxPmem {
     /// Whether pages can be mapped ahead of their use without I/O.
     is_memory: bool,
     plan: CopyPlan,
-    /// Whether a sync failed. Held while syncing: the kernel tells one caller only of an error.
+    /// Whether a sync failed. Held while syncing: the kernel reports an error to one caller only.
     has_sync_failed: Mutex<bool>,
 }
 
@@ -66,13 +66,13 @@ impl DaxPmem {
         DaxPmem::map(media::open(path, Access::Exclusive)?, Access::Exclusive, options)
     }
 
-    /// Opens `path` to look at, even while it is in use. Storing to it is a bug.
+    /// Opens `path` to inspect it, even while it is in use. Storing to it is a bug.
     pub fn open_read_only(path: &Path) -> Result<DaxPmem> {
         let opened = media::open(path, Access::ReadOnly)?;
         DaxPmem::map(opened, Access::ReadOnly, DaxOptions::default())
     }
 
-    /// Opens `path` to read, while nobody may change it. Storing to it is a bug.
+    /// Opens `path` to read, while nothing may change it. Storing to it is a bug.
     pub fn open_shared(path: &Path, options: DaxOptions) -> Result<DaxPmem> {
         DaxPmem::map(media::open(path, Access::Shared)?, Access::Shared, options)
     }
@@ -89,7 +89,7 @@ impl DaxPmem {
             options.persistence,
             &opened.name,
         )?;
-        // Small core dumps and huge pages are wishes; a kernel without them is fine.
+        // Small core dumps and huge pages are wishes; a kernel without them works too.
         let _ = mapping.advise(0, opened.len_bytes, Advice::LinuxDontDump);
         let is_memory = is_memory(&opened, &mapping);
         if access == Access::Exclusive && is_memory {
@@ -118,11 +118,11 @@ impl DaxPmem {
     }
 
     /// Maps the pages of a range ahead of their use, if that takes no I/O: a page fault within a
-    /// request costs as much as the request. May run beside anything. Takes 70 to 350 us per MiB,
-    /// by the size of pages; media of 32 MiB and less are done already.
+    /// request costs as much as the request. May run at the same time as anything else. Takes 70 to
+    /// 350 us per MiB, depending on the size of pages; media of 32 MiB and less are mapped already.
     pub fn prefault(&self, at: u64, len: u64) {
         if self.is_memory && self.access == Access::Exclusive {
-            // Pages that cannot be reached are met again, and reported, by whoever needs them.
+            // Unreadable pages are found again, and reported, by the loads that need them.
             let _ = self.mapping.advise(at, len, Advice::LinuxPopulateWrite);
         }
     }
@@ -132,14 +132,14 @@ impl DaxPmem {
         self.plan
     }
 
-    /// Uses what was found to be best here. Panics if stores would not become durable by it.
+    /// Uses the plan that was measured as best here. Panics if it does not make stores durable.
     pub fn set_plan(&mut self, plan: CopyPlan) {
         let needs_flush = CAN_FLUSH && self.medium.persistence == Persistence::Cpu;
         assert!(!needs_flush || plan.is_durable(), "plain stores are not durable here");
         self.plan = plan;
     }
 
-    /// The medium's answer to a call that needs it whole.
+    /// An error unless the medium is whole.
     fn check_whole(&self) -> std::result::Result<(), Status> {
         if self.has_lost_part() { Err(Status::Io) } else { Ok(()) }
     }
@@ -148,8 +148,7 @@ impl DaxPmem {
         self.mapping.watch.has_damage() || self.whole.is_cut()
     }
 
-    /// The address of a range that is about to be stored to; none if nothing can be stored any
-    /// more.
+    /// The address of a range to store to; `None` if nothing can be stored any more.
     fn place_for_store(&self, at: u64, len: u64) -> Option<*mut u8> {
         assert_eq!(self.access, Access::Exclusive, "a medium opened to look at is not stored to");
         let place = self.mapping.place(at, len);
@@ -184,7 +183,7 @@ impl Pmem for DaxPmem {
         let place = self.mapping.place(at, into.len() as u64);
         let range = place.addr()..place.addr() + into.len();
         // Before: so that lost pages are touched a bounded number of times. After: because this
-        // very load may have found the damage.
+        // load itself may have found the damage.
         let is_there = at + into.len() as u64 <= self.whole.left_bytes();
         if !is_there || self.mapping.watch.is_damaged(range.clone()) {
             return Err(Status::Io);
@@ -194,7 +193,7 @@ impl Pmem for DaxPmem {
         if !self.mapping.watch.is_damaged(range) {
             return Ok(());
         }
-        // Then what lies behind the new end is not touched page by page.
+        // Then loads beyond the new end fail without touching each page there.
         self.whole.look(&self.file);
         Err(Status::Io)
     }
@@ -258,8 +257,8 @@ struct Mapping {
     region: Region,
     len_bytes: u64,
     page_bytes: usize,
-    /// The kernel accepted MAP_SYNC: no file-system metadata stands between a flushed store and
-    /// its being found again.
+    /// The kernel accepted MAP_SYNC: file-system metadata needs no sync of its own for a flushed
+    /// store to be found again.
     is_synchronous: bool,
 }
 
@@ -343,7 +342,7 @@ impl Drop for Region {
     }
 }
 
-/// Whether stores go straight to memory, so that mapping every page at once costs no I/O.
+/// Whether stores go straight to memory, so that mapping all pages costs no I/O.
 fn is_memory(opened: &Opened, mapping: &Mapping) -> bool {
     matches!(opened.nature, Nature::Memory(_) | Nature::DaxDevice { .. }) || mapping.is_synchronous
 }
@@ -386,7 +385,7 @@ fn fill_memory(opened: &Opened, mapping: &Mapping) -> Result<()> {
         // Kernels before 5.14 do not know it.
         Err(Errno::INVAL) => reserve_blocks(opened),
         Err(Errno::FAULT | Errno::NOMEM) if has_holes(opened) => Err(no_room(opened)),
-        // Unreadable pages are met again, and reported, by whoever needs them.
+        // Unreadable pages are found again, and reported, by the loads that need them.
         Err(_) => Ok(()),
     }
 }

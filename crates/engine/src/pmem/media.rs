@@ -1,12 +1,12 @@
-//! Opening a cache device: what it is, how long it is, whose it is, and what makes it durable.
+//! Opening a cache device: its kind, its length, its lock, and what makes it durable.
 //!
-//! 1. Nothing is assumed: what makes stores durable follows from what the kernel says of the
-//!    opened file (its type, its file system, whether MAP_SYNC is accepted). Where it says
-//!    nothing, `msync` it is, which is right everywhere but on DAX devices.
+//! 1. Nothing is assumed: what makes stores durable follows from what the kernel says of the opened
+//!    file (its type, its file system, whether MAP_SYNC is accepted). Where the kernel says
+//!    nothing, `msync` is used, which is right everywhere but on DAX devices.
 //! 2. A medium is written by one owner at a time: an exclusive lock on a file or DAX device; O_EXCL
 //!    on a block device, which keeps mounts and other users out as well.
-//! 3. A block device is never taken for DAX by its `queue/dax`: that speaks of file systems on
-//!    it, while its own pages go through the page cache. If MAP_SYNC is accepted, it is.
+//! 3. A block device is never taken for DAX because of its `queue/dax`: that describes file systems
+//!    on it, while its own pages go through the page cache. If MAP_SYNC is accepted, it is DAX.
 
 use std::fs::{File, OpenOptions};
 use std::io::{Seek, SeekFrom};
@@ -23,22 +23,22 @@ use crate::error::{Error, Kind, Result};
 /// What a medium is opened for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Access {
-    /// To look at, beside whoever uses it.
+    /// To inspect, even while it is in use.
     ReadOnly,
-    /// To read, and to keep from whoever would change it.
+    /// To read, while nothing may change it.
     Shared,
     /// To use, alone.
     Exclusive,
 }
 
-/// What sort of thing the path names.
+/// The kind of thing that the path names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Nature {
     /// A character device of the DAX subsystem.
     DaxDevice { is_volatile: bool },
     /// A block device.
     BlockDevice,
-    /// A file on a file system that has no other place than memory.
+    /// A file on a file system that exists in memory only.
     Memory(&'static str),
     /// Any other file.
     File,
@@ -51,12 +51,12 @@ pub(super) struct Opened {
     pub(super) name: String,
     pub(super) kernel_name: String,
     pub(super) len_bytes: u64,
-    /// What the kernel maps and unmaps at once: a memory page, or a huge one.
+    /// The kernel maps and unmaps this many bytes as a unit: a memory page, or a huge one.
     pub(super) page_bytes: usize,
     pub(super) nature: Nature,
 }
 
-/// What was decided about a medium's durability.
+/// How a medium becomes durable.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Durability {
     pub(super) persistence: Persistence,
@@ -64,7 +64,7 @@ pub(super) struct Durability {
     pub(super) description: String,
 }
 
-/// Opens `path`, and locks it if it is to be used.
+/// Opens `path`, and locks it unless it is opened to inspect.
 pub(super) fn open(path: &Path, access: Access) -> Result<Opened> {
     let name = path.display().to_string();
     let fail = |e: std::io::Error| Error::from_io("open cache device", path.display(), e);
@@ -80,7 +80,7 @@ pub(super) fn open(path: &Path, access: Access) -> Result<Opened> {
         }
         other => other.map_err(fail)?,
     };
-    // Not on block devices: udev locks them in passing, and O_EXCL says it all.
+    // Not on block devices: udev locks them now and then, and O_EXCL is enough.
     if access != Access::ReadOnly && !is_block {
         lock(&file, &name, access)?;
     }
@@ -107,7 +107,7 @@ fn lock(file: &File, name: &str, access: Access) -> Result<()> {
     }
 }
 
-/// Finds out what was opened.
+/// Finds out what kind of thing was opened.
 fn identify(mut file: File, name: String) -> Result<Opened> {
     let fail = |e: std::io::Error| Error::from_io("examine cache device", &name, e);
     let metadata = file.metadata().map_err(fail)?;
@@ -144,7 +144,7 @@ fn identify(mut file: File, name: String) -> Result<Opened> {
 
 const HUGETLBFS: &str = "hugetlbfs";
 
-/// Magic numbers as statfs(2) lists them.
+/// Magic numbers as in statfs(2).
 fn nature_of_file_system(magic: u64) -> Nature {
     match magic & 0xFFFF_FFFF {
         0x0102_1994 => Nature::Memory("tmpfs"),
@@ -154,7 +154,7 @@ fn nature_of_file_system(magic: u64) -> Nature {
     }
 }
 
-/// What sysfs knows of a DAX device.
+/// The size and alignment that sysfs gives for a DAX device.
 #[derive(Debug, PartialEq, Eq)]
 struct DaxGeometry {
     len_bytes: u64,
@@ -175,7 +175,7 @@ fn dax_geometry(folder: &Path, name: &str) -> Result<DaxGeometry> {
     let len_bytes = number("size").ok_or_else(|| {
         Error::new(Kind::Io, format!("the kernel does not tell the size of DAX device {name}"))
     })?;
-    // The place of `align` has changed over time; 2 MiB is what every driver starts from.
+    // The place of `align` has changed over time; every driver starts from 2 MiB.
     let places = ["align", "device/align", "../dax_region/align", "device/dax_region/align"];
     let align_bytes = places.into_iter().find_map(number).unwrap_or(2 << 20) as usize;
     if !align_bytes.is_power_of_two() || !len_bytes.is_multiple_of(align_bytes as u64) {
@@ -190,8 +190,8 @@ fn dax_geometry(folder: &Path, name: &str) -> Result<DaxGeometry> {
     Ok(DaxGeometry { len_bytes, align_bytes, is_volatile })
 }
 
-/// What makes stores to a medium durable. `is_synchronous`: MAP_SYNC was accepted. `wish`: what
-/// the user says it is.
+/// What makes stores to a medium durable. `is_synchronous`: MAP_SYNC was accepted. `wish`: what the
+/// user chose.
 pub(super) fn decide(
     nature: Nature,
     is_synchronous: bool,
@@ -214,7 +214,7 @@ pub(super) fn decide(
         Nature::BlockDevice => (Persistence::Msync, false, "block device through the page cache"),
     };
     let is_dax_device = matches!(nature, Nature::DaxDevice { .. });
-    // A CPU that cannot flush leaves the kernel to do it, where the kernel can.
+    // If the CPU cannot flush, the kernel must, where it can.
     let can_flush = CAN_FLUSH || is_volatile;
     let found = if can_flush || is_dax_device { found } else { Persistence::Msync };
     let persistence = wish.unwrap_or(found);

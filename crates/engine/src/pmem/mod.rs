@@ -8,13 +8,13 @@
 //!    CPU is enough it does nothing; on page-cache media it is `msync`.
 //!
 //! So `drain` follows every copy of data (before it, other threads may see the stores in any order
-//! or not at all), and `sync` stands between any two stores whose order a
-//! crash must respect. Eight aligned bytes are stored whole or not at all; nothing larger is.
+//! or not at all), and `sync` stands between any two stores whose order a crash must respect. Eight
+//! aligned bytes are stored whole or not at all; larger stores may be torn.
 //!
-//! [`dax`] is the real implementation and [`sim`] the malicious one; one conformance suite runs
-//! on both. Behind `dax` stand `media` (what was opened, and what makes it durable), [`copy`]
-//! (the instructions), and `sigbus` (memory that fails under our feet). [`rest`] is what is left
-//! of a medium that was cut short.
+//! [`dax`] is the real implementation and [`sim`] the malicious one; one conformance suite runs on
+//! both. `dax` uses `media` (opens the medium, and finds out what makes it durable), [`copy`] (the
+//! instructions), and `sigbus` (memory that fails while it is used). [`rest`] is what is left of a
+//! medium that was cut short.
 
 #[cfg(test)]
 mod conformance;
@@ -27,7 +27,7 @@ pub mod sim;
 
 use crate::error::Status;
 
-/// At most so many cache devices are mapped by a process.
+/// A process maps at most this many cache devices.
 pub const MAPPINGS_MAX: usize = sigbus::WATCHED_MAX;
 
 /// What makes stores durable on a medium.
@@ -48,10 +48,10 @@ pub struct Medium {
     pub persistence: Persistence,
     /// Whether a power cut loses it all (tmpfs, hugetlbfs, anonymous memory).
     pub is_volatile: bool,
-    /// One sentence that says what was found out, for `udm info`.
+    /// One sentence about how this was found out, for `udm info`.
     pub description: String,
-    /// `major:minor` for device nodes; what the kernel would print in a table, and behind it what
-    /// makes stores durable if that was said.
+    /// `major:minor` for device nodes, as the kernel would print it in a table; then what makes
+    /// stores durable if the user said so.
     pub kernel_name: String,
 }
 
@@ -61,8 +61,8 @@ pub trait Pmem: Send + Sync + std::fmt::Debug {
     /// Size in bytes.
     fn len_bytes(&self) -> u64;
 
-    /// How much of that is there, from the start on: all of it, but of a medium that was cut short
-    /// and is opened to look at.
+    /// Bytes that are there, from the start on: all of `len_bytes`, unless the medium was cut short
+    /// and is opened to inspect it.
     fn left_bytes(&self) -> u64 {
         self.len_bytes()
     }
@@ -77,18 +77,20 @@ pub trait Pmem: Send + Sync + std::fmt::Debug {
     fn zero(&self, at: u64, len: u64);
 
     /// Copies from `at` into `into`. Safe against concurrent stores: the bytes may then be any
-    /// mixture, and the caller finds out by other means (generations) that it must not use them.
+    /// mixture, and the caller must find out by other means (generations) that it must not use
+    /// them.
     fn load(&self, at: u64, into: &mut [u8]) -> Result<(), Status>;
 
-    /// This thread's stores have left the CPU.
+    /// After this, all of this thread's stores have left the CPU.
     fn drain(&self) -> Result<(), Status>;
 
-    /// All drained stores are durable. After a failure the medium must not be trusted again.
+    /// After this, all drained stores are durable. After a failure the medium must not be trusted
+    /// again.
     fn sync(&self) -> Result<(), Status>;
 
-    /// Whether a sync has failed in such a way that no later one makes durable what it could not,
-    /// although that can be read: pages of a file that could not be written count as clean. Only
-    /// what is stored again becomes durable.
+    /// Whether a sync has failed in such a way that later ones do not make durable what this one
+    /// could not, although it can be read: pages of a file that could not be written count as
+    /// clean. Only what is stored again becomes durable.
     fn has_given_up(&self) -> bool {
         false
     }
@@ -98,17 +100,17 @@ pub trait Pmem: Send + Sync + std::fmt::Debug {
         None
     }
 
-    /// Why the medium is not trusted any more, as a sentence, if it is not.
+    /// Why the medium is not trusted any more, as a sentence; `None` while it is trusted.
     fn failure(&self) -> Option<String> {
         None
     }
 
-    /// Where this process has it open, for whoever looks at it by other means.
+    /// Path by which it can still be opened in this process.
     fn open_as(&self) -> Option<String> {
         None
     }
 
-    /// Whether its name is gone: what it holds is lost when its last user lets go of it.
+    /// Whether its name is gone: then its content is lost when its last user closes it.
     fn is_deleted(&self) -> bool {
         false
     }

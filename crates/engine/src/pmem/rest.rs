@@ -1,5 +1,5 @@
-//! What is left of a cache device that was cut short: as long as it was, to look at. What is gone
-//! reads as sectors that cannot be read, so whoever can live with those can live with this.
+//! What is left of a cache device that was cut short, with its old length, to inspect it. The
+//! missing part fails to be read as bad sectors do, so code that can handle those can handle this.
 
 use super::{Medium, Pmem};
 use crate::error::Status;
@@ -13,7 +13,7 @@ pub struct Rest {
 }
 
 impl Rest {
-    /// `left`, as one of `len_bytes`; itself, if it is as long as that.
+    /// `left`, with the length `len_bytes`; `left` itself, if it is that long.
     pub fn of(left: Arc<dyn Pmem>, len_bytes: u64) -> Arc<dyn Pmem> {
         if len_bytes <= left.len_bytes() { left } else { Arc::new(Rest { left, len_bytes }) }
     }

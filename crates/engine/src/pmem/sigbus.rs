@@ -1,19 +1,19 @@
-//! Memory that fails under our feet: SIGBUS becomes an error of the call.
+//! Memory that fails while it is used: SIGBUS becomes an error of the call.
 //!
-//! A mapped file can be cut short by somebody, its blocks can be unreadable, its memory can fail.
-//! The CPU then faults in the middle of a copy, and the kernel sends SIGBUS to that thread, which
-//! would be the end of the process and of all its exports. Instead:
+//! A mapped file can be cut short, its blocks can be unreadable, its memory can fail. The CPU then
+//! faults in the middle of a copy, and the kernel sends SIGBUS to that thread, which would end the
+//! process and all its exports. Instead:
 //!
 //! 1. Every mapping is [`watch`]ed before it is touched, and until just before it is unmapped.
 //! 2. The handler looks for the faulting address among the watched ranges. If it finds it, it
 //!    first notes the page as damaged, then maps private zeroes over it, and returns; the
 //!    interrupted instruction runs again and succeeds, on memory that is no longer the medium.
-//! 3. Therefore whoever touched the medium asks afterwards ([`Watch::is_damaged`] and
-//!    [`Watch::has_damage`]), and answers with an error if what it read, or may have written, was
-//!    not the medium. The note is made before the zeroes can be seen, so no thread can load them
-//!    and miss it. Notes are never taken back.
-//! 4. A fault anywhere else is none of our business: the handler puts back whatever was there
-//!    before it and returns, and the fault, met again, takes its usual course: death by SIGBUS.
+//! 3. Therefore the code that touched the medium checks afterwards ([`Watch::is_damaged`] and
+//!    [`Watch::has_damage`]), and returns an error if what it read, or may have written, was not
+//!    the medium. The note is made before the zeroes can be seen, so no thread can load them and
+//!    miss it. Notes are never removed.
+//! 4. A fault anywhere else is not ours: the handler restores the handler that was there before it
+//!    and returns, and the fault, repeated, takes its usual course: death by SIGBUS.
 //!
 //! The handler runs at any point of any code. It uses atomics of static memory and the system
 //! calls mmap, sigaction and raise, and nothing else: no lock, no allocation, no errno
@@ -36,7 +36,7 @@ use crate::sync::statics::atomic::{AtomicUsize, Ordering};
 /// At most this many mappings are watched in a process.
 pub(super) const WATCHED_MAX: usize = 64;
 
-/// At most this many damaged pages are told apart in a mapping; beyond that all of it counts.
+/// At most this many damaged pages are recorded for a mapping; beyond that all of it counts.
 const DAMAGED_MAX: usize = 64;
 
 /// A range that is watched, in static memory, so that the handler can always look at it.
@@ -44,7 +44,7 @@ struct Slot {
     /// 0 while the slot is free: set after everything else, cleared before everything else.
     len: AtomicUsize,
     start: AtomicUsize,
-    /// What the kernel maps and unmaps at once here; a power of two.
+    /// The kernel maps and unmaps this many bytes as a unit here; a power of two.
     page_bytes: AtomicUsize,
     /// Faults so far.
     damages: AtomicUsize,
@@ -69,7 +69,7 @@ static SLOTS: [Slot; WATCHED_MAX] = [const { Slot::free() }; WATCHED_MAX];
 /// Serialises changes of slots, and the handler's installation. The handler never takes it.
 static CHANGES: Mutex<()> = Mutex::new(());
 
-/// What SIGBUS did before us.
+/// The action for SIGBUS before ours.
 static BEFORE: OnceLock<libc::sigaction> = OnceLock::new();
 
 /// Keeps a range watched until it is dropped.
@@ -119,13 +119,13 @@ impl Watch {
         let page_bytes = self.slot.page_bytes.load(Ordering::Relaxed);
         damages > DAMAGED_MAX
             || self.slot.pages[..damages].iter().any(|page| {
-                // 0: another thread's handler is just entering it, and it could be any page.
+                // 0: another thread's handler is just entering a page, and it could be any page.
                 let page = page.load(Ordering::Acquire);
                 page == 0 || (range.start < page + page_bytes && page < range.end)
             })
     }
 
-    /// How many faults there were.
+    /// Number of faults.
     pub(super) fn damages(&self) -> usize {
         self.slot.damages.load(Ordering::Acquire)
     }
@@ -154,7 +154,7 @@ fn install() -> Result<()> {
     // SAFETY: an all-zero sigaction is a valid one (default action, empty mask).
     let mut ours: libc::sigaction = unsafe { MaybeUninit::zeroed().assume_init() };
     ours.sa_sigaction = on_sigbus as *const () as usize;
-    // SA_ONSTACK: whoever gave a thread a signal stack meant it. The mask stays empty: SIGBUS
+    // SA_ONSTACK: a signal stack that was given to a thread is used. The mask stays empty: SIGBUS
     // itself is blocked while the handler runs, so a fault in it is final.
     ours.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
     // SAFETY: `before` has room for what was installed. It is asked for first, so that it is
@@ -220,7 +220,7 @@ fn find(address: usize) -> Option<(&'static Slot, usize)> {
     })
 }
 
-/// Puts back what handled SIGBUS before; the fault happens again when the handler returns.
+/// Restores what handled SIGBUS before; the fault happens again when the handler returns.
 fn step_aside() {
     match BEFORE.get() {
         // SAFETY: an action that sigaction gave us.
@@ -229,8 +229,8 @@ fn step_aside() {
     }
 }
 
-/// For a SIGBUS that somebody sent: nothing will fault again, so it is raised again; it arrives
-/// when the handler returns, and finds the default action.
+/// For a SIGBUS that was sent by a process: nothing will fault again, so it is raised again; it
+/// arrives when the handler returns, and finds the default action.
 fn die() {
     // SAFETY: an all-zero sigaction is the default action; raise is async-signal-safe.
     unsafe {

@@ -1,8 +1,8 @@
 //! The malicious twin: memory whose crashes keep as little, and as oddly, as the contract allows.
 //!
-//! 1. `load` sees every store at once, as the CPU that made it would.
+//! 1. `load` sees every store immediately, as the CPU that made it would.
 //! 2. A store is *pending* until the thread that made it drains (`Persistence::Cpu`), or until it
-//!    was drained and somebody syncs (`Persistence::Msync`). What is no longer pending survives
+//!    was drained and any thread syncs (`Persistence::Msync`). What is no longer pending survives
 //!    every crash.
 //! 3. Pending stores are cut into 8-byte words at 8-byte borders. A crash keeps or loses each
 //!    word as a whole. Every cache line decides for itself: mostly it keeps a prefix of its words
@@ -24,7 +24,7 @@ use crate::prng::Prng;
 use crate::shm::SharedWords;
 use crate::sync::{Mutex, MutexGuard, current_thread, lock};
 
-/// What was done to a medium, to assert exact costs.
+/// Operations on a medium, to assert exact costs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SimCounts {
     /// Calls of `store` and `zero`.
@@ -82,7 +82,8 @@ impl SimPmem {
         assert!(end <= self.len_bytes, "{at}+{len} is beyond {} bytes", self.len_bytes);
     }
 
-    /// What could be found after a power cut now. `self` goes on as if there had been none.
+    /// A state that could be found after a power cut now. `self` continues as if there had been
+    /// none.
     pub fn crash(&self, prng: &mut Prng) -> SimPmem {
         self.crash_words(|_, kept| {
             if prng.one_in(4) {
@@ -140,8 +141,8 @@ impl SimPmem {
         state.pending_words().iter().map(|(line, words)| (*line, words.len())).collect()
     }
 
-    /// Puts the state aside as it is just before the `n`-th fence (`drain` or `sync`) from now, 1
-    /// being the next; [`SimPmem::take_cut`] hands it out.
+    /// Saves the state as it is just before the `n`-th fence (`drain` or `sync`) from now, 1 being
+    /// the next; [`SimPmem::take_cut`] returns it.
     pub fn arm_cut(&self, n: u64) {
         assert!(n > 0, "the fence before the next one is over");
         let mut state = self.state();
@@ -149,7 +150,7 @@ impl SimPmem {
         state.cut = None;
     }
 
-    /// As [`SimPmem::arm_cut`]; what `memory` is at that moment is put aside, too, for
+    /// As [`SimPmem::arm_cut`], and saves `memory` as it is at that moment, too, for
     /// [`SimPmem::memory_at_cut`]. A server that dies leaves both as they are then.
     pub fn arm_cut_with(&self, n: u64, memory: SharedWords) {
         self.arm_cut(n);
@@ -161,13 +162,13 @@ impl SimPmem {
         self.state().beside_at_cut.clone()
     }
 
-    /// The medium just before the armed fence, pending stores included, if it came to that.
+    /// The medium just before the armed fence, pending stores included, if that fence was reached.
     pub fn take_cut(&self) -> Option<SimPmem> {
         let cut = self.state().cut.take()?;
         Some(SimPmem::with_state(self.len_bytes, self.medium.persistence, *cut))
     }
 
-    /// Loads that touch these bytes fail from now on, also after a crash.
+    /// Loads of these bytes fail from now on, also after a crash.
     pub fn poison(&self, at: u64, len: u64) {
         self.check(at, len);
         self.state().poison.push(at..at + len);
@@ -178,7 +179,7 @@ impl SimPmem {
         self.state().poison.clear();
     }
 
-    /// Damages one byte, durably and behind everybody's back.
+    /// Damages one byte, durably and unnoticed.
     pub fn corrupt(&self, at: u64, f: impl FnOnce(u8) -> u8) {
         let byte = f(self.peek(at, 1)[0]);
         self.poke(at, &[byte]);
@@ -235,7 +236,7 @@ impl SimPmem {
         self.state().syncs_left = Some(n - 1);
     }
 
-    /// What was done so far.
+    /// The operations so far.
     pub fn counts(&self) -> SimCounts {
         self.state().counts
     }

@@ -1,7 +1,7 @@
-//! The system's libblkid, where it is installed: looked for when asked for, never linked.
+//! The system's libblkid, loaded on demand if it is installed, never linked.
 //!
-//! The library reads, and is asked for types, names and places only. Whatever goes wrong with it
-//! counts as not having it: the table of our own has looked too.
+//! The library is asked for types, names and places only. If it fails in any way, that counts as
+//! not having it: our own table is used in any case.
 
 #![allow(unsafe_code)]
 
@@ -92,7 +92,7 @@ impl Library {
     }
 }
 
-/// The library, if it is here. It stays loaded for good.
+/// The library, if it is installed. It stays loaded.
 fn find() -> Option<Library> {
     let handle = NAMES.into_iter().find_map(|name| {
         // SAFETY: a constant name; loading runs the library's own start-up code, which is

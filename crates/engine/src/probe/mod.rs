@@ -1,11 +1,12 @@
 //! What a device holds that udm did not put there: file systems, RAID members, partition tables,
-//! caches. Asked before a format, of both devices.
+//! caches. Both devices are probed before a format.
 //!
-//! 1. Both look: the system's libblkid, where it is there and the device has a path, and a table of
-//!    our own, which also knows what libblkid does not (dm-cache, dm-pcache, the end of a device).
-//! 2. Nothing is ever written, and what cannot be read holds nothing that is known.
-//! 3. To find nothing does not mean that there is nothing: whoever formats looks for zeroes where
-//!    the format will write, too.
+//! 1. Two probes are used: the system's libblkid, where it is installed and the device has a path,
+//!    and a table of our own, which also knows what libblkid does not (dm-cache, dm-pcache, the end
+//!    of a device).
+//! 2. Nothing is ever written. What cannot be read counts as holding nothing known.
+//! 3. Finding nothing does not mean that there is nothing: a format also checks for zeroes where it
+//!    will write.
 
 use std::collections::BTreeMap;
 
@@ -24,7 +25,7 @@ use crate::units::{KIB, SECTOR};
 pub struct Finding {
     /// Its name, as libblkid has it where that knows it: `ext4`, `LVM2_member`, `gpt`.
     pub name: String,
-    /// The first byte of what tells.
+    /// The first byte of the signature.
     pub at: u64,
     /// Whether it is a cache's own, so that the device is a cache device.
     pub is_cache: bool,
@@ -48,7 +49,7 @@ pub fn disk(disk: &Arc<dyn Disk>, start: u64) -> Vec<Finding> {
     look(disk.limits().size_bytes, start, disk.open_as(), &load)
 }
 
-/// The sentence about `found`, with as many of them as are good to read.
+/// The sentence about `found`, naming no more of them than can be read comfortably.
 pub fn listed(found: &[Finding]) -> String {
     const SHOWN: usize = 3;
     let shown: Vec<String> = found.iter().take(SHOWN).map(ToString::to_string).collect();
@@ -129,7 +130,7 @@ impl Window<'_> {
 fn look(size: u64, start: u64, path: Option<String>, load: Load<'_>) -> Vec<Finding> {
     let mut window = Window { size, load, pieces: BTreeMap::new() };
     let mut found = signatures::look(&mut window);
-    // The system's own words where it knows the same thing.
+    // The system's name for something that both know.
     for finding in path.and_then(|path| blkid::look(&path)).into_iter().flatten() {
         match found.iter().position(|known| known.at == finding.at) {
             Some(nth) if found[nth].name.starts_with(&finding.name) => {}

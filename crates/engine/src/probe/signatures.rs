@@ -1,7 +1,7 @@
 //! The table: magic numbers and where they stand, from the formats' own documents.
 //!
-//! A line of the table is a name and bytes at a place, counted from the start or, as "so many bytes
-//! before the end", from the end. What takes more than that to find has a function below.
+//! A line of the table is a name and bytes at a place, counted from the start or, as "this many
+//! bytes before the end", from the end. Signatures that need more than that have a function below.
 
 use super::{Finding, Window};
 use crate::units::KIB;
@@ -15,7 +15,7 @@ enum At {
 
 use At::{End, Start};
 
-/// What no cache is.
+/// Signatures of what is not a cache.
 const CONTENTS: &[(&str, At, &[u8])] = &[
     ("ext2, ext3 or ext4", Start(1080), b"\x53\xEF"),
     ("xfs", Start(0), b"XFSB"),
@@ -80,7 +80,7 @@ const CONTENTS: &[(&str, At, &[u8])] = &[
     ("vhd image", End(512), b"conectix"),
 ];
 
-/// What says that a device is a cache device.
+/// Signatures of cache devices.
 const CACHES: &[(&str, At, &[u8])] = &[
     ("pcache", Start(4104), b"\xEF\x96\xC5\x96\xFA\x5E\xB0\x65"),
     ("writecache", Start(0), b"\x21\x93\x48\x23\x01\x00\x00\x00"),
@@ -89,7 +89,7 @@ const CACHES: &[(&str, At, &[u8])] = &[
     ("bcache", Start(4120), b"\xC6\x85\x73\xF6\x4E\x1A\x45\xCA\x82\x65\xF5\x7F\x48\xBA\x6D\x81"),
 ];
 
-/// Everything of the table that is there.
+/// All signatures of the table that are there.
 pub fn look(window: &mut Window<'_>) -> Vec<Finding> {
     let mut found = Vec::new();
     let both = [(CONTENTS, false), (CACHES, true)];
@@ -147,7 +147,7 @@ fn zfs(window: &mut Window<'_>) -> Option<(&'static str, u64)> {
     None
 }
 
-/// A partition table of the old kind, which many other things look like: told last.
+/// A partition table of the old kind, which many other things look like: reported last.
 fn partitions(window: &mut Window<'_>) -> Option<(&'static str, u64)> {
     let sector = window.bytes(0, 512)?;
     let entries: Vec<&[u8]> = sector[446..510].chunks(16).collect();

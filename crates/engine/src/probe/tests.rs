@@ -76,7 +76,7 @@ fn a_partition_table_is_found_where_nothing_else_is() {
     sector[64..].copy_from_slice(b"\x55\xAA");
     let found = found_on(SIZE, &[(446, &sector)]);
     assert_eq!(listed(&found), "dos partition table (byte 510)");
-    // The one that stands in front of a GPT is no news.
+    // The one that stands in front of a GPT is not reported.
     let found = found_on(SIZE, &[(446, &sector), (512, b"EFI PART")]);
     assert_eq!(listed(&found), "gpt (byte 512)");
 }

@@ -30,7 +30,7 @@ impl Background {
 }
 
 impl Role for Background {
-    /// It asks for nothing.
+    /// It makes no requests.
     type Tag = Infallible;
 
     fn event(&mut self, event: Event<Infallible>, _core: &mut Core<Infallible>) {

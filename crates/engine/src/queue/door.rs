@@ -37,7 +37,7 @@ impl Doorman {
 }
 
 impl Role for Doorman {
-    /// It asks for one thing only: a connection.
+    /// It makes one kind of request only: accept a connection.
     type Tag = ();
 
     fn event(&mut self, event: Event<()>, _core: &mut Core<()>) {

@@ -1,5 +1,6 @@
-//! The pages of a cache device in memory, mapped beside the first requests: a page fault costs as
-//! much as a request, and mapping all of a large device before the first one would take seconds.
+//! Maps the pages of a cache device in memory while the first requests are already served: a page
+//! fault costs as much as a request, and mapping all of a large device before the first request
+//! would take seconds.
 
 use std::time::Duration;
 
@@ -8,13 +9,13 @@ use crate::pmem::dax::DaxPmem;
 use crate::sync::Arc;
 use crate::units::KIB;
 
-/// Mapped at a time, in about 80 us: meanwhile no thread can start and no memory be allocated.
+/// Mapped in one call of about 80 us, during which no thread can start and no memory be allocated.
 const STEP_BYTES: u64 = 256 * KIB;
 /// The first request comes first.
 const BEGIN_AFTER: Duration = Duration::from_millis(100);
 
-/// Starts a thread that maps all pages of `pmem`. It ends when that is done, or when nobody else
-/// holds the device any more. A thread that cannot be started is none that is needed.
+/// Starts a thread that maps all pages of `pmem`. It ends when that is done, or when the device
+/// is closed. If the thread cannot be started, nothing is lost but speed.
 pub fn prefault(pmem: &Arc<DaxPmem>) {
     let len = pmem.len_bytes();
     let pmem = Arc::downgrade(pmem);

@@ -1,14 +1,14 @@
 //! The role of a queue that serves a client: one conversation over a stream socket.
 //!
-//! While nothing of a client is in flight, only the client can bring news. Then its thread sends
-//! and receives with plain calls and sleeps in the socket: whoever wakes a sleeper there tells the
-//! scheduler that it will sleep itself next, so that a client which waits for each answer and its
-//! server take turns on one core. The ring cannot say so, and an idle core takes longer to wake
-//! than a request takes to serve.
+//! While nothing of a client is in flight, only the client can cause work. Then its thread sends
+//! and receives with plain calls and sleeps in the socket: the thread that wakes a sleeper there
+//! tells the scheduler that it will sleep itself next, so that a client which waits for each answer
+//! and its server take turns on one core. The ring cannot say so, and an idle core takes longer to
+//! wake than a request takes to serve.
 //!
 //! As soon as a request waits for a disk, or for room, everything goes through the ring: sending
-//! the answers of a turn, asking for the next bytes, starting the I/O of disks and waiting for
-//! whatever comes first are one entry into the kernel.
+//! the answers of a turn, asking for the next bytes, starting the I/O of disks and waiting for the
+//! first of them to end are one call into the kernel.
 //!
 //! A thread that sleeps in the socket is not woken through its queue. It need not be: it has no
 //! bios that wait for anything, and [`Queue::stop`](super::Queue::stop) ends its sleep by shutting
@@ -31,7 +31,7 @@ use crate::ring::Event;
 use crate::sync::Arc;
 use crate::units::{Nanos, SECOND};
 
-/// What a client's queue asks of the ring.
+/// Requests of a client's queue to the ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Asks {
     Receive,
@@ -40,7 +40,7 @@ enum Asks {
 
 type Desk = crate::ring::Desk<Asks, DiskIo>;
 
-/// Most buffers that are sent at once; the rest follows.
+/// Most buffers that are sent with one call; the rest follows.
 const SEND_BUFFERS_MAX: usize = 64;
 /// How long a stopping queue waits for bios that are parked.
 const PARKED_SECONDS_MAX: u64 = 2;
@@ -52,7 +52,7 @@ pub struct Space {
     pub buffer: Buffer,
     /// First byte to fill.
     pub at: usize,
-    /// The byte behind the last.
+    /// One past the last byte to fill.
     pub end: usize,
 }
 
@@ -67,13 +67,13 @@ pub struct InFlight {
     pub offset: u64,
     /// Its bytes.
     pub len: u64,
-    /// It is known to be in flight for so long.
+    /// It has been in flight for at least this long.
     pub age: Nanos,
-    /// It was not told before.
+    /// It was not reported before.
     pub is_new: bool,
 }
 
-/// What is spoken with one client over a stream socket, as a pure state machine.
+/// The dialogue with one client over a stream socket, as a pure state machine.
 ///
 /// 1. The space given out by `incoming` comes back through `received` before the next one is asked
 ///    for, and each buffer of `outgoing` comes back through `sent`, unless the socket broke.
@@ -106,10 +106,10 @@ pub trait Conversation: Send {
         None
     }
 
-    /// Goes on with what waited for something that no event tells of. Called once in a turn.
+    /// Continues what waited for something that causes no event. Called once in a turn.
     fn go_on(&mut self, _now: Nanos, _bios: &mut VecDeque<Bio>, _pool: &mut BufferPool) {}
 
-    /// Looks at the time; says when to look again.
+    /// Notes the time; returns when to call again.
     fn tick(&mut self, now: Nanos) -> Option<Nanos>;
 
     /// Takes no more requests; those in flight are answered.
@@ -123,8 +123,8 @@ pub trait Conversation: Send {
 }
 
 impl Queue {
-    /// Serves one client of `device` over `socket`; `farewell` is called on the queue's thread
-    /// when the conversation is over, with what is left of it.
+    /// Serves one client of `device` over `socket`. `farewell` is called on the queue's thread when
+    /// the conversation is over, with what is left of it.
     pub fn serve<C: Conversation + 'static>(
         name: &str,
         device: &Arc<Device>,
@@ -140,7 +140,7 @@ impl Queue {
         })?;
         Ok(queue.interrupted_by(move || {
             if let Some(socket) = slept_in.upgrade() {
-                // What can fail here is a socket that its peer has left: nobody sleeps there then.
+                // This fails only if the peer has left the socket: then no thread sleeps there.
                 let _ = rustix::net::shutdown(&socket, Shutdown::Read);
             }
         }))
@@ -192,14 +192,14 @@ impl<C: Conversation, F> Client<C, F> {
         device.set_late(port, told.collect());
     }
 
-    /// Whether only the client can bring news. I/O of disks does too, also when a target does it
-    /// for more than this client's sake.
+    /// Whether only the client can cause work. I/O of disks does too, even when a target does it
+    /// for more than this client.
     fn is_alone(&self, ring: &Ring) -> bool {
         let is_at_rest = self.driver.is_quiet() && ring.awaited() == 0;
         is_at_rest && self.sending.is_none() && self.receiving.is_none()
     }
 
-    /// Waits in the socket until bytes come, and takes them. False if none are wanted.
+    /// Waits in the socket until bytes come, and takes them. False if no bytes are expected.
     fn receive_alone(&mut self, core: &Core<Asks>) -> bool {
         let Some(mut space) = self.conversation.incoming() else { return false };
         let memory = &mut space.buffer.as_mut_slice()[space.at..space.end];
@@ -211,14 +211,14 @@ impl<C: Conversation, F> Client<C, F> {
     fn has_received(&mut self, space: Space, result: std::io::Result<usize>, core: &Core<Asks>) {
         let (bios, pool) = self.driver.bios_and_pool();
         match result {
-            // Cancelled, or the end of a stream that we have shut.
+            // Cancelled, or the end of a stream that this side has shut down.
             Ok(0) | Err(_) if core.is_stopping() => {}
             Ok(count) => self.conversation.received(space, count, bios, pool),
             Err(_) => self.conversation.broken(),
         }
     }
 
-    /// Sends what waits, as far as the socket takes it at once; the ring sends the rest.
+    /// Sends what waits, as much as the socket takes without blocking; the ring sends the rest.
     fn send_alone(&mut self, desk: &mut Desk) {
         while let Some(buffer) = self.conversation.outgoing() {
             let len = buffer.len();
@@ -290,7 +290,7 @@ impl<C: Conversation, F> Client<C, F> {
         }
     }
 
-    /// When a stop must be over: soon, if all that is missing waits for room or for a resume.
+    /// When a stop must be over: soon, if everything left waits for room or for a resume.
     fn stop_deadline(&self) -> Option<Nanos> {
         let seconds =
             if self.driver.is_all_parked() { PARKED_SECONDS_MAX } else { STOP_SECONDS_MAX };
@@ -347,7 +347,7 @@ impl<C: Conversation, F: FnOnce(C)> Role for Client<C, F> {
         Turn::Idle(deadline)
     }
 
-    /// Closes the socket and lets go of the device.
+    /// Closes the socket and gives up the driver.
     fn leave(self, core: &mut Core<Asks>) {
         // The ring may hold the socket a little longer; the client need not wait for that.
         let _ = rustix::net::shutdown(&self.socket, Shutdown::Both);

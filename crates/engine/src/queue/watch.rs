@@ -1,14 +1,14 @@
-//! Waiting in a client's socket: a short look out before the sleep.
+//! Waiting in a client's socket: polling it for a moment before sleeping in it.
 //!
 //! A halted core takes tens of microseconds to wake, which is most of what a small request takes.
-//! So the socket of a client that was quick with its last requests is watched for a moment before
-//! the thread sleeps in it, giving the core to whoever wants it after each look.
+//! So the thread polls the socket of a client that was quick with its last requests for a moment
+//! before it sleeps there. After each look it yields the core.
 //!
-//! What is looked for in vain is bounded: at most half of the cores watch at a time; no request is
-//! watched for longer than [`WATCH_NS`]; and each client has a credit, which a watch that saves a
-//! sleep raises by what that is worth, and which looking takes away. Who has none left is not
-//! watched, but for a small part of the time, to see whether that has changed. So on average a
-//! request is watched for no longer than a sleep costs. What was spent is counted.
+//! Polling in vain is bounded: at most half of the cores poll at a time; no request is polled for
+//! longer than [`WATCH_NS`]; and each client has a credit. A watch that saves a sleep raises it by
+//! what the sleep would have cost, and the time spent polling is subtracted. A client without
+//! credit is not watched, except for a small part of the time, to see whether it has become quick.
+//! So on average a request is watched for no longer than a sleep costs. The time spent is counted.
 
 use std::os::fd::OwnedFd;
 
@@ -22,33 +22,33 @@ use crate::units::Nanos;
 
 /// How long a socket is watched at most before its thread sleeps in it.
 const WATCH_NS: Nanos = 50_000;
-/// A client that takes no longer for its next request may be worth watching for: what waking a
-/// thread takes on an idle core, twice, and as much again.
+/// A client whose next request comes within this time may be worth watching for: twice the time
+/// that waking a thread on an idle core takes, and as much again.
 const BRISK_NS: Nanos = 200_000;
-/// What a sleep takes that a watch saves.
+/// The cost of a sleep, which a watch saves.
 const SLEEP_NS: i64 = 25_000;
-/// What a brisk client earns by a request that was not watched for.
+/// What a quick client earns by a request that was not watched for.
 const TRUST_NS: i64 = 2_000;
-/// Most credit: a client that becomes slow is watched in vain for so long.
+/// Most credit: if a client becomes slow, this much time is spent in vain.
 const CREDIT_MAX: i64 = 500_000;
 
 /// One client's socket, as far as waiting in it goes.
 #[derive(Debug, Default)]
 pub(super) struct Watch {
-    /// The last bytes did not keep us waiting for long.
+    /// The last bytes came within [`BRISK_NS`].
     is_brisk: bool,
     /// Nanoseconds that may be spent in vain.
     credit: i64,
 }
 
-/// What watching has cost this process, and what it was good for.
+/// What watching has cost this process, and how often it helped.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Watched {
-    /// Nanoseconds spent looking where nothing was yet.
+    /// Nanoseconds spent polling.
     pub nanos: u64,
     /// Requests that came while their socket was watched.
     pub caught: u64,
-    /// Watches that ended in vain: the thread slept all the same.
+    /// Watches that ended in vain: the thread had to sleep.
     pub missed: u64,
 }
 
@@ -90,7 +90,7 @@ impl Watch {
         self.is_brisk && self.credit >= 0
     }
 
-    /// A watch of so long has ended, with bytes or without.
+    /// A watch of this length has ended, with bytes or without.
     fn has_watched(&mut self, nanos: Nanos, is_caught: bool) {
         let spent = i64::try_from(nanos).unwrap_or(i64::MAX);
         let saved = if is_caught { SLEEP_NS } else { 0 };
@@ -101,7 +101,7 @@ impl Watch {
         self.is_brisk = true;
     }
 
-    /// The thread has waited for so long, and slept.
+    /// The thread has slept, and waited this long.
     fn has_slept(&mut self, nanos: Nanos) {
         self.is_brisk = nanos < BRISK_NS;
         if self.is_brisk {
@@ -112,7 +112,7 @@ impl Watch {
 
 /// How a watch ended.
 enum Watching {
-    /// Others are watching already.
+    /// Too many threads are watching already.
     NoPlace,
     /// Bytes came, or the socket failed.
     Caught(rustix::io::Result<usize>),
@@ -131,16 +131,16 @@ fn watch(socket: &OwnedFd, memory: &mut [u8], since: Nanos) -> Watching {
         if now() - since >= WATCH_NS {
             return Watching::Missed;
         }
-        // Whoever wants this core goes first, the client above all.
+        // Other threads that want this core go first, the client above all.
         std::thread::yield_now();
     }
 }
 
-/// A place among those who may watch their sockets: half of the cores, so that watching never
-/// keeps everybody else from working.
+/// The right to watch a socket. There are as many as half of the cores, so that watching never
+/// keeps other threads from working.
 struct WatchPlace;
 
-/// Of the whole process; a guess of what is free, which orders nothing.
+/// For the whole process. It is only a count, and orders no memory.
 static WATCHING: AtomicUsize = AtomicUsize::new(0);
 
 impl WatchPlace {
@@ -165,7 +165,7 @@ mod tests {
     use super::*;
 
     /// What part of the time is spent looking, if each request comes after `gap` and is served in
-    /// 8 us, and a thread that sleeps is told 20 us late.
+    /// 8 us, and a thread that sleeps wakes 20 us late.
     fn share_of_time(watch: &mut Watch, gap: Nanos, requests: u64) -> f64 {
         let (mut spent, mut passed) = (0, 0);
         for _ in 0..requests {

@@ -1,15 +1,15 @@
-//! What a cache has that its origin has not, found by reading alone: for a cache that nobody may
-//! write to, because it was cut short, or because the user says so.
+//! Newer data that a cache has for its origin, found by reading alone: for a cache that must not be
+//! written to, because it was cut short, or because the user says so.
 //!
-//! An engine reads its own media and fills in a [`Salvage`]: of each part of the origin for which
-//! the cache has newer data, where that is, or that it is lost. Then there are two ways on:
-//! [`Salvage::write_back`] brings the origin up to date as far as that goes, and [`View`] serves
+//! An engine reads its own media and fills in a [`Salvage`]: for each part of the origin for which
+//! the cache has newer data, where that is, or that it is lost. Then there are two ways:
+//! [`Salvage::write_back`] brings the origin up to date as far as possible, and [`View`] serves
 //! both together, to read.
 //!
-//! 1. The cache device is never stored to. So all of this can be done again, and says the same.
-//! 2. What is lost is never read from the origin: there is an older version of it. Such a read
+//! 1. The cache device is never stored to. So all of this can be repeated, with the same result.
+//! 2. What is lost is never read from the origin, which has an older version of it. Such a read
 //!    fails.
-//! 3. Whatever a cache can no longer tell of its dirty data is for its engine to refuse.
+//! 3. If a cache cannot say any more which of its data is dirty, its engine must refuse.
 
 mod view;
 
@@ -28,25 +28,25 @@ pub use view::View;
 
 /// Bytes of one write to the origin.
 const PIECE_BYTES: u64 = MIB;
-/// So many writes are under way together.
+/// This many writes are in flight at a time.
 const PIECES_MAX: usize = 16;
 
 /// A range: first byte, and how many.
 pub type Range = (u64, u64);
 
-/// What a cache has that its origin has not.
+/// Newer data that a cache has for its origin.
 #[derive(Debug)]
 pub struct Salvage {
     pmem: Arc<dyn Pmem>,
     /// By the first byte on the origin; none overlaps another.
     parts: BTreeMap<u64, Part>,
-    /// The cache had newer data for more than is known here, and nobody can say for what.
+    /// The cache had newer data for more than is known here, and it is unknown for what.
     pub has_more: bool,
     /// What the user should know.
     pub notes: Vec<String>,
 }
 
-/// What the cache has for a part of the origin.
+/// The cache's data for a part of the origin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Part {
     len: u64,
@@ -55,32 +55,32 @@ struct Part {
     sum: Option<Sum>,
 }
 
-/// A checksum, and what it is of: a range of the cache device.
+/// A checksum, and the range of the cache device that it covers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sum {
     /// First byte and length.
     pub range: Range,
-    /// As pcache has it.
+    /// Computed as pcache does.
     pub crc: u32,
 }
 
-/// A part of a range that somebody asks for.
+/// A part of a requested range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Piece {
-    /// It is the origin's.
+    /// It is read from the origin.
     Origin(u64),
     /// The cache has newer data, which is there or lost.
     Cache(Part),
 }
 
 impl Salvage {
-    /// Nothing yet, of `pmem`.
+    /// Empty, for a cache on `pmem`.
     pub fn new(pmem: Arc<dyn Pmem>) -> Salvage {
         Salvage { pmem, parts: BTreeMap::new(), has_more: false, notes: Vec::new() }
     }
 
-    /// The cache has `len` newer bytes for `offset` of the origin, at `at`. What of them is not on
-    /// the device any more is lost.
+    /// The cache has `len` newer bytes for `offset` of the origin, at `at`. Those beyond the
+    /// device's present end are lost.
     pub fn put(&mut self, offset: u64, len: u64, at: u64, sum: Option<Sum>) {
         let left = self.pmem.left_bytes();
         let is_checkable = sum.is_none_or(|Sum { range: (at, len), .. }| at + len <= left);
@@ -130,12 +130,12 @@ impl Salvage {
         self.parts.get(&offset).is_some_and(|part| part.at == Some(at))
     }
 
-    /// Bytes that the origin has not, and the cache has.
+    /// Bytes for which the cache has newer data.
     pub fn dirty_bytes(&self) -> u64 {
         self.parts.values().filter(|part| part.at.is_some()).map(|part| part.len).sum()
     }
 
-    /// Bytes that nobody has any more.
+    /// Bytes whose newest version is lost.
     pub fn lost_bytes(&self) -> u64 {
         self.lost().iter().map(|(_, len)| len).sum()
     }
@@ -173,8 +173,9 @@ impl Salvage {
         Ok(())
     }
 
-    /// Writes to `origin` all that is there, and makes it durable. `told` hears how many bytes
-    /// were written, and says whether to go on. What cannot be read is lost from here on.
+    /// Writes all data that is there to `origin`, and makes it durable. `told` is called with the
+    /// number of bytes written, and returns whether to go on. What cannot be read is lost from then
+    /// on.
     pub fn write_back(
         &mut self,
         origin: &Arc<dyn Disk>,
@@ -184,7 +185,7 @@ impl Salvage {
         let mut unreadable = Vec::new();
         let mut ios = Vec::with_capacity(PIECES_MAX);
         for (&first, part) in self.parts.iter().filter(|(_, part)| part.at.is_some()) {
-            // A checksum is of all of it, so that is read once.
+            // A checksum covers the whole part, so that is read as one piece.
             let step = if part.sum.is_some() { part.len } else { PIECE_BYTES };
             for at in (0..part.len).step_by(step as usize) {
                 let piece = part.behind(at);
@@ -212,13 +213,13 @@ impl Salvage {
 }
 
 impl Part {
-    /// The rest of it behind its first `len` bytes.
+    /// The rest of it after its first `len` bytes.
     fn behind(&self, len: u64) -> Part {
         Part { len: self.len - len, at: self.at.map(|at| at + len), ..*self }
     }
 }
 
-/// Adds a range that begins at or behind the end of the last one.
+/// Adds a range that begins at or after the end of the last one.
 fn join(ranges: &mut Vec<Range>, (at, len): Range) {
     match ranges.last_mut() {
         Some((first, known)) if *first + *known == at => *known += len,
@@ -237,9 +238,9 @@ fn carry_out(disk: &Arc<dyn Disk>, ios: Vec<DiskIo>) -> Result<()> {
 /// How much of a cache device is missing, if it is shorter than its superblock says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cut {
-    /// As long as it was, at least.
+    /// Its length according to its superblock, at least.
     pub wanted_bytes: u64,
-    /// As long as it is.
+    /// Its present length.
     pub left_bytes: u64,
 }
 

@@ -16,7 +16,7 @@ use super::{Piece, Salvage};
 #[derive(Debug)]
 pub struct View {
     target: &'static str,
-    /// What the table says behind the target's name.
+    /// The table's words after the target's name.
     words: String,
     salvage: Salvage,
     origin: Arc<dyn Disk>,
@@ -39,7 +39,7 @@ struct Read {
 }
 
 impl View {
-    /// Of what `salvage` has, over `origin`. `words`: the table line's, behind the target's name.
+    /// Serves `salvage` over `origin`. `words`: the table line's, after the target's name.
     pub fn new(
         target: &'static str,
         words: String,

@@ -1,12 +1,12 @@
-//! How a ring's thread is told to look again, at the price of a system call only if it sleeps.
+//! How a ring's thread is woken, at the price of a system call only if it sleeps.
 //!
 //! Sequentially consistent on both sides: either the sleeper sees the signal before it waits, or
-//! whoever rings sees that it sleeps.
+//! the signaller sees that it sleeps.
 
 use crate::mutants::{self, Mutant};
 use crate::sync::atomic::{AtomicBool, Ordering};
 
-/// Whether a ring's thread sleeps, and whether somebody wants it not to.
+/// Whether a ring's thread sleeps, and whether it was asked to wake.
 #[derive(Debug, Default)]
 pub(super) struct Bell {
     is_asleep: AtomicBool,
@@ -14,19 +14,19 @@ pub(super) struct Bell {
 }
 
 impl Bell {
-    /// Somebody wants the thread to look again. Whether it sleeps, and must be woken.
+    /// Asks the thread to wake. Returns whether it sleeps, and so needs the system call.
     #[must_use]
     pub(super) fn ring(&self) -> bool {
         self.is_signalled.store(true, Ordering::SeqCst);
         self.is_asleep.swap(false, Ordering::SeqCst)
     }
 
-    /// The thread looks: it will see what anybody wanted who has rung before.
+    /// The thread is about to look: it sees everything that was done before any earlier `ring`.
     pub(super) fn answer(&self) {
         self.is_signalled.store(false, Ordering::SeqCst);
     }
 
-    /// The thread has nothing to do. Whether it may wait to be woken.
+    /// The thread has nothing to do. Returns whether it may sleep.
     #[must_use]
     pub(super) fn lie_down(&self) -> bool {
         self.is_asleep.store(true, Ordering::SeqCst);
@@ -42,7 +42,7 @@ impl Bell {
 #[cfg(test)]
 #[cfg(feature = "shuttle")]
 pub(crate) mod schedules {
-    //! A story of a thread that sleeps, and of others who want it to work.
+    //! Tests of a thread that sleeps, and of others that give it work.
 
     use shuttle::thread;
 

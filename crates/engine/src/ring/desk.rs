@@ -1,11 +1,11 @@
-//! What the loop that owns a ring asks of it: bytes of sockets, connections, commands.
+//! Calls of the loop that owns a ring: on sockets, connections, commands.
 //!
-//! Each request carries a tag of the asker's own type, and its end comes out as an [`Event`] with
-//! that tag. Only the desk makes such requests, and disks see only its ring: so no event ever
-//! meets somebody who did not ask.
+//! Each request carries a tag of the caller's own type, and its end comes out as an [`Event`] with
+//! that tag. Only the desk makes such requests, and disks see only its ring, so no event reaches a
+//! user that did not make the request.
 //!
-//! Sends are whole: a short send goes on until all is sent or the socket fails. An asker has at
-//! most one send and one receive per socket under way, or their bytes mix. Sockets are blocking
+//! Sends are whole: a short send goes on until all is sent or the socket fails. A caller has at
+//! most one send and one receive per socket in flight, or their bytes mix. Sockets are blocking
 //! ones (without O_NONBLOCK): with it, the kernel says EAGAIN instead of waiting.
 
 use std::io;
@@ -20,10 +20,10 @@ use crate::sync::Arc;
 /// The most buffers in one [`Desk::send_many`].
 pub const SEND_BUFFERS_MAX: usize = 1024;
 
-/// How something that was asked for at a [`Desk`] ended.
+/// The end of a request of a [`Desk`].
 #[derive(Debug)]
 pub struct Event<T> {
-    /// The asker's mark.
+    /// The caller's tag.
     pub tag: T,
     /// Bytes received or sent; for polls, the poll bits; for accepts, 0; for commands, what they
     /// result in. ECANCELED after [`Desk::cancel`].
@@ -36,7 +36,7 @@ pub struct Event<T> {
     pub connection: Option<OwnedFd>,
 }
 
-/// A request with the kernel.
+/// A request that the kernel has.
 #[derive(Debug)]
 pub(super) struct Asked {
     /// The place of its tag.
@@ -47,7 +47,7 @@ pub(super) struct Asked {
     is_whole: bool,
 }
 
-/// A ring, and what its owner asks of it.
+/// A ring, and its owner's requests.
 #[derive(Debug)]
 pub struct Desk<T, D> {
     ring: Ring<D>,
@@ -103,7 +103,7 @@ impl<T: Copy + PartialEq, D> Desk<T, D> {
         self.ask(socket, call, Memory::One(buffer), tag, true);
     }
 
-    /// Sends all of `buffers`, one behind the other, mostly with one call. At most
+    /// Sends all of `buffers`, one after the other, mostly with one call. At most
     /// [`SEND_BUFFERS_MAX`] of them.
     pub fn send_many(&mut self, socket: &Arc<OwnedFd>, buffers: Vec<Buffer>, tag: T) {
         assert!(buffers.len() <= SEND_BUFFERS_MAX, "too many buffers for one send");
@@ -122,14 +122,14 @@ impl<T: Copy + PartialEq, D> Desk<T, D> {
         self.ask(listener, Call::Accept, Memory::One(Buffer::empty()), tag, false);
     }
 
-    /// Gives `command` to the driver behind `file`. The ring was made by
+    /// Gives `command` to the driver of `file`. The ring was made by
     /// [`Ring::with_commands`].
     pub fn command(&mut self, file: &Arc<OwnedFd>, command: Command, tag: T) {
         self.ask(file, Call::Command, Memory::Command(Box::new(command)), tag, false);
     }
 
-    /// Gives up on everything under way with `tag`. Each still comes out as an event, with
-    /// ECANCELED or as it would have anyway.
+    /// Cancels all requests in flight with `tag`. Each still comes out as an event, with ECANCELED
+    /// or with its own result.
     pub fn cancel(&mut self, tag: T) {
         let tags = &mut self.tags;
         let is_meant = |owner: &Owner<D>| match owner {
@@ -143,7 +143,7 @@ impl<T: Copy + PartialEq, D> Desk<T, D> {
         let owner = Asked { place: self.tags.insert(tag), done: 0, is_whole };
         let work = Work { file: file.clone(), call, memory, owner, is_awaited: false };
         match call {
-            // Nothing to move; a socket would wait for its peer first.
+            // Nothing to move; the kernel would wait for the peer first.
             Call::Recv { len: 0, .. } | Call::Send { len: 0, .. } => {
                 self.ring.end_asked(work, 0, None);
             }
@@ -157,7 +157,7 @@ impl<D> Ring<D> {
         self.kernel().start(work.owned_by(Owner::Desk));
     }
 
-    /// Tells the desk that a request has ended, or goes on with it.
+    /// A request has ended; reports that, or continues the request.
     pub(super) fn end_asked(
         &mut self,
         mut work: Work<Asked>,
@@ -181,7 +181,7 @@ impl<D> Ring<D> {
             _ => 0,
         };
         work.owner.done += moved;
-        // The kernel mostly waits for the whole itself; older ones, and signals, end it early.
+        // Newer kernels wait for the whole themselves; older ones, and signals, end the call early.
         if (work.owner.is_whole && moved > 0 && rest > 0) || result == -libc::EINTR {
             return self.start_asked(work);
         }

@@ -1,8 +1,8 @@
 //! The kernel's side of a [`Ring`](super::Ring): one io_uring and the table of what is in flight.
 //!
-//! The only file that hands memory to the kernel and takes it back. What it is given is a
-//! [`Work`]: a call, the open file it goes to, the memory it moves, and an owner who wants to
-//! hear of its end and whom it does not know. The invariants that its `unsafe` rests on:
+//! The only file that hands memory to the kernel and takes it back. It is given [`Work`]: a call,
+//! the open file it goes to, the memory it moves, and an owner to report the end to, of which it
+//! knows nothing. The invariants that its `unsafe` rests on:
 //!
 //! 1. Work is moved into a slot of the table before its entry is written to the submission queue,
 //!    and leaves the slot only when its completion has been taken from the completion queue. So
@@ -54,7 +54,7 @@ pub(crate) enum Call {
     Poll,
     /// Accept a connection.
     Accept,
-    /// The work's command, to the driver behind the file.
+    /// The work's command, to the driver of the file.
     Command,
 }
 
@@ -69,7 +69,7 @@ pub(crate) enum Memory {
     Command(Box<Command>),
 }
 
-/// A call that only the driver behind a file knows (`IORING_OP_URING_CMD`).
+/// A call that only the driver of a file knows (`IORING_OP_URING_CMD`).
 #[derive(Debug)]
 pub struct Command {
     number: u32,
@@ -77,7 +77,7 @@ pub struct Command {
 }
 
 impl Command {
-    /// To a socket (Linux 6.7): how many bytes can be received at once.
+    /// To a socket (Linux 6.7): how many bytes could be received by one call.
     pub fn receivable() -> Command {
         const SIOCINQ: u32 = 0;
         Command { number: SIOCINQ, bytes: [0; 80] }
@@ -141,10 +141,9 @@ pub(crate) struct Work<O> {
     pub call: Call,
     /// The memory it moves.
     pub memory: Memory,
-    /// Who wants to hear of it.
+    /// Whom to report the end to.
     pub owner: O,
-    /// Whether somebody waits for its end: then a ring that is dropped does, too, and cancels it
-    /// otherwise.
+    /// Whether its end is awaited: then a dropped ring waits for it too; otherwise it is cancelled.
     pub is_awaited: bool,
 }
 
@@ -234,17 +233,17 @@ pub(crate) const CALL_BYTES_MAX: usize = 1 << 30;
 /// How long a drop waits for what is in flight before it leaks.
 const DRAIN_MAX: Duration = Duration::from_secs(30);
 
-/// The mark of entries whose completion nobody waits for. No slot has that index.
+/// The mark of entries whose completion is ignored. No slot has that index.
 const NOBODY: u64 = u64::MAX;
 
-/// How the kernel does what is left to do when something has completed.
+/// When the kernel does the rest of its work on something that has completed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Way {
-    /// When we enter it, and only there, for this thread alone (Linux 6.1).
+    /// When this thread enters it, and only there (Linux 6.1).
     Deferred,
-    /// When we enter it for whatever reason, without interrupting us (Linux 5.19).
+    /// When this thread enters it for any reason, without interrupting it (Linux 5.19).
     Cooperative,
-    /// As it always was: by interrupting us.
+    /// By interrupting this thread, as in all kernels.
     Plain,
 }
 
@@ -368,12 +367,12 @@ fn set_up<E: squeue::EntryMarker>(
 
 /// A place for work in flight.
 struct Slot<O> {
-    /// Changes with each use, so that a cancellation never meets the slot's next tenant.
+    /// Changes with each use, so that a cancellation never hits the next work in the slot.
     stamp: u32,
     work: Option<Work<O>>,
 }
 
-/// Work that is with the kernel no more.
+/// Work that the kernel has completed.
 pub(super) struct Ended<O> {
     pub work: Work<O>,
     /// The call's result, or a negative errno.
@@ -387,13 +386,13 @@ pub(super) struct Kernel<O> {
     uring: Uring,
     slots: Vec<Slot<O>>,
     free: Vec<u32>,
-    /// Completions taken from the queue that were not asked for yet.
+    /// Completions taken from the queue and not yet passed on.
     arrived: VecDeque<(u64, i32)>,
 }
 
 impl<O> Kernel<O> {
-    /// An io_uring with room for `count` submissions at a time. To be called on the thread that
-    /// will use it.
+    /// An io_uring with room for `count` submissions at a time. Call it on the thread that will use
+    /// it.
     pub fn new(count: u32, entries: Entries, ways: &[Way]) -> io::Result<Kernel<O>> {
         let uring = Uring::new(count, entries, ways)?;
         let params = uring.params();
@@ -410,7 +409,7 @@ impl<O> Kernel<O> {
         })
     }
 
-    /// Completions that fit the queue at once.
+    /// Completions that the queue can hold.
     pub fn depth(&self) -> usize {
         self.uring.params().cq_entries() as usize
     }
@@ -447,8 +446,8 @@ impl<O> Kernel<O> {
         }
     }
 
-    /// Asks the kernel to give up on all work of owners that `is_meant`. It completes with
-    /// ECANCELED, or as it would have.
+    /// Asks the kernel to cancel all work of owners that `is_meant`. It completes with ECANCELED,
+    /// or with its own result.
     pub fn cancel(&mut self, mut is_meant: impl FnMut(&O) -> bool) -> io::Result<()> {
         self.cancel_work(|work| is_meant(&work.owner))
     }
@@ -575,12 +574,12 @@ impl<O> std::fmt::Debug for Kernel<O> {
     }
 }
 
-/// What leads here does not come from outside: a wrong thread, a wrong argument.
+/// Only bugs lead here, not input: a wrong thread, a wrong argument.
 fn give_up(error: &io::Error) -> ! {
     panic!("entering the io_uring of this thread failed: {error}");
 }
 
-/// What tells the completion of a slot's present work from all others.
+/// Tells the completion of a slot's present work from all others.
 fn mark<O>(slot: &Slot<O>, index: u32) -> u64 {
     u64::from(slot.stamp) << 32 | u64::from(index)
 }

@@ -1,12 +1,13 @@
-//! How other threads reach a ring: they wake the thread that waits in it, and bring back what it
-//! sent them for.
+//! How other threads reach a ring: they wake the thread that waits in it, and bring back the
+//! results of errands.
 //!
 //! Both go through one eventfd, which the ring watches while its thread sleeps in
 //! [`Ring::sleep`], or while an [`Errand`] is out.
 //!
 //! 1. A wake costs a system call only if the thread sleeps, and none is lost: see [`Bell`].
-//! 2. What an errand brings comes out of the ring as what a job hands back does. Whoever finds
-//!    the box empty tells the ring of it; the ring empties the box after it has heard that.
+//! 2. The result of an errand comes out of the ring as that of a job does. The thread that puts a
+//!    letter into an empty box signals the ring; the ring empties the box after it has seen the
+//!    signal.
 
 use std::os::fd::OwnedFd;
 use std::time::Duration;
@@ -25,7 +26,7 @@ use crate::sync::{Arc, Mutex, lock};
 pub struct Mailbox<D> {
     eventfd: Arc<OwnedFd>,
     bell: Bell,
-    /// What ended errands have brought; `None` for nothing.
+    /// Results of ended errands; `None`: an errand without a result.
     letters: Mutex<Vec<Option<D>>>,
 }
 
@@ -56,13 +57,13 @@ impl<D> Mailbox<D> {
     }
 
     fn signal(&self) {
-        // The only way to fail is a counter that is full, and then it wakes as well.
+        // This fails only if the counter is full, and then the thread is woken as well.
         let _ = rustix::io::write(&self.eventfd, &1_u64.to_le_bytes());
     }
 }
 
-/// Something that a ring waits for and that another thread does, as a thread that has a connection
-/// for many rings. Dropping it brings nothing back.
+/// Work for another thread that a ring waits for, for example that of a thread with one connection
+/// for many rings. Dropping it hands back nothing.
 #[derive(Debug)]
 pub struct Errand<D> {
     mailbox: Arc<Mailbox<D>>,
@@ -91,7 +92,7 @@ impl<D> Ring<D> {
         Ok(self.opened_mailbox().clone())
     }
 
-    /// Something for another thread to do and to bring back; until then it is in flight here.
+    /// Work for another thread; until it is handed back it is in flight here.
     pub fn errand(&mut self) -> Result<Errand<D>> {
         let mailbox = self.mailbox()?;
         self.watch_mailbox();
@@ -99,7 +100,7 @@ impl<D> Ring<D> {
         Ok(Errand { mailbox, brings: None })
     }
 
-    /// Hears all wakes so far. What they were for is to be looked at after this.
+    /// Clears all wakes so far. Check what they were for after this.
     pub fn answer_wakes(&self) {
         self.opened_mailbox().bell.answer();
     }
@@ -130,8 +131,8 @@ impl<D> Ring<D> {
         self.is_watched = true;
     }
 
-    /// Takes what errands have brought. The signal goes first: who finds the box empty after this
-    /// gives another one.
+    /// Takes the results of errands. The signal is cleared first: a thread that finds the box empty
+    /// after this signals again.
     pub(super) fn empty_mailbox(&mut self) {
         self.is_watched = false;
         let mailbox = self.opened_mailbox().clone();

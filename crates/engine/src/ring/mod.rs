@@ -1,18 +1,18 @@
-//! One thread's window to the kernel: an io_uring, and the jobs that wait for it.
+//! One thread's connection to the kernel: an io_uring, and the jobs that use it.
 //!
-//! A ring runs any `Job`: a job asks the kernel for one call after the other and in the end
-//! hands something back, which the loop that owns the ring takes out with [`Ring::pop_completed`].
-//! What that is, `D`, is the users' business; for disks it is their I/O. The ring knows no user.
-//! The loop itself asks for bytes of sockets and the like through a [`Desk`], whose answers meet
-//! nobody else. Nobody needs `unsafe`: what is put in is owned by the ring until it comes out.
+//! A ring runs any `Job`: a job makes one call to the kernel after the other and in the end hands
+//! back a `D`, which the loop that owns the ring takes out with [`Ring::pop_completed`]. For disks
+//! `D` is their I/O; the ring does not know its users. The loop itself makes calls on sockets and
+//! the like through a [`Desk`], and gets the answers there. Users need no `unsafe`: what is put in
+//! is owned by the ring until it comes out.
 //!
 //! 1. What is put in comes out exactly once, unless the ring is dropped first.
 //! 2. A ring with a kernel is used by the thread that made it; the kernel refuses others, and the
 //!    ring panics then. Other threads reach it through its [`Mailbox`].
-//! 3. At most [`Ring::awaited_max`] jobs that somebody waits for are with the kernel; more wait
-//!    here in order. How many can wait is bounded by who puts them in. What nobody waits for, and
-//!    what is asked for at the desk, does not wait behind them.
-//! 4. A ring that is dropped waits for what somebody waits for, and cancels the rest.
+//! 3. At most [`Ring::awaited_max`] awaited jobs are with the kernel; more wait here in order.
+//!    Their callers bound how many can wait. Jobs that are not awaited, and requests of the desk,
+//!    do not wait for them.
+//! 4. A ring that is dropped waits for what is awaited, and cancels the rest.
 
 mod bell;
 mod desk;
@@ -41,10 +41,10 @@ use kernel::{Ended, Entries, Kernel, Message};
 /// A call that a job wants next, and the job.
 pub(crate) type Work<D> = kernel::Work<Box<dyn Job<D>>>;
 
-/// Something that needs calls to the kernel, one at a time.
+/// Work that needs calls to the kernel, one at a time.
 pub(crate) trait Job<D>: Send + std::fmt::Debug {
-    /// The job's `call` has ended with `result` (negative: an errno). Says what to call next; a
-    /// job that is over has handed back to `ring` what there is to hand back, and calls nothing.
+    /// The job's `call` has ended with `result` (negative: an errno). Returns the next call. A job
+    /// that is over hands its result back to `ring`, and returns no call.
     fn ended(
         self: Box<Self>,
         call: Call,
@@ -54,27 +54,27 @@ pub(crate) trait Job<D>: Send + std::fmt::Debug {
     ) -> Option<Work<D>>;
 }
 
-/// Who hears of the end of a call.
+/// Where the end of a call is reported.
 #[derive(Debug)]
 enum Owner<D> {
     /// A job.
     Job(Box<dyn Job<D>>),
     /// The desk.
     Desk(desk::Asked),
-    /// The mailbox: it has something.
+    /// The mailbox: a letter or a wake has arrived.
     Mailbox,
 }
 
 /// One thread's window to the kernel.
 #[derive(Debug)]
 pub struct Ring<D> {
-    /// No other ring of this process has or had it.
+    /// Unique in this process, over all rings that exist or existed.
     id: u64,
     completed: VecDeque<D>,
     waiting: VecDeque<Work<D>>,
-    /// Jobs with the kernel that somebody waits for.
+    /// Awaited jobs with the kernel.
     awaited: usize,
-    /// What ended at the desk.
+    /// Ended requests of the desk.
     events: VecDeque<Event<u32>>,
     /// Headers of sends that are over, for the next ones.
     #[expect(clippy::vec_box, reason = "the kernel knows a header by its address")]
@@ -88,8 +88,8 @@ pub struct Ring<D> {
 }
 
 impl<D> Ring<D> {
-    /// A ring with room for `entries` (a power of two) submissions at a time. To be called on the
-    /// thread that will use it.
+    /// A ring with room for `entries` (a power of two) submissions at a time. Call it on the thread
+    /// that will use the ring.
     pub fn new(entries: u32) -> Result<Ring<D>> {
         Ring::with_entries(entries, Entries::Short)
     }
@@ -107,15 +107,15 @@ impl<D> Ring<D> {
         Ok(Ring { kernel: Some(kernel), ..Ring::without_kernel() })
     }
 
-    /// As [`Ring::new`] does it on an older kernel.
+    /// As [`Ring::new`] works on an older kernel.
     #[cfg(test)]
     pub(crate) fn in_way(entries: u32, way: Way) -> Ring<D> {
         let kernel = Kernel::new(entries, Entries::Short, &[way]).unwrap();
         Ring { kernel: Some(kernel), ..Ring::without_kernel() }
     }
 
-    /// A ring for what completes without the kernel, as disks in memory do. Files, block devices
-    /// and sockets cannot be used through it; trying panics.
+    /// A ring for I/O that completes without the kernel, as that of disks in memory does. Files,
+    /// block devices and sockets cannot be used through it; trying panics.
     pub fn without_kernel() -> Ring<D> {
         static RINGS: AtomicU64 = AtomicU64::new(0);
         Ring {
@@ -137,7 +137,7 @@ impl<D> Ring<D> {
         self.completed.push_back(done);
     }
 
-    /// The next of what was handed back.
+    /// The next value that was handed back.
     pub fn pop_completed(&mut self) -> Option<D> {
         self.completed.pop_front()
     }
@@ -153,13 +153,13 @@ impl<D> Ring<D> {
         self.waiting.len() + self.errands + with_kernel - usize::from(self.is_watched)
     }
 
-    /// The part of [`Ring::in_flight`] that somebody waits for: errands, and jobs but those that
-    /// go on by themselves.
+    /// The awaited part of [`Ring::in_flight`]: errands, and jobs except those that run by
+    /// themselves.
     pub fn awaited(&self) -> usize {
         self.waiting.len() + self.errands + self.awaited
     }
 
-    /// Jobs that somebody waits for and that are with the kernel, at most.
+    /// Most awaited jobs that are with the kernel at a time.
     pub fn awaited_max(&self) -> usize {
         self.kernel.as_ref().map_or(0, |kernel| kernel.depth() / 2)
     }
@@ -173,7 +173,7 @@ impl<D> Ring<D> {
     }
 
     /// As [`Ring::submit`], and if nothing has ended, waits until something does, `timeout` is
-    /// over, or a signal came. May return early; returns at once if nothing is in flight and
+    /// over, or a signal came. May return early. Returns immediately if nothing is in flight and
     /// there is no timeout, or if there is no kernel.
     pub fn submit_and_wait(&mut self, timeout: Option<Duration>) {
         let Some(kernel) = &mut self.kernel else { return };
@@ -187,12 +187,12 @@ impl<D> Ring<D> {
         self.take_ended();
     }
 
-    /// What tells this ring from all others, for disks that hold I/O.
+    /// Tells this ring from all others, for disks that hold I/O.
     pub(crate) fn id(&self) -> u64 {
         self.id
     }
 
-    /// Starts a job's first call, or lets it wait for its turn.
+    /// Starts a job's first call, or queues it.
     pub(crate) fn start(&mut self, work: Work<D>) {
         if !work.is_awaited {
             self.kernel().start(work.owned_by(Owner::Job));
@@ -232,7 +232,7 @@ impl<D> Ring<D> {
         }
     }
 
-    /// A job that somebody waited for is over: it is the turn of another.
+    /// An awaited job is over: starts the next one that waits.
     fn next_waiting(&mut self) {
         match self.waiting.pop_front() {
             Some(work) => self.kernel().start(work.owned_by(Owner::Job)),

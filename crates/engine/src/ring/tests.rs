@@ -234,7 +234,7 @@ fn a_ring_without_kernel_takes_no_sockets() {
     Desk::new(Ring::without_kernel()).poll_readable(&eventfd(), 1);
 }
 
-/// A job that reads so many bytes of an eventfd, one call after the other, and then hands itself
+/// A job that reads this many bytes of an eventfd, one call after the other, and then hands itself
 /// back.
 #[derive(Debug)]
 struct Reader {

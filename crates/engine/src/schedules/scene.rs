@@ -34,7 +34,7 @@ pub struct Rest {
 }
 
 impl Rest {
-    /// What the next server finds of shared memory that has so many words.
+    /// What the next server finds of shared memory that has this many words.
     pub fn shared(&self, words: usize) -> SharedWords {
         // Where the power went, nothing is left, and the machine has been started again.
         let boot = u64::from(self.words.is_empty());

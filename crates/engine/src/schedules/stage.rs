@@ -149,7 +149,7 @@ impl Twin {
         self.memory.lock().unwrap().visible.clone()
     }
 
-    /// Damages the sector that holds the first copy of `bytes`, behind everybody's back.
+    /// Damages the sector that holds the first copy of `bytes`, unnoticed.
     pub fn corrupt(&self, bytes: &[u8]) {
         let mut memory = self.memory.lock().unwrap();
         let found = memory.visible.chunks(PIECE).position(|sector| sector == bytes);
@@ -266,7 +266,7 @@ pub struct Platter {
     unflushed: Vec<(u64, u64)>,
     writes: u64,
     flushes: u64,
-    /// So many of the next writes fail.
+    /// This many of the next writes fail.
     failing: u64,
 }
 

@@ -1,13 +1,13 @@
-//! Where memory that outlives a server lies, and how the next server comes to it.
+//! Where memory that outlives a server lies, and how the next server finds it.
 //!
 //! Memory is named by the attach that made it or took it over, a random number that the medium's
-//! label says, too; not by where the medium lies. So a medium that was moved finds its memory, and
-//! another one in its old place finds nothing. Who detaches in order leaves no memory.
+//! label has, too; not by the medium's path. So a medium that was moved finds its memory, and
+//! another medium in its old place finds nothing. A server that detaches in order leaves no memory.
 //!
 //! 1. While the label says that the medium is served, the memory of that name exists: it is made
 //!    before the label is stored, and removed after the label says otherwise.
-//! 2. No memory is opened but by the label that names it, and none is removed but by who holds its
-//!    lock; or when the machine has been started again since: nobody believes it any more.
+//! 2. Memory is opened only by the label that names it, and removed only by the holder of its lock;
+//!    or after a restart of the machine, when it is not valid any more.
 
 use std::path::{Path, PathBuf};
 
@@ -25,9 +25,9 @@ pub struct Keeper(Arc<Place>);
 enum Place {
     /// Files of a directory.
     Folder(Folder),
-    /// One piece of memory, for tests; words that are all zero stand for nothing.
+    /// One piece of memory, for tests; words that are all zero count as none.
     One(Mutex<Option<SharedWords>>, u64),
-    /// What a server before this version left in the place of old, for tests.
+    /// Memory of a server before this version, in its old place, for tests.
     Old(SharedWords),
     /// Nothing outlives the process.
     Nowhere,
@@ -41,12 +41,12 @@ struct Folder {
     old: Option<PathBuf>,
 }
 
-/// What a label says of the server that has the medium, or had it and died.
+/// The server that a label names: it has the medium, or had it and died.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Served {
     /// The attach.
     pub id: u64,
-    /// Whether the machine has not been started again since.
+    /// Whether the machine was not restarted since.
     pub is_of_this_boot: bool,
     /// Where its memory should be, for people.
     pub place: String,
@@ -66,7 +66,7 @@ impl Keeper {
         Keeper(Arc::new(Place::Folder(Folder { path: path.to_owned(), target, old })))
     }
 
-    /// One piece of memory, once it is wanted: for tests.
+    /// One piece of memory, made on first use: for tests.
     pub fn one(boot: u64) -> Keeper {
         Keeper(Arc::new(Place::One(Mutex::new(None), boot)))
     }
@@ -86,7 +86,7 @@ impl Keeper {
         !matches!(*self.0, Place::Nowhere)
     }
 
-    /// Tells this run of the machine from others.
+    /// Identifies this boot of the machine.
     pub fn boot(&self) -> u64 {
         match &*self.0 {
             Place::Folder(_) | Place::Nowhere => boot(),
@@ -104,7 +104,7 @@ impl Keeper {
         }
     }
 
-    /// Where memory of this name would be that a server with the directory `place` keeps.
+    /// The path of memory of this name, kept by a server with the directory `place`.
     pub fn path_in(&self, place: &str, id: u64) -> String {
         match &*self.0 {
             Place::Folder(folder) => {
@@ -129,7 +129,7 @@ impl Keeper {
         }
     }
 
-    /// The memory that a server before this version left, which named it by the medium's path.
+    /// The memory left by a server before this version, which named it by the medium's path.
     pub fn find_old(&self) -> Result<Option<SharedWords>> {
         match &*self.0 {
             Place::Folder(Folder { old: Some(path), .. }) => SharedWords::open_existing(path),
@@ -138,7 +138,7 @@ impl Keeper {
         }
     }
 
-    /// New memory of this name, all zero. What machines before this run have left goes.
+    /// New memory of this name, all zero. Removes what earlier boots left.
     pub fn create(&self, id: u64, words: usize) -> Result<SharedWords> {
         match &*self.0 {
             Place::Folder(folder) => {
@@ -157,7 +157,7 @@ impl Keeper {
         }
     }
 
-    /// Gives memory the name of the attach that takes it over, beside the one that it has.
+    /// Gives memory the name of the attach that takes it over, besides its present one.
     pub fn rename(&self, words: &SharedWords, id: u64) -> Result<()> {
         match &*self.0 {
             Place::Folder(folder) => words.add_name(folder.path.join(folder.name_of(id))),
@@ -171,7 +171,7 @@ impl Folder {
         format!("{}-{id:016x}-{}.shm", self.target, boot_text())
     }
 
-    /// Removes what was left before the machine was started.
+    /// Removes what was left before the machine was restarted.
     fn sweep(&self) {
         let ours = format!("-{}.shm", boot_text());
         for entry in std::fs::read_dir(&self.path).into_iter().flatten().flatten() {
@@ -192,9 +192,9 @@ impl Folder {
     }
 }
 
-/// The memory that belongs to a medium whose label says `served`. Refuses when it should be there
-/// and is not, unless the user accepts the loss; whatever is lost is told in `notes`. `is_its`:
-/// whether memory of that name is what it should be.
+/// The memory that belongs to a medium whose label says `served`. If it should be there and is not,
+/// this refuses, unless the user accepts the loss; what is lost then is said in `notes`. `is_its`:
+/// whether memory of that name belongs to the medium.
 pub fn recall(
     keeper: &Keeper,
     served: Option<&Served>,

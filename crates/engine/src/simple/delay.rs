@@ -1,12 +1,12 @@
-//! delay: a linear mapping that takes its time.
+//! delay: a linear mapping that delays requests.
 //!
 //! `delay <device> <offset> <delay>`, and the same three words again for writes and flushes, and
 //! once more for flushes alone. Delays are milliseconds. The kernel's `dm-delay`.
 //!
-//! A target has no clock: the background's tick brings the time. A bio that must wait is parked
+//! A target has no clock: the background's tick passes the time. A bio that must wait is parked
 //! with a ticket as its progress. Each tick gives all tickets handed out since the last one the
-//! same due time, so that none is early; when it comes they are released, and the drivers, told
-//! of room, submit the bios again. Without a background delayed bios wait for ever.
+//! same due time, so that none is early. When that time comes they are released, room is signalled,
+//! and the drivers submit the bios again. Without a background delayed bios wait for ever.
 
 use std::collections::VecDeque;
 
@@ -40,7 +40,7 @@ pub struct DelayArgs {
 }
 
 impl DelayArgs {
-    /// Reads the words behind `delay`.
+    /// Reads the words after `delay`.
     pub fn parse(args: &[Word]) -> Result<DelayArgs> {
         if !matches!(args.len(), 3 | 6 | 9) {
             let message = "Requires exactly 3, 6 or 9 arguments: <device> <offset> <delay> \
@@ -75,7 +75,7 @@ struct Lane {
     tickets: AtomicU64,
     /// Tickets up to this one need not wait any more.
     released: AtomicU64,
-    /// Bios that waited and went on.
+    /// Bios that waited and were then sent on.
     gone_on: AtomicU64,
     schedule: Mutex<Schedule>,
 }
@@ -85,7 +85,8 @@ struct Lane {
 struct Schedule {
     /// Tickets up to this one have a due time.
     stamped: u64,
-    /// A time, and up to which ticket it is that of those not named before. Both only grow.
+    /// A due time, and the last ticket that has it; its first ticket follows the last one of the
+    /// entry before. Both only grow.
     due: VecDeque<(Nanos, u64)>,
 }
 
@@ -125,7 +126,7 @@ impl Delay {
 }
 
 impl Lane {
-    /// Releases what is due at `now`; whether that was anything, and when to look again.
+    /// Releases what is due at `now`. Returns whether there was anything, and when to look again.
     fn tick(&self, now: Nanos) -> (bool, Option<Nanos>) {
         let mut schedule = lock(&self.schedule);
         let tickets = self.tickets.load(Ordering::SeqCst);

@@ -4,8 +4,8 @@
 //! from the first tick on, then unreliable for `down` seconds, and so on. Without features
 //! reads and writes fail while it is down. The kernel's `dm-flakey`.
 //!
-//! A target has no clock: the background's tick turns it over. Without a background it stays as
-//! it is loaded, available unless `up` is 0. Randomness is seeded, so a test replays.
+//! A target has no clock: the background's tick switches it. Without a background it stays as it
+//! was loaded, available unless `up` is 0. Randomness is seeded, so a test replays.
 
 use super::{Carrier, Location, Mapping, wrong_count};
 use crate::bio::{Bio, Op};
@@ -18,7 +18,7 @@ use crate::table::Word;
 use crate::target::{Events, Port, Target, TargetLimits};
 use crate::units::{Nanos, SECOND};
 
-/// What probabilities are parts of.
+/// Probabilities are in parts of this.
 const PROBABILITY_MAX: u64 = 1_000_000_000;
 
 /// Marks a bio, by its progress, that was submitted while the target was down.
@@ -36,7 +36,7 @@ pub struct FlakeyArgs {
     pub up: u64,
     /// Seconds unreliable.
     pub down: u64,
-    /// What happens then.
+    /// What happens while it is down.
     pub features: Features,
 }
 
@@ -71,7 +71,7 @@ pub struct CorruptByte {
 }
 
 impl FlakeyArgs {
-    /// Reads the words behind `flakey`.
+    /// Reads the words after `flakey`.
     pub fn parse(args: &[Word]) -> Result<FlakeyArgs> {
         let [device, offset, up, down, rest @ ..] = args else {
             let message = format!("Invalid argument count: flakey {FLAKEY_WORDS}");
@@ -99,7 +99,7 @@ impl Features {
             let message = format!("Invalid number of feature args: {} follow", words.len());
             return Err(count.error(Kind::Invalid, message));
         }
-        // As in the kernel, what stands behind the counted words means nothing.
+        // As in the kernel, what stands after the counted words is ignored.
         let words = &words[..counted as usize];
         let mut features = Features::default();
         let mut words = words.iter();
@@ -258,7 +258,7 @@ impl Flakey {
         })
     }
 
-    /// What a bio meets while the target is down; `None`: it goes to the disk.
+    /// The result of a bio while the target is down; `None`: it goes to the disk.
     fn verdict(&self, op: Op) -> Option<std::result::Result<(), Status>> {
         let features = &self.features;
         match op {
@@ -313,7 +313,7 @@ impl Target for Flakey {
             return port.finish(bio, status);
         }
         if bio.op == Op::Write && self.corrupts(bio.op) {
-            // The client's bytes are its own.
+            // The client's own bytes must not change.
             let mut copy = port.pool.take(bio.buffer.len());
             copy.as_mut_slice().copy_from_slice(bio.buffer.as_slice());
             self.corrupt(bio.op, copy.as_mut_slice());

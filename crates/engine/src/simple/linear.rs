@@ -21,7 +21,7 @@ pub struct LinearArgs {
 }
 
 impl LinearArgs {
-    /// Reads the words behind `linear`.
+    /// Reads the words after `linear`.
     pub fn parse(args: &[Word]) -> Result<LinearArgs> {
         let [device, offset] = args else {
             let message = format!("Invalid argument count: linear {LINEAR_WORDS}");

@@ -1,9 +1,9 @@
-//! The small targets: linear, zero, error, delay, flakey. Useful by themselves, and the tools
-//! that tests put under and beside the others.
+//! The small targets: linear, zero, error, delay, flakey. Useful by themselves, and tools for
+//! tests, which put them below the others.
 //!
-//! Three of them hand bios on to a disk; what they share is here: a `Mapping` is a range of a
-//! disk, a `Carrier` takes bios there and back. Grammar, status and table text are those of the
-//! kernel's documents (`linear`, `zero`, `delay`, `dm-flakey`).
+//! Three of them pass bios on to a disk; what they share is here: a `Mapping` is a range of a disk,
+//! a `Carrier` sends bios there and takes them back. Grammar, status and table text are those of
+//! the kernel's documents (`linear`, `zero`, `delay`, `dm-flakey`).
 
 mod delay;
 mod flakey;
@@ -92,14 +92,14 @@ impl Mapping {
     }
 }
 
-/// Takes bios to disks and back. A bio with FUA is followed by a flush of the disk it went to.
+/// Sends bios to disks and takes them back. A bio with FUA is followed by a flush of its disk.
 #[derive(Debug, Default)]
 struct Carrier {
     pending: PerPort<Bio>,
 }
 
 impl Carrier {
-    /// Emits the I/O of `bio`; it goes on in `complete`.
+    /// Emits the I/O of `bio`; it continues in `complete`.
     fn send(&self, mut bio: Bio, to: &Mapping, port: &mut Port) {
         let buffer = std::mem::replace(&mut bio.buffer, Buffer::empty());
         self.send_with(bio, buffer, to, port);
@@ -127,7 +127,7 @@ impl Carrier {
         });
     }
 
-    /// Takes an I/O back. The bio it belongs to, with its status and data, once it is done.
+    /// Takes an I/O back. Returns the bio it belongs to, with its status and data, once it is done.
     fn complete(&self, mut io: DiskIo, port: &mut Port) -> Option<Bio> {
         let place = io.token as u32;
         let mut pending = self.pending.of(port);
@@ -155,7 +155,7 @@ fn give_back(bio: &mut Bio, buffer: Buffer) -> Buffer {
     if bio.buffer.is_empty() { std::mem::replace(&mut bio.buffer, buffer) } else { buffer }
 }
 
-/// A wrong number of arguments: points at the word that is one too many, or behind the last.
+/// A wrong number of arguments: points at the word that is one too many, or past the last.
 fn wrong_count(args: &[Word], at_most: usize, message: &str) -> Error {
     match (args.get(at_most), args.last()) {
         (Some(extra), _) => extra.error(Kind::Invalid, message),

@@ -16,7 +16,7 @@ use crate::units::SECTOR;
 pub struct Zero;
 
 impl Zero {
-    /// Reads the words behind `zero`: there are none.
+    /// Reads the words after `zero`: there are none.
     pub fn parse(args: &[Word]) -> Result<Zero> {
         if !args.is_empty() {
             return Err(wrong_count(args, 0, "No arguments required"));
@@ -70,7 +70,7 @@ pub const ERROR_WORDS: &str = "[<device> <offset>]";
 pub struct ErrorTarget;
 
 impl ErrorTarget {
-    /// Reads the words behind `error`.
+    /// Reads the words after `error`.
     pub fn parse(args: &[Word]) -> Result<ErrorTarget> {
         match args {
             [] => {}

@@ -35,13 +35,13 @@ impl Word {
         self.point(Error::new(kind, format!("`{}`: {message}", self.text.escape_debug())))
     }
 
-    /// An error that points behind this word, where something is missing.
+    /// An error that points after this word, where something is missing.
     pub fn behind(&self, message: impl fmt::Display) -> Error {
         let message = format!("{message} (`{}`)", self.text.escape_debug());
         self.point_behind(Error::new(Kind::Invalid, message))
     }
 
-    /// Makes `error`, whose text says enough by itself, point at this word.
+    /// Makes `error`, whose text is complete by itself, point at this word.
     pub fn point(&self, error: Error) -> Error {
         match self.place() {
             Some(place) => error.at(super::Shown(place)).with_place(place),
@@ -49,7 +49,7 @@ impl Word {
         }
     }
 
-    /// Makes `error`, about something that is missing, point behind this word.
+    /// Makes `error`, about something that is missing, point after this word.
     pub fn point_behind(&self, error: Error) -> Error {
         match self.place() {
             Some(Place { line, column, width }) => {
@@ -61,7 +61,7 @@ impl Word {
     }
 
     /// Makes `error` point at word `nth` of `words`, or after the last one if it is missing. If
-    /// there is no word at all, the error points nowhere.
+    /// there are no words at all, the error points nowhere.
     pub fn point_at(words: &[Word], nth: usize, error: Error) -> Error {
         match (words.get(nth), words.last()) {
             (Some(word), _) => word.point(error),
@@ -97,7 +97,7 @@ impl Word {
         Ok(sectors)
     }
 
-    /// As `sectors`, with a plus sign in front if one likes.
+    /// As `sectors`, with an optional plus sign in front.
     pub(super) fn signed_sectors(&self, what: &str) -> Result<u64> {
         match self.text.strip_prefix('+') {
             Some(digits) => Word { text: digits.into(), ..self.clone() }.sectors(what),
@@ -146,7 +146,7 @@ impl fmt::Debug for Word {
     }
 }
 
-/// What a device word says behind its `?`.
+/// The options after the `?` of a device word.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DeviceOptions {
     /// `io=direct|buffered|dontcache|lazy`.
@@ -159,21 +159,21 @@ pub struct DeviceOptions {
 
 /// A word that names a device: `/data/slow.img?io=direct`.
 ///
-/// Options are `key=value` or `readonly`, joined by `&`, behind the last `?` of the word; a last
-/// `?` that is followed by anything else belongs to the path. So a file whose name itself ends like
-/// an option is named by giving any option behind it: `/data/odd?io=direct?io=direct`.
+/// Options are `key=value` or `readonly`, joined by `&`, after the last `?` of the word; a last `?`
+/// that is followed by anything else belongs to the path. A file whose name itself ends like an
+/// option is named by giving any option after it: `/data/odd?io=direct?io=direct`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceWord {
     /// The path, or `major:minor`.
     pub path: String,
-    /// What was said behind it.
+    /// Its options.
     pub options: DeviceOptions,
     /// The whole word, for errors and for printing.
     pub word: Word,
 }
 
 impl DeviceWord {
-    /// Takes `word` apart.
+    /// Parses `word`.
     pub fn parse(word: &Word) -> Result<DeviceWord> {
         let mut options = DeviceOptions::default();
         let (path, list) = match word.text.rsplit_once('?') {
@@ -189,7 +189,7 @@ impl DeviceWord {
         Ok(DeviceWord { path: path.to_string(), options, word: word.clone() })
     }
 
-    /// Major and minor number, if it is named by them, as the kernel's tables print devices.
+    /// Major and minor number, if it names a device by them, as the kernel's tables do.
     pub fn number(&self) -> Option<(u32, u32)> {
         let (major, minor) = self.path.split_once(':')?;
         let number = |digits: &str| {

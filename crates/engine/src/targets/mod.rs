@@ -1,5 +1,5 @@
-//! The types of targets: one description each, the kernel's `struct target_type` with what the
-//! commands tell of it.
+//! The types of targets: one description each, like the kernel's `struct target_type`, with what
+//! the commands need to know.
 //!
 //! | file | what |
 //! |---|---|
@@ -33,15 +33,15 @@ pub use recovery::{CacheType, CutCache, Recovery, caches, cut_of, inspect};
 /// A type of target.
 #[derive(Debug)]
 pub struct TargetType {
-    /// What table lines call it.
+    /// Its name in table lines.
     pub name: &'static str,
-    /// The version of the kernel's own whose tables it takes.
+    /// The version of the kernel's target whose tables it takes.
     pub version: &'static str,
     /// The words after the name, for people.
     pub words: &'static str,
     /// What it asks of tables.
     pub features: Features,
-    /// What the first words after the name are, as far as that matters to others than the target.
+    /// The roles of the first words after the name, as far as others than the target need them.
     pub roles: &'static [WordRole],
     /// The fields of its status line, in order: name and meaning.
     pub status_fields: &'static [(&'static str, &'static str)],
@@ -49,7 +49,7 @@ pub struct TargetType {
     pub limits: fn() -> Vec<Limit>,
     /// For a cache: what is known of it by its medium alone.
     pub cache: Option<CacheType>,
-    /// Understands the words of a line. Opens nothing.
+    /// Parses the words of a line. Opens nothing.
     plan: fn(&[Word]) -> Result<Box<dyn Plan>>,
 }
 
@@ -58,21 +58,21 @@ pub struct TargetType {
 pub struct Features {
     /// It must be the only target of its table (`DM_TARGET_SINGLETON`).
     pub is_singleton: bool,
-    /// A table with it is not replaced by another one (`DM_TARGET_IMMUTABLE`), nor does it replace
-    /// one, which goes further than the kernel's feature.
+    /// A table with it cannot be replaced by another one (`DM_TARGET_IMMUTABLE`), nor can it
+    /// replace one, which goes further than the kernel's feature.
     pub is_immutable: bool,
 }
 
-/// What a word of a table line is to others than the target.
+/// The role of a word of a table line, for others than the target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WordRole {
-    /// It names a device that holds data for good.
+    /// It names a device that holds data permanently.
     Origin,
     /// It says where on that device the data is.
     Offset,
     /// It names a cache device.
     Cache,
-    /// It names a device of which nothing is made.
+    /// It names a device that is not used.
     Unused,
     /// Something else.
     Other,
@@ -94,7 +94,7 @@ pub fn find(name: &str) -> Option<&'static TargetType> {
     TARGETS.into_iter().find(|known| known.name == name)
 }
 
-/// What targets of this name ask of tables; nothing, if there is no such type.
+/// The features of targets of this name; none, if there is no such type.
 pub(crate) fn features(name: &str) -> Features {
     find(name).map_or_else(Features::default, |known| known.features)
 }
@@ -107,7 +107,7 @@ impl TargetType {
     }
 }
 
-/// A line whose words are understood.
+/// A line whose words are parsed.
 pub(crate) trait Plan {
     /// Opens the devices and makes the target.
     fn open(&self, line: &TableLine, opening: &mut Opening<'_>) -> Result<Arc<dyn Target>>;
@@ -136,7 +136,7 @@ pub(crate) trait CachePlan {
     ) -> Result<Salvage>;
 }
 
-/// A line, its type, and what its words mean.
+/// A line, its type, and its parsed words.
 pub(crate) struct Planned<'a> {
     kind: &'static TargetType,
     line: &'a TableLine,
@@ -144,13 +144,13 @@ pub(crate) struct Planned<'a> {
 }
 
 impl<'a> Planned<'a> {
-    /// Understands `line`.
+    /// Parses `line`.
     pub fn of(line: &'a TableLine) -> Result<Planned<'a>> {
         let Some(kind) = find(&line.target.text) else {
             let message = format!("unknown target type; there are {}", names().join(", "));
             return Err(line.target.error(Kind::Invalid, message));
         };
-        // An error about words that are not there points behind the target's name.
+        // An error about missing words points after the target's name.
         let plan = (kind.plan)(&line.args).map_err(|error| match error.place() {
             None => line.target.point_behind(error),
             Some(_) => error,
@@ -167,7 +167,7 @@ impl<'a> Planned<'a> {
         Ok(())
     }
 
-    /// Opens the line's devices and makes its target; of a cache that may only be read, a view.
+    /// Opens the line's devices and makes its target; for a cache that may only be read, a view.
     pub fn open(&self, opening: &mut Opening<'_>) -> Result<Arc<dyn Target>> {
         match self.plan.cache() {
             Some(cache) if cache.cache().options.is_read_only => {
@@ -187,7 +187,7 @@ fn names() -> Vec<&'static str> {
     TARGETS.iter().map(|known| known.name).collect()
 }
 
-/// Boxes what the words of a line mean.
+/// Boxes the parsed words of a line.
 fn boxed<P: Plan + 'static>(plan: Result<P>) -> Result<Box<dyn Plan>> {
     Ok(Box::new(plan?))
 }

@@ -18,7 +18,7 @@ use crate::table::{DeviceWord, TableLine, Word};
 use crate::target::Target;
 use crate::units::human_pair;
 
-/// Finds what device words name. The world, or a test's idea of it.
+/// Finds what device words name: in the real world, or in a test's.
 pub trait Opener {
     /// A slow device, for this process alone.
     fn disk(&self, word: &DeviceWord) -> Result<Arc<dyn Disk>>;
@@ -36,17 +36,17 @@ pub trait Opener {
     /// A cache device, for this process alone.
     fn pmem(&self, word: &DeviceWord) -> Result<Arc<dyn Pmem>>;
 
-    /// A cache device to read, which others may read, too, and nobody changes.
+    /// A cache device to read, which others may also read, and nothing changes.
     fn rest(&self, word: &DeviceWord) -> Result<Arc<dyn Pmem>> {
         self.pmem(word)
     }
 
-    /// Who keeps memory of a target that survives this process; the cache is at `path`.
+    /// The keeper of memory of a target that survives this process; the cache is at `path`.
     fn keeper(&self, target: &'static str, path: &str) -> Keeper;
 }
 
-/// What the user said beside the table. There is no default: each attach has a name of its own, or
-/// the memory that one left is taken for another's.
+/// Options besides the table. There is no default: each attach needs a name of its own, or the
+/// memory of one attach is taken for another's.
 #[derive(Clone, Debug)]
 pub struct BuildOptions {
     /// Format a cache device even if it may hold something else.
@@ -55,14 +55,14 @@ pub struct BuildOptions {
     pub attach_id: u64,
     /// Sizes of a pcache's segments other than the kernel's, for simulations.
     pub geometry: Option<Geometry>,
-    /// Another pace of replaying a pcache's log than the usual one, for simulations.
+    /// A pace of replaying a pcache's log other than the usual one, for simulations.
     pub replay: Option<ReplayPace>,
-    /// Is told how far the opening of a cache has come.
+    /// Receives the progress of opening a cache.
     pub progress: Arc<AttachProgress>,
 }
 
 impl BuildOptions {
-    /// Nothing but the attach's name, which no other attach has.
+    /// Nothing but the attach's name, which must be unique.
     pub fn named(attach_id: u64) -> BuildOptions {
         BuildOptions {
             force_format: false,
@@ -78,7 +78,7 @@ impl BuildOptions {
 pub(crate) struct Opening<'a> {
     /// Finds devices.
     pub opener: &'a dyn Opener,
-    /// What the user said beside the table.
+    /// Options besides the table.
     pub options: &'a BuildOptions,
     disks: HashMap<String, Arc<dyn Disk>>,
     /// Caches that were opened.
@@ -90,7 +90,7 @@ impl<'a> Opening<'a> {
         Opening { opener, options, disks: HashMap::new(), caches: 0 }
     }
 
-    /// The attach of one more cache: no two of a table have the same.
+    /// The name of one more cache's attach: all caches of a table have different ones.
     pub fn attach_id(&mut self) -> u64 {
         self.caches += 1;
         self.options.attach_id ^ (self.caches - 1)
@@ -117,14 +117,14 @@ impl<'a> Opening<'a> {
         self.disk_as(word, "Device lookup failed")
     }
 
-    /// Opens the disk of a target that keeps nothing on it or about it, so that the active table
-    /// may have it open, too, until this one takes its place.
+    /// Opens the disk of a target that keeps no state on it or about it, so that the active table
+    /// may have it open, too, until this one replaces it.
     pub fn shared(&mut self, word: &DeviceWord) -> Result<Arc<dyn Disk>> {
         self.opened(word, "Device lookup failed", |opener, word| opener.shared_disk(word))
     }
 
-    /// Opens a disk, or finds it open. `lookup_failed`: the kernel's words, in front of what it
-    /// keeps to itself.
+    /// Opens a disk, or finds it open. `lookup_failed`: the kernel's words, in front of the reason,
+    /// which the kernel does not print.
     pub fn disk_as(&mut self, word: &DeviceWord, lookup_failed: &str) -> Result<Arc<dyn Disk>> {
         self.opened(word, lookup_failed, |opener, word| opener.disk(word))
     }
@@ -161,7 +161,7 @@ impl<'a> Opening<'a> {
         plan.salvage(pmem, &keeper, self.options, limits)
     }
 
-    /// A cache and its origin, to read: `?readonly` behind the names of both. See `rescue`.
+    /// A cache and its origin, to read: `?readonly` after the names of both. See `rescue`.
     pub fn view(
         &mut self,
         name: &'static str,
@@ -188,7 +188,7 @@ impl<'a> Opening<'a> {
 const BOTH_OR_NONE: &str = "a cache writes to both of its devices, or with ?readonly behind both \
                             names to none";
 
-/// A cache writes to both of its devices.
+/// An error about a read-only device: a cache writes to both of its devices.
 pub(crate) fn refuse_read_only(word: &DeviceWord) -> Result<()> {
     if !word.options.is_read_only {
         return Ok(());

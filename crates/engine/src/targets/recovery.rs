@@ -1,5 +1,5 @@
-//! Caches that are known by their medium: what a cache device holds, and the table that attaches
-//! it once more so that its origin is brought up to date.
+//! Caches that are recognised by their medium: what a cache device holds, and the table that
+//! attaches it once more to bring its origin up to date.
 
 use super::{TARGETS, TargetType, WordRole};
 use crate::contents::{Contents, Shape};
@@ -11,7 +11,7 @@ use crate::sync::Arc;
 use crate::table::Word;
 use crate::units::SECTOR;
 
-/// What is known of the caches of one type by their medium.
+/// How caches of one type are recognised and read by their medium.
 #[derive(Debug)]
 pub struct CacheType {
     /// The version of the format.
@@ -20,7 +20,7 @@ pub struct CacheType {
     pub begins_anywhere: bool,
     /// Whether what is dirty is found by a log, which can end early.
     pub has_log: bool,
-    /// Said in a table, they accept that a damaged part of what is dirty is lost.
+    /// Table words that accept the loss of a damaged part of what is dirty.
     pub words_to_accept_damage: &'static str,
     /// Whether such a cache begins at this byte.
     pub(super) is_at: fn(&Arc<dyn Pmem>, u64) -> bool,
@@ -35,7 +35,7 @@ pub struct CacheType {
 pub struct CutCache {
     /// How much is missing.
     pub cut: Cut,
-    /// What a table must say of it.
+    /// The table words for it.
     pub shape: Shape,
 }
 
@@ -50,7 +50,7 @@ pub struct Recovery<'a> {
     pub accepts_damage: bool,
     /// The origin may be another one than the cache says.
     pub rebinds: bool,
-    /// Lost memory of a server is accepted.
+    /// The loss of a server's memory is accepted.
     pub accepts_loss: bool,
 }
 
@@ -69,7 +69,7 @@ fn caches_at(
 /// What the cache holds that begins at sector `start_sector` of `pmem`, and its type. `keeper`
 /// knows where memory of a type's servers is.
 ///
-/// Of a device that holds no cache, the first type that could be there says what is missing.
+/// If the device holds no cache, the first type that could be there says what is missing.
 pub fn inspect(
     pmem: &Arc<dyn Pmem>,
     start_sector: u64,
@@ -91,7 +91,7 @@ pub fn cut_of(pmem: &Arc<dyn Pmem>, start_sector: u64) -> Option<(&'static Targe
 
 impl TargetType {
     /// The table that attaches a cache of this `shape` for its recovery. Its device is as short as
-    /// can be: write-back does not care how much of the origin clients could see.
+    /// possible: write-back does not depend on how much of the origin clients could see.
     pub fn recovery_table(&self, shape: &Shape, asked: &Recovery<'_>) -> String {
         let mut words = shape.words.iter();
         let mut table = format!("0 {} {}", shape.sectors, self.name);

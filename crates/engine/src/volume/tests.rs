@@ -54,7 +54,7 @@ fn an_unflushed_write_survives_a_volume_that_was_not_closed() {
     let options = Options::with_memory_in(folder.path());
     let mut volume = Volume::open("disk", &table, &options).unwrap();
     volume.caller().unwrap().write_at(&[7; 4096], 0, false).unwrap();
-    // As the death of the process: nothing is told to the device.
+    // Like the death of the process: the device does not notice.
     volume.is_closed = true;
     drop(volume);
     assert_eq!(memories(folder.path()), 1);

@@ -21,7 +21,7 @@ pub enum What {
     TwoFlushes { first: usize, second: usize },
     /// Reused a segment whose keys are still in the log (its collector crashed).
     StaleKeys,
-    /// Logged what the origin had as CLEAN, behind a dirty key (its append had failed before).
+    /// Logged what the origin had as CLEAN, after a dirty key (its append had failed before).
     CleanBehindDirty { slot: usize },
     /// writecache: was cut off before it committed; its entries have such numbers, beyond S.
     Uncommitted { first: usize, beyond: u64 },

@@ -29,7 +29,7 @@ pub struct Effort {
     pub exhaust: usize,
     /// Leaves tried beyond that, by chance.
     pub sample: usize,
-    /// Of so many states, one goes on: a second history, and crashes in it.
+    /// Of this many states, one goes on: a second history, and crashes in it.
     pub onward_one_in: u64,
     /// States of one death of the process up to which all are tried, where there are several.
     pub deaths: usize,
@@ -331,7 +331,7 @@ impl Explorer {
     }
 
     /// The process dies here, and then its memory is not found: the attach is refused, or
-    /// everything acknowledged is there all the same. What another cache's server left changes
+    /// everything acknowledged is there anyway. What another cache's server left changes
     /// nothing of that, wherever it lies.
     fn people(&mut self, walk: &mut Walk) -> Found {
         if !self.prng.one_in(4) {

@@ -20,7 +20,7 @@ use crate::subject::{Devices, Kind, Subject, Who};
 use crate::trace::{Ask, Event, Trace};
 use crate::twin::Twin;
 
-/// The origin as the engine knows it: limits. Its I/O is carried out by whoever drives; only an
+/// The origin as the engine knows it: limits. Its I/O is carried out by the driver; only an
 /// attach may flush it by itself.
 #[derive(Debug)]
 pub struct Origin {

@@ -1,5 +1,5 @@
 //! A second client, on a thread of its own: it writes in the middle of what a request of the
-//! first one does. A thread can lose its processor anywhere; here it does so behind a fence, with
+//! first one does. A thread can lose its processor anywhere; here it does so after a fence, with
 //! what it has locked still locked, and goes on when the other one's write has been acknowledged.
 //! The process may die at any event of both.
 
@@ -13,8 +13,8 @@ use crate::trace::{Ask, Event};
 use crate::twin::Meanwhile;
 
 impl Machine {
-    /// Another client is about to write, once so many fences of the next step are done. A disk has
-    /// no fences: there, requests that nobody waits for meet each other.
+    /// Another client is about to write, once this many fences of the next step are done. A disk
+    /// has no fences: there, requests that nobody waits for meet each other.
     pub(crate) fn arrange(&mut self, first: usize, count: usize, fences: u32) -> Outcome {
         let ask = self.in_blocks(Ask::Write { first, count, fua: false, is_zero: false });
         if self.kind.ground() == Ground::Disk {
@@ -39,7 +39,7 @@ impl Machine {
         Ok(())
     }
 
-    /// A step is over: what another client was to do in it is done by now, or at once.
+    /// A step is over: what another client was to do in it is done by now, or right away.
     pub(crate) fn end_arranged(&mut self) {
         if let Some(id) = self.arranged.take() {
             self.devices.twin.interrupt_now();

@@ -40,7 +40,7 @@ impl PcacheKind {
     }
 }
 
-/// Servers have the slots of a region in an array at once, soon, or, as who judges, not.
+/// Servers have the slots of a region in an array immediately, soon, or (the judge) not.
 fn flat_from(attaches: u64, who: Who) -> usize {
     match who {
         Who::Judge => usize::MAX,
@@ -48,7 +48,7 @@ fn flat_from(attaches: u64, who: Who) -> usize {
     }
 }
 
-/// Servers replay the log at once, or late and slowly; who judges looks before and after.
+/// Servers replay the log immediately, or late and slowly; the judge looks before and after.
 fn pace(attaches: u64, who: Who) -> ReplayPace {
     match (who, attaches % 3) {
         (Who::Judge, _) => ReplayPace { at_once_max: 0, slice: 64 },

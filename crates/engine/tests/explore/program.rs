@@ -29,7 +29,7 @@ pub enum Step {
         first: usize,
         count: usize,
     },
-    /// Another client writes within the next step, behind that many of its fences.
+    /// Another client writes within the next step, after this many of its fences.
     Meanwhile {
         first: usize,
         count: usize,
@@ -54,7 +54,7 @@ pub enum Step {
     /// Of these, only the flushes.
     HoldFlushes,
     Release,
-    /// So many tenths of a second pass.
+    /// This many tenths of a second pass.
     Tick(u64),
     /// The next write, or flush, of the origin fails.
     FailWrite,

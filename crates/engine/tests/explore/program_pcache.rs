@@ -51,7 +51,7 @@ const SHORT: &[&[Step]] = &[
         OneWrite,
         Release,
     ],
-    // Overwritten before it is written back: with the newer version in memory only, logged behind a
+    // Overwritten before it is written back: with the newer version in memory only, logged after a
     // flush, and logged without one.
     &[w(0, 2), Flush, Tick(25), w(0, 2), w(3, 1), Tick(11), w(0, 1), Drain, w(1, 1)],
     &[w(0, 2), Tick(11), w(0, 1), Flush, w(1, 1), w(12, 1), Tick(11), w(0, 2), Drain, Kill],

@@ -47,7 +47,7 @@ pub const STORIES: &[&[Step]] = &[
     &[w(0, 12), Flush, w(12, 8), Flush, w(0, 12), Flush, w(12, 8), Flush, Check],
     &[w(0, 8), Flush, HoldReads, r(0, 8), Drain, w(12, 8), w(8, 4), Flush, Release, Check],
     &[w(0, 8), Flush, Drain, w(12, 8), Flush, Drain, w(0, 8), Kill, Check, Flush],
-    // Several requests at once.
+    // Several requests in flight.
     &[HoldCache, post(0, 2), post(2, 2), PostFlush, OneCache, OneCache, OneCache, Release, Check],
     &[HoldCache, post_fua(0, 2), post_fua(2, 2), OneCache, OneCache, post(4, 2), Release, Kill],
     &[
@@ -124,7 +124,7 @@ pub const STORIES: &[&[Step]] = &[
     // What passed by is owed a flush, also by the next server.
     &[Message("cleaner"), w(0, 2), Kill, fua(2, 2), Flush, w(0, 2), Kill, Flush],
     &[w(0, 4), Message("flush_on_suspend"), Remove, Check, w(0, 2), Message("flush"), Check],
-    // Another client writes while a round is under way: behind the entries, behind the counter.
+    // Another client writes while a round is under way: after the entries, after the counter.
     &[w(0, 2), Meanwhile { first: 4, count: 2, fences: 1 }, Flush, w(2, 2), Kill, Check],
     &[w(0, 2), Meanwhile { first: 4, count: 2, fences: 2 }, Flush, fua(6, 2), Kill, Check],
     &[
@@ -201,7 +201,7 @@ pub const STORIES: &[&[Step]] = &[
         Kill,
         Check,
     ],
-    // A block is overwritten before a round and within it, and a lot is written behind that: what
+    // A block is overwritten before a round and within it, and a lot is written after that: what
     // it looked like the first time is past.
     &[
         fua(0, 1),

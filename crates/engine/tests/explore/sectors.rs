@@ -24,7 +24,7 @@ pub enum End {
     Failed {
         arrives: bool,
     },
-    /// Whoever started it is gone, and it never arrives.
+    /// Its sender is gone, and it never arrives.
     Dropped,
 }
 
@@ -105,7 +105,7 @@ impl Sectors {
         });
     }
 
-    /// What is there when whoever started I/O is gone, and these sectors arrived.
+    /// What is there when the sender of the I/O is gone, and these sectors arrived.
     pub fn left_behind(&self, arrived: impl Iterator<Item = (u32, Box<[u8]>)>) -> Sectors {
         let mut left =
             Sectors { later: self.later.clone(), newest: self.newest, ..Sectors::default() };

@@ -19,7 +19,7 @@ impl Machine {
     /// Submits a request, and waits for its end or leaves it under way.
     pub(crate) fn ask(&mut self, ask: Ask, waits: bool) -> Outcome {
         let ask = self.in_blocks(ask);
-        // Of two writes at once, either may win: let the other one end first.
+        // Of two writes in flight, either may win: let the other one end first.
         if ask.slots().is_some_and(|(first, count)| self.is_under_way(first, count)) {
             self.end_posted()?;
         }

@@ -1,6 +1,6 @@
 //! The twin as a disk, whose volatile cache may keep or lose any unflushed sector.
 //!
-//! What an attach starts through a ring of its own is carried out at once; what a server emits
+//! What an attach starts through a ring of its own is carried out immediately; what a server emits
 //! into its port is begun and ended by the machine, in any order.
 
 use std::sync::Arc;
@@ -80,7 +80,7 @@ impl Ssd {
         self.twin.note(Event::Disk(DiskEvent::Done { id, end }));
     }
 
-    /// An I/O is carried out at once.
+    /// An I/O is carried out immediately.
     pub fn carry_out(&self, io: &mut DiskIo) {
         let id = self.begin(io);
         self.end(id, io, End::Good);

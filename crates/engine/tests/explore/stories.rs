@@ -19,7 +19,7 @@ pub const PCACHE: Range<u64> = 0..480 + ADAPTIVE;
 const ADAPTIVE: u64 = 40;
 /// Long histories of pcache that once found a defect; part of the normal run.
 pub const PCACHE_REGRESSIONS: [u64; 1] = [
-    // A server died owing the mark behind what it had found; the next one logged its keys first.
+    // A server died owing the mark after what it had found; the next one logged its keys first.
     6_000_031,
 ];
 /// From here on, seeds mean long histories, tried harder.

@@ -29,7 +29,7 @@ impl Ground {
         }
     }
 
-    /// Bytes that a crash keeps or loses at once.
+    /// Bytes that a crash keeps or loses as a unit.
     pub fn line(self) -> usize {
         if self == Ground::Disk { 512 } else { LINE }
     }

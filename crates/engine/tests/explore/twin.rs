@@ -9,7 +9,7 @@
 //! asks for a decision; lines that nobody looks at stay undecided, and whatever they hold, the
 //! run would have been the same. So one run stands for all images that agree on what it read.
 //!
-//! A line is what is kept or lost at once: 64 bytes of memory, a sector of a disk.
+//! A line is what is kept or lost as a unit: 64 bytes of memory, a sector of a disk.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -59,14 +59,14 @@ pub struct Twin {
     meanwhile: Mutex<Option<Meanwhile>>,
 }
 
-/// What somebody else does behind a fence to come.
+/// What another client does after a fence to come.
 pub struct Meanwhile {
     fences: u32,
     act: Box<dyn FnOnce() + Send>,
 }
 
 impl Meanwhile {
-    /// It is done behind the fence with this number, from 1 on.
+    /// It is done after the fence with this number, from 1 on.
     pub fn new(fences: u32, act: Box<dyn FnOnce() + Send>) -> Meanwhile {
         Meanwhile { fences, act }
     }
@@ -135,7 +135,7 @@ impl Twin {
         *self.meanwhile.lock().unwrap() = meanwhile;
     }
 
-    /// He does it now, if he has not yet.
+    /// It is done now, if it was not done yet.
     pub fn interrupt_now(&self) {
         let due = self.meanwhile.lock().unwrap().take();
         due.into_iter().for_each(|due| (due.act)());
@@ -164,7 +164,7 @@ impl Twin {
         self.state().recorder = Some(Recorder { trace, shared, seen });
     }
 
-    /// Writes down what happened, behind what changed in shared memory since the last event.
+    /// Writes down what happened, after what changed in shared memory since the last event.
     pub fn note(&self, event: Event) {
         if let Some(recorder) = &mut self.state().recorder {
             recorder.note_shared();
@@ -184,7 +184,7 @@ impl Twin {
         into.copy_from_slice(&state.image[at as usize..][..into.len()]);
     }
 
-    /// What is read there from now on. Nobody is told.
+    /// Changes what is read there from now on, from outside.
     pub fn write(&self, at: u64, bytes: &[u8]) {
         let mut state = self.state();
         state.look_at(at, bytes.len());

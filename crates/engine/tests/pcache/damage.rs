@@ -212,7 +212,7 @@ fn damage_at_the_end_of_a_log_segment_is_not_taken_for_a_torn_append() {
 
 #[test]
 fn a_torn_append_before_old_history_is_no_damage() {
-    // Segments larger than what is zeroed ahead, with whole old key sets behind the zeroes.
+    // Segments larger than what is zeroed ahead, with whole old key sets after the zeroes.
     let mut setup = Setup::small();
     setup.geometry.segment_bytes = 256 << 10;
     setup.cache_bytes = 20480 + 24 * (256 << 10);
@@ -362,7 +362,7 @@ fn a_format_that_could_not_be_synced_is_not_built_on() {
     }
 }
 
-/// What may come to stand in the log behind the back of a running cache.
+/// What may get into the log while a cache runs and does not notice.
 fn hostile_records() -> Vec<(&'static str, Vec<u8>)> {
     let good = crate::builder::Key { len: 512, segment: 1, ..Default::default() };
     let set = |change: &dyn Fn(&mut crate::builder::Key)| {

@@ -200,7 +200,7 @@ fn d13_removal_of_a_full_cache_loses_no_acknowledged_write() {
     let mut world = World::new(Setup::small());
     world.open();
     let (filled, _parked) = fill_until_parked(&mut world, 0);
-    // Whether its keys find room or not: nobody is told a lie, and nothing is lost.
+    // Whether its keys find room or not: no answer is wrong, and nothing is lost.
     let suspended = world.target().suspend();
     if suspended.is_ok() {
         world.target().detach();

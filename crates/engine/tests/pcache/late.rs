@@ -172,7 +172,7 @@ fn a_damaged_copy_that_a_read_dropped_does_not_give_way_to_an_older_one() {
 #[test]
 fn a_log_that_rots_meanwhile_costs_no_more_than_what_is_clean() {
     let mut world = opened_late("C B 0", 60, 20);
-    // The first key set, behind the format: of clean data.
+    // The first key set, after the format: of clean data.
     let at = 32768;
     let byte = world.pmem.peek(at + 30, 1)[0];
     world.pmem.poke(at + 30, &[byte ^ 1]);

@@ -47,7 +47,7 @@ fn a_failing_origin_loses_nothing_and_is_asked_ever_more_seldom() {
     assert_eq!((image[0], image[8192]), (1, 2));
 }
 
-/// Behind the last batch stood only a CLEAN key and a mark. Write-back passed them without a flush,
+/// After the last batch stood only a CLEAN key and a mark. Write-back passed them without a flush,
 /// after which nobody looked for room until the clock said so, while writes waited for it.
 #[test]
 fn what_write_back_passes_last_is_collected_at_once() {

@@ -51,12 +51,12 @@ fn what_is_overwritten_within_the_age_is_written_once() {
     assert_eq!(world.fact("dirty_bytes"), 0);
 }
 
-/// The batch ends long before the newer versions, which are found all the same.
+/// The batch ends long before the newer versions, which are found anyway.
 #[test]
 fn what_was_overwritten_later_than_the_batch_goes_is_left_out() {
     let mut world = world("C B 0 high_watermark 10");
     let mut prng = Prng::new(5);
-    // Eight blocks, written fifty times as much as a gentle share of the cache takes at once.
+    // Eight blocks, written fifty times as much as a gentle share of the cache takes in one go.
     for step in 0..1600_u64 {
         world.write(prng.below(8) * BLOCK, &[step as u8; BLOCK as usize], false);
         if step % 32 == 0 {

@@ -60,7 +60,7 @@ fn block(world: &World, at: u64, tag: u8) -> Bio {
 }
 
 /// Writes new blocks until one has to wait; says how many did not. With `ticks`, the background
-/// gets its turn every so many writes; without, writers have every processor.
+/// gets its turn once in this many writes; without, writers have every processor.
 fn burst(world: &mut World, ticks: Option<u64>) -> u64 {
     world.is_held = true;
     for nth in 0..SEGMENTS * SEGMENT_BLOCKS {
@@ -87,7 +87,7 @@ fn burst(world: &mut World, ticks: Option<u64>) -> u64 {
     panic!("more writes than there is room for");
 }
 
-/// Of what is clean, writes get at least so many percent while the origin hangs.
+/// Of what is clean, writes get at least this many percent while the origin hangs.
 const SHARE: u64 = 75;
 
 #[test]

@@ -118,7 +118,7 @@ fn tail_errors() {
             image[at + 16] ^= 1;
         });
         io(&lost, &[name, "both copies"]);
-        // The last: a position behind which no record has room.
+        // The last: a position after which no record has room.
         for place in [(24, 0), (u32::MAX, 0), (0, 53248), (0, 4), (23, 53248 - 8)] {
             let image = with(|image, _| {
                 put(image, at, &tail(5, place));
@@ -173,7 +173,7 @@ fn log_errors() {
     built.append_last(3);
     built.append_raw(&last(0));
     io(&built.finish(), &["log at 3:0", "runs into itself at segment 0"]);
-    // A key set that leaves no room for LAST behind it.
+    // A key set that leaves no room for LAST after it.
     let mut built = Builder::new(24);
     built.head.1 = built.data_bytes() - 64 - 16;
     (built.key_tail, built.dirty_tail) = (built.head, built.head);

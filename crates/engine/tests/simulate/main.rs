@@ -3,7 +3,7 @@
 //! malicious devices on one virtual clock; what clients see is compared with a model.
 //!
 //! `cargo test -p udm --test simulate` runs the regression seeds and a fixed number of histories.
-//! Behind `--`: `--seed N [--ops K] [--keep LIST]` replays one; `--seconds S [--seed N]` soaks;
+//! After `--`: `--seed N [--ops K] [--keep LIST]` replays one; `--seconds S [--seed N]` soaks;
 //! `--histories N --survey` lists what fails; `--mutants` (with `--features mutants`) lets the
 //! simulation look for deliberate bugs, `--own-mutants` for those that it must find.
 //!

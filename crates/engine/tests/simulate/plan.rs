@@ -10,7 +10,7 @@ use udm::units::{MIB, Nanos, SECOND, SECTOR};
 /// Which target, on which cache.
 #[derive(Clone, Copy, Debug)]
 pub enum Engine {
-    /// No cache: lines that pass requests on, late or at once. Their table changes.
+    /// No cache: lines that pass requests on, late or immediately. Their table changes.
     Plain,
     Pcache {
         segments: u64,
@@ -37,7 +37,7 @@ const SECTORS: u64 = 5 * MIB / SECTOR;
 pub struct Setup {
     pub seed: u64,
     pub engine: Engine,
-    /// Sectors where the cached line begins and ends. What is in front of it and behind it are
+    /// Sectors where the cached line begins and ends. What is in front of it and after it are
     /// lines of their own, on a disk of their own.
     pub cuts: (u64, u64),
     pub backing_bytes: u64,
@@ -84,7 +84,7 @@ pub enum Act {
         count: usize,
         fua: bool,
     },
-    /// Threads and disks move, so many times; a slow disk moves rarely.
+    /// Threads and disks move, this many times; a slow disk moves rarely.
     Pump {
         events: u64,
         is_slow: bool,
@@ -109,7 +109,7 @@ pub enum Act {
     Remove {
         forgets: bool,
     },
-    /// The server is killed; `again`: so many fences later, while it attaches, once more.
+    /// The server is killed; `again`: this many fences later, while it attaches, once more.
     Kill {
         keeps: bool,
         again: u64,
@@ -405,7 +405,7 @@ fn io(setup: &Setup, prng: &mut Prng) -> Act {
     // Zeroes pass a writecache by: a failing origin may lose them, as it may lose any disk's.
     let passes_by = !setup.is_pcache() && matches!(op, Op::Discard | Op::WriteZeroes);
     let op = if passes_by && setup.trouble == Trouble::Origin { Op::Write } else { op };
-    // What a disk reads as behind a discard is its own affair.
+    // What a disk reads as after a discard is its own affair.
     let op = if setup.is_bare() && op == Op::Discard { Op::WriteZeroes } else { op };
     let client = prng.below(setup.clients as u64) as usize;
     Act::Io { client, op, first, count, fua: prng.one_in(8) }

@@ -16,11 +16,11 @@ use crate::machine::{Machine, Server};
 use crate::oracle::{Oracle, SECTOR, encode};
 use crate::plan::{Act, Setup, Step, Trouble};
 
-/// After so long without faults nothing may still wait.
+/// After this long without faults nothing may still wait.
 const PATIENCE: Nanos = 120 * SECOND;
-/// So many moves of the world without end are a spin.
+/// This many moves of the world without end are a spin.
 const MOVES_MAX: u64 = 400_000;
-/// The cache fails writes that wait for an origin that has failed for so long.
+/// The cache fails writes that wait for an origin that has failed for this long.
 const GIVE_UP_AFTER: Nanos = 60 * SECOND;
 
 /// What a history went through, for the statistics.
@@ -386,7 +386,7 @@ impl Run {
         self.attach(again, prng)
     }
 
-    /// Starts a server. Unless `again` is 0, it dies so many fences later, or the power goes.
+    /// Starts a server. Unless `again` is 0, it dies this many fences later, or the power goes.
     pub fn attach(&mut self, mut again: u64, prng: &mut Prng) -> Outcome {
         self.is_cut_armed = false;
         self.faulty_since = if self.is_healthy() { None } else { Some(self.now) };

@@ -30,7 +30,7 @@ use crate::oracle::{SECTOR, decode, encode};
 
 const CLIENTS: u32 = 3;
 const SECTORS: u64 = 8 * MIB / SECTOR as u64;
-/// After so long it is judged, and begins anew: what is to be judged takes memory.
+/// After this long it is judged, and begins again: what is to be judged takes memory.
 const ROUND: Duration = Duration::from_secs(1);
 /// So long after the end nobody may still wait.
 const PATIENCE: Duration = Duration::from_secs(30);

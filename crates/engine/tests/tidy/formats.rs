@@ -1,4 +1,4 @@
-//! Whether docs/formats.md tells of the bytes that the code writes: the fields of its tables, with
+//! Whether docs/formats.md describes the bytes that the code writes: the fields of its tables, with
 //! their places and sizes, the words of shared memory, and magic numbers and versions.
 
 use std::collections::BTreeMap;

@@ -224,7 +224,7 @@ fn several_threads_find_what_one_finds() {
     superblock.seq_count.set(40);
     image[..64].copy_from_slice(superblock.as_bytes());
     for nth in 0..geometry.blocks {
-        // Twins and older versions all over 20 stripes' worth of blocks; some behind the end.
+        // Twins and older versions all over 20 stripes' worth of blocks; some beyond the end.
         let block = prng.below(20) * 2048 + prng.below(if nth % 64 == 0 { 4096 } else { 1900 });
         let seq = match prng.below(8) {
             0 => FREE,

@@ -128,7 +128,7 @@ fn memory_that_cannot_be_read_stays_dirty_and_the_rest_goes_on() {
     }
     world.flush();
     let Cache::Memory(pmem) = world.cache.clone() else { unreachable!() };
-    // Block 3 is in slot 3, behind the metadata.
+    // Block 3 is in slot 3, after the metadata.
     let metadata_bytes = (64_u64 + 16 * world.status(2)).next_multiple_of(4096);
     pmem.poison(metadata_bytes + 3 * 4096, 4096);
     assert!(world.try_read(3 * 4096, 4096).is_err());
@@ -209,7 +209,7 @@ fn a_format_that_could_not_be_flushed_is_not_built_on() {
         let _ = world.try_open(false);
         world.kill();
         disk.heal();
-        // A format that was cut short is simply begun anew.
+        // A format that was cut short is simply begun again.
         world.try_open(false).unwrap();
         world.write(8192, &[3; 4096], false);
         world.flush();

@@ -14,7 +14,7 @@ const MILLI: u64 = SECOND / 1000;
 
 #[test]
 fn autocommit_by_blocks() {
-    // In mode `s` the background does it, which is told.
+    // In mode `s` the background does it, which is woken.
     in_both_modes("4096 4 autocommit_blocks 4 autocommit_time 3600000", |mut world| {
         world.open();
         for block in 0..3 {

@@ -149,7 +149,7 @@ fn hold_a_round(world: &mut World) {
 }
 
 /// What a block looked like when its round was begun is not asked for when it was overwritten
-/// again since, however many writes came behind that.
+/// again since, however many writes came after that.
 #[test]
 fn a_block_that_is_overwritten_twice_is_known_by_the_second_time() {
     let mut world = World::new(TORN, 4 * MIB, 4 * MIB);
@@ -168,7 +168,7 @@ fn a_block_that_is_overwritten_twice_is_known_by_the_second_time() {
 }
 
 /// A round of overwritten blocks leaves the commit counter as it is. The lists that are filled
-/// before and behind it must be told apart all the same.
+/// before and after it must be told apart anyway.
 #[test]
 fn of_two_lists_the_next_server_knows_the_newer_one() {
     for rounds in 1..=4 {

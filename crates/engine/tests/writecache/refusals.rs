@@ -138,7 +138,7 @@ fn shared_memory_of_another_attach_is_not_believed() {
         world.write(0, &[1; 4096], false);
         world.kill();
         let left = world.shared.clone();
-        // Whoever comes without that memory is refused, or accepts that it is lost.
+        // An opener without that memory is refused, or accepts that it is lost.
         world.shared = udm::shm::SharedWords::private(left.words().len()).in_boot(left.boot());
         let error = world.try_open(false).unwrap_err().to_string();
         assert!(error.contains("lost_memory accept"), "{error}");

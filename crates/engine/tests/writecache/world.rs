@@ -86,7 +86,7 @@ fn next_boot() -> u64 {
 }
 
 pub struct World {
-    /// The words behind `writecache`, `O` and `C` standing for the devices.
+    /// The words after `writecache`, `O` and `C` standing for the devices.
     pub table: String,
     pub cache: Cache,
     pub origin: Arc<SimDisk>,

@@ -1,13 +1,13 @@
-//! Memory of all clients together. Each has a little for nothing, so that nobody is ever shut out
-//! by others; what a client's requests and replies hold beyond that comes out of one budget.
+//! Memory shared by all clients. Each client has a small amount of its own, so that others can
+//! never shut it out; what its requests and replies hold beyond that comes out of one budget.
 
 use udm::sync::statics::atomic::{AtomicUsize, Ordering};
 
-/// Bytes that each client holds for nothing.
+/// Bytes that each client may hold outside the budget.
 pub const FREE_BYTES: usize = 1 << 20;
-/// Bytes that all clients of this process hold together, beyond what each holds for nothing.
+/// Bytes of the budget of this process, for what clients hold beyond their own amount.
 pub const BUDGET_BYTES: usize = 512 << 20;
-/// A request that finds no memory for so long is refused.
+/// A request that finds no memory for this long is refused.
 pub const STARVED_SECONDS_MAX: u64 = 5;
 
 /// A number of bytes to be shared.
@@ -17,7 +17,7 @@ pub struct Budget {
     used: AtomicUsize,
 }
 
-/// The one of this process.
+/// The budget of this process.
 pub static BUDGET: Budget = Budget::new(BUDGET_BYTES);
 
 impl Budget {
@@ -26,7 +26,7 @@ impl Budget {
         Budget { max, used: AtomicUsize::new(0) }
     }
 
-    /// Takes `bytes`, if so many are left.
+    /// Takes `bytes`, if this many are left.
     fn take(&self, bytes: usize) -> bool {
         let more = |used: usize| used.checked_add(bytes).filter(|used| *used <= self.max);
         self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).is_ok()
@@ -42,7 +42,7 @@ impl Budget {
     }
 }
 
-/// What one client has of the budget.
+/// One client's part of the budget.
 #[derive(Debug)]
 pub struct Share {
     budget: &'static Budget,
@@ -55,7 +55,7 @@ impl Share {
         Share { budget, taken: 0 }
     }
 
-    /// The client is to hold `bytes` in all. Whether it may; if not, nothing has changed.
+    /// The client is to hold `bytes` in all. Returns whether it may; if not, nothing has changed.
     pub fn grow(&mut self, bytes: usize) -> bool {
         let wanted = bytes.saturating_sub(FREE_BYTES);
         let more = wanted.saturating_sub(self.taken);

@@ -22,14 +22,14 @@ const INPUT_BYTES: usize = 128 << 10;
 const _: () = assert!(INPUT_BYTES >= 2 * (DIRECT_BYTES_MIN + REQUEST_BYTES));
 const _: () = assert!(INPUT_BYTES >= 2 * (OPTION_BYTES_MAX as usize + OPTION_HEADER_BYTES));
 
-/// A client that has not finished its handshake by then is sent away.
+/// A client that has not finished its handshake after this long is disconnected.
 pub const HANDSHAKE_SECONDS_MAX: u64 = 30;
-/// A client that has not taken its last replies so long after the last request is cut off.
+/// A client that has not taken its last replies this long after the last request is cut off.
 pub const FAREWELL_SECONDS_MAX: u64 = 10;
 
-/// Time between two looks for late requests, while any is in flight.
+/// Time between two checks for late requests, while any is in flight.
 const LOOK_NS: Nanos = SECOND;
-/// Time between two looks for memory that other clients hold.
+/// Time between two checks for memory that other clients hold.
 const STARVED_LOOK_NS: Nanos = SECOND / 200;
 
 #[derive(Debug)]
@@ -43,7 +43,7 @@ enum Phase {
 pub struct Connection {
     size_bytes: u64,
     phase: Phase,
-    /// Received bytes; those in `taken..filled` wait to be understood.
+    /// Received bytes; those in `taken..filled` are not parsed yet.
     input: Buffer,
     taken: usize,
     filled: usize,
@@ -55,28 +55,28 @@ pub struct Connection {
     is_deaf: bool,
     /// Nothing more is sent.
     is_mute: bool,
-    /// The space given out is a payload's, not `input`.
+    /// The space given out belongs to a payload, not to `input`.
     payload_is_out: bool,
     /// Whole requests wait in `input` until the session has room.
     is_stalled: bool,
     known: Option<Arc<dyn Known>>,
     standing: Arc<Standing>,
-    /// It has asked for something; the standing says so.
+    /// It has made a request; the standing says so.
     is_used: bool,
-    /// When to look for late requests; `None` while none is in flight.
+    /// When to check for late requests; `None` while none is in flight.
     look_at: Option<Nanos>,
 }
 
-/// How far a client has come, for whoever has to choose among many.
+/// How far a client has come, to choose which one to replace.
 #[derive(Debug, Default)]
 pub struct Standing(AtomicU8);
 
 impl Standing {
     /// In the handshake.
     pub const GREETED: u8 = 0;
-    /// The handshake is over, and nothing was asked for.
+    /// The handshake is over, and there was no request yet.
     pub const AGREED: u8 = 1;
-    /// It has asked for something.
+    /// It has made a request.
     pub const USED: u8 = 2;
 
     fn set(&self, standing: u8) {
@@ -117,12 +117,12 @@ impl Connection {
         }
     }
 
-    /// Where its standing can be seen.
+    /// Its standing, to be read by other threads.
     pub fn standing(&self) -> Arc<Standing> {
         self.standing.clone()
     }
 
-    /// Lets clients know what `known` does.
+    /// Lets clients ask for what `known` knows.
     pub fn knowing(mut self, known: Arc<dyn Known>) -> Connection {
         self.known = Some(known);
         self
@@ -140,7 +140,7 @@ impl Connection {
         }
     }
 
-    /// Understands as much of the input as can be understood now.
+    /// Parses as much of the input as is complete.
     fn advance(&mut self, bios: &mut VecDeque<Bio>, pool: &mut BufferPool) {
         while !self.is_deaf && self.taken < self.filled {
             let input = &self.input.as_slice()[self.taken..self.filled];
@@ -165,7 +165,7 @@ impl Connection {
         }
     }
 
-    /// Goes on with bytes that were received but not taken for want of room.
+    /// Continues with bytes that were received but not taken for want of room.
     fn go_on_if_stalled(&mut self, bios: &mut VecDeque<Bio>, pool: &mut BufferPool) {
         if self.is_stalled {
             self.advance(bios, pool);

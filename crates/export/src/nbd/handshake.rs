@@ -1,4 +1,4 @@
-//! The haggling before transmission: bytes in, bytes out, no I/O.
+//! The negotiation before transmission: bytes in, bytes out, no I/O.
 //!
 //! The server greets, the client answers with its flags and sends options until one of them
 //! (GO or EXPORT_NAME) starts transmission or ABORT ends it. Options we don't know are skipped
@@ -13,7 +13,7 @@ use super::proto::{
     export_flag, handshake_flag, info, option, reply,
 };
 
-/// The request size that serves us best, in bytes.
+/// The request size that suits the server best, in bytes.
 const PREFERRED_BYTES: u32 = 4096;
 
 /// What clients are offered.
@@ -65,7 +65,7 @@ pub struct Agreement {
     pub has_block_status: bool,
 }
 
-/// Where the handshake stands after some bytes.
+/// The state of the handshake after some bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Progress {
     /// More bytes are needed.
@@ -112,7 +112,7 @@ impl Handshake {
     }
 
     /// Takes what it can use of `input`, which continues where the last call stopped taking, and
-    /// appends the answers to `out`. Says how many bytes it took.
+    /// appends the answers to `out`. Returns how many bytes it took.
     pub fn advance(
         &mut self,
         input: &[u8],
@@ -274,7 +274,7 @@ impl Handshake {
     fn meta_context(&mut self, option: u32, data: &[u8], out: &mut Vec<u8>) -> Verdict {
         let is_set = option == option::SET_META_CONTEXT;
         if is_set {
-            // Whatever was chosen before is void, even if this choice fails.
+            // This choice replaces any earlier one, even if it fails.
             self.context_of = None;
         }
         if !self.is_structured {

@@ -1,4 +1,4 @@
-//! What is known of an export without asking its devices: where it reads as zeroes, and whether
+//! What is known of an export without reading its devices: where it reads as zeroes, and whether
 //! writing zeroes is fast.
 
 use udm::device::Device;
@@ -9,13 +9,13 @@ use super::proto::{Request, allocation, command_flag};
 
 /// Most extents in an answer; a client asks again for the rest.
 pub const EXTENTS_MAX: usize = 128;
-/// Most bytes of the device that one answer covers, so that none takes long.
+/// Most bytes of the device that one answer covers, so that no answer takes long.
 const COVERED_BYTES_MAX: u64 = 256 * MIB;
 
 /// Most times that the device is asked for one answer: it may have to ask a file system.
 const LOOKS_MAX: usize = 256;
 
-/// Who knows it. Answers at once, without reading the device.
+/// A source of this knowledge. Answers immediately, without reading the device.
 pub trait Known: Send + Sync + std::fmt::Debug {
     /// What the range starts with, and for how many bytes. Whole sectors.
     fn extent(&self, offset: u64, len: u64) -> (u64, Extent);
@@ -34,8 +34,8 @@ impl Known for Device {
     }
 }
 
-/// The answer to a BLOCK_STATUS request within the device: lengths and flags, neighbours alike
-/// merged; the start of the range at least.
+/// The answer to a BLOCK_STATUS request within the device: lengths and flags, with equal neighbours
+/// merged; at least the start of the range.
 pub fn extents(known: Option<&dyn Known>, request: &Request) -> Vec<(u32, u32)> {
     let Some(known) = known else { return vec![(request.len, 0)] };
     let end = request.offset + u64::from(request.len).min(COVERED_BYTES_MAX);
@@ -46,7 +46,7 @@ pub fn extents(known: Option<&dyn Known>, request: &Request) -> Vec<(u32, u32)> 
         if at >= end {
             break;
         }
-        // Sectors are what is known; clients may ask for less.
+        // The device knows whole sectors; clients may ask for less.
         let start = at / SECTOR * SECTOR;
         let (len, extent) = known.extent(start, end.next_multiple_of(SECTOR) - start);
         let next = (start + len).min(end);

@@ -63,7 +63,7 @@ fn listen_unix(path: &Path) -> Result<(OwnedFd, SocketFile)> {
     .map_err(failed("making a socket for"))?;
     let address = SocketAddrUnix::new(path).map_err(failed("naming a socket"))?;
     rustix::net::bind(&socket, &address).map_err(failed("creating socket"))?;
-    // Nobody can connect before `listen`, so nobody slips in before the mode is right.
+    // No client can connect before `listen`, so none can before the mode is right.
     let stat: Stat = rustix::fs::lstat(path).map_err(failed("looking at socket"))?;
     let file = SocketFile { path: path.into(), device: stat.st_dev, inode: stat.st_ino };
     rustix::fs::chmod(path, Mode::RUSR | Mode::WUSR).map_err(failed("setting the mode of"))?;
@@ -71,7 +71,7 @@ fn listen_unix(path: &Path) -> Result<(OwnedFd, SocketFile)> {
     Ok((socket, file))
 }
 
-/// Removes a socket file that nobody listens at any more. Anything else stays and is an error.
+/// Removes a socket file that no server listens at any more. Anything else stays and is an error.
 fn remove_stale(path: &Path) -> Result<()> {
     let stat = match rustix::fs::lstat(path) {
         Ok(stat) => stat,
@@ -97,7 +97,7 @@ fn remove_stale(path: &Path) -> Result<()> {
     }
 }
 
-/// Sets what a fresh connection needs. What fails here costs speed, not correctness.
+/// Sets options of a new connection. If that fails, it costs speed, not correctness.
 pub fn tune(connection: impl AsFd, uri: &Uri) {
     if let Uri::Tcp(_) = uri {
         let _ = sockopt::set_tcp_nodelay(&connection, true);

@@ -3,17 +3,17 @@
 //! | file | what |
 //! |---|---|
 //! | [`proto`] | the wire format |
-//! | [`handshake`] | the haggling before transmission |
-//! | [`known`] | what is known of the device without asking it |
-//! | [`budget`] | memory of all clients together |
+//! | [`handshake`] | the negotiation before transmission |
+//! | [`known`] | what is known of the device without reading it |
+//! | [`budget`] | memory shared by all clients |
 //! | [`session`], [`replies`] | requests to bios, finished bios to replies |
-//! | [`connection`] | a client from greeting to good-bye, behind one receive buffer |
+//! | [`connection`] | a client from greeting to good-bye, with one receive buffer |
 //! | [`uri`], [`listener`] | where to listen |
 //! | this one | a server: its door, its connections, its end |
 //!
-//! Everything between the sockets and the device is a pure state machine; the engine's queues
-//! drive it, one thread per connection. A client that breaks the protocol loses its connection;
-//! nobody else notices.
+//! Everything between the sockets and the device is a pure state machine; the engine's queues drive
+//! it, one thread per connection. A client that breaks the protocol loses its connection; other
+//! clients are not affected.
 
 pub mod budget;
 pub mod connection;
@@ -44,11 +44,11 @@ use handshake::Export;
 use listener::SocketFile;
 pub use uri::Uri;
 
-/// Most connections to one server. One more takes the place of the oldest that is still in its
-/// handshake; else of the oldest that has asked for nothing in [`UNUSED_SECONDS_MAX`]; else it is
-/// closed at once.
+/// Most connections to one server. One more replaces the oldest that is still in its handshake; if
+/// there is none, the oldest that has made no request in [`UNUSED_SECONDS_MAX`]; if there is none
+/// either, the new one is closed immediately.
 pub const CONNECTIONS_MAX: usize = 64;
-/// A client that has asked for nothing in so long makes room for others, where there are too many.
+/// A client without any request for this long may be replaced by a new one.
 pub const UNUSED_SECONDS_MAX: u64 = 10;
 /// Connections that were closed to make room, and have not ended yet.
 const LEAVING_MAX: usize = 64;
@@ -90,15 +90,15 @@ pub fn limits() -> [Limit; 11] {
     ]
 }
 
-/// What a server's clients were and are.
+/// Counts of a server's connections.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Connections {
     /// Connected now.
     pub current: u64,
     /// Accepted since the start.
     pub accepted: u64,
-    /// Closed because there were too many (at once, or to make room for others), or because no
-    /// thread could be started.
+    /// Closed because there were too many (the new one, or an older one to make room), or because
+    /// no thread could be started.
     pub refused: u64,
     /// Ended because the client broke the protocol.
     pub violations: u64,
@@ -106,7 +106,7 @@ pub struct Connections {
     pub last_violation: Option<String>,
 }
 
-/// What the door and the connections share.
+/// State shared by the door and the connections.
 #[derive(Debug)]
 struct Clients {
     device: Arc<Device>,
@@ -127,7 +127,7 @@ struct Place {
 }
 
 impl Place {
-    /// Whether it makes room for another client, and how readily: in its handshake first.
+    /// Whether it may be replaced by another client, and how readily: in its handshake first.
     fn yields(&self) -> Option<u8> {
         let is_unused = || self.since.elapsed().as_secs() >= UNUSED_SECONDS_MAX;
         match self.standing.get() {
@@ -187,7 +187,7 @@ impl Server {
     }
 
     fn end(&mut self) {
-        // First the door, so that no connection comes behind our back.
+        // The door first, so that no new connection arrives.
         drop(self.door.take());
         let places = std::mem::take(&mut *lock(&self.clients.queues));
         for place in &places {
@@ -248,7 +248,7 @@ impl Clients {
         }
     }
 
-    /// Closes the connection that can be missed most. Its end is not waited for.
+    /// Closes the connection that is least needed. Does not wait for its end.
     fn make_room(&self, places: &mut Vec<Place>) {
         let mut leaving = lock(&self.leaving);
         leaving.retain(|queue| !queue.is_over());

@@ -36,7 +36,7 @@ pub enum Violation {
     /// Not a request where one had to be.
     #[error("request starts with {0:#010x} instead of the magic number")]
     RequestMagic(u32),
-    /// Skipping so much is not sane.
+    /// Skipping this much is not sane.
     #[error("write of {0} bytes, more than twice the maximum")]
     WriteLength(u32),
     /// The client went away in the middle of a message.
@@ -68,7 +68,7 @@ pub const MAGIC_CHUNK: u32 = 0x668e_33ef;
 pub mod handshake_flag {
     /// Options may be haggled over.
     pub const FIXED_NEWSTYLE: u16 = 1;
-    /// No 124 zero bytes behind the answer to EXPORT_NAME.
+    /// No 124 zero bytes after the answer to EXPORT_NAME.
     pub const NO_ZEROES: u16 = 2;
 }
 
@@ -229,7 +229,7 @@ pub const SIMPLE_REPLY_BYTES: usize = 16;
 pub const CHUNK_BYTES: usize = 20;
 /// Longest string on the wire.
 pub const STRING_BYTES_MAX: usize = 4096;
-/// Zero bytes behind the answer to EXPORT_NAME, unless the client knows better.
+/// Zero bytes after the answer to EXPORT_NAME, unless the client knows better.
 pub const EXPORT_NAME_ZEROES: usize = 124;
 
 /// The only context we tell, and the number we give it.
@@ -485,7 +485,7 @@ pub mod allocation {
     pub const ZERO: u32 = 1 << 1;
 }
 
-/// A BLOCK_STATUS chunk: extents (their lengths and flags), one behind the other, in context `id`.
+/// A BLOCK_STATUS chunk: extents (their lengths and flags), one after the other, in context `id`.
 pub fn encode_block_status(cookie: u64, id: u32, extents: &[(u32, u32)]) -> Vec<u8> {
     let len = 4 + 8 * extents.len() as u32;
     let mut bytes = Vec::with_capacity(CHUNK_BYTES + len as usize);

@@ -1,13 +1,13 @@
-//! What waits to be sent to one client, in order.
+//! Replies that wait to be sent to one client, in order.
 //!
 //! Headers and short data are gathered in one buffer, so that many replies leave with one call.
-//! Long data is not copied: the buffer of the finished read takes its place in the queue.
+//! Long data is not copied: the buffer of the finished read is queued itself.
 
 use std::collections::VecDeque;
 
 use udm::buffer::{Buffer, BufferPool};
 
-/// Data up to this many bytes is copied behind its header.
+/// Data up to this many bytes is copied after its header.
 const COPY_BYTES_MAX: usize = 16 << 10;
 /// Bytes gathered before a new buffer is begun.
 const GATHER_BYTES: usize = 128 << 10;
@@ -59,7 +59,7 @@ impl Replies {
         self.ready.pop_front().or_else(|| self.gathering.take())
     }
 
-    /// A buffer left in full.
+    /// A buffer was sent in full.
     pub fn sent(&mut self, buffer: Buffer, pool: &mut BufferPool) {
         self.unsent_bytes -= buffer.len();
         pool.put(buffer);

@@ -2,12 +2,12 @@
 //! bytes out. No I/O.
 //!
 //! 1. A request that is wrong in itself (range, flags, command) is answered with an error; only
-//!    bytes after which the stream cannot be understood any more are a [`Violation`].
-//! 2. Requests in flight and the bytes they hold are bounded ([`REQUESTS_MAX`], [`BYTES_MAX`],
-//!    the latter exceeded by one request at most): beyond that nothing more is taken from the
-//!    client until something is answered and sent. All clients together have one
-//!    [budget]: who finds none left waits, and after some seconds his request fails.
-//!    A payload gets memory as it comes, not as it is announced.
+//!    bytes after which the stream cannot be parsed any more are a [`Violation`].
+//! 2. Requests in flight and the bytes they hold are bounded ([`REQUESTS_MAX`], [`BYTES_MAX`], the
+//!    latter exceeded by one request at most): beyond that nothing more is taken from the client
+//!    until a reply is sent. All clients share one [budget]: a client that finds none left waits,
+//!    and after some seconds its request fails. A payload gets memory as it arrives, not as it is
+//!    announced.
 //! 3. Replies leave in the order in which bios finish; the cookie tells clients which is which.
 //! 4. A flush says that every write answered on any connection is durable: the mapped device
 //!    keeps that promise, so several connections may share one device.
@@ -35,10 +35,10 @@ pub const BYTES_MAX: usize = 64 << 20;
 /// The payload of a write at least this long goes straight to its own buffer; shorter ones are
 /// awaited in the receive buffer, whose capacity must exceed this plus a header.
 pub const DIRECT_BYTES_MIN: usize = 32 << 10;
-/// A payload gets so much memory at first; whenever that is full, twice as much as it has.
+/// A payload gets this much memory at first; whenever that is full, twice as much as it has.
 pub const FIRST_BYTES: usize = 1 << 20;
 const _: () = assert!(FIRST_BYTES <= budget::FREE_BYTES, "nobody waits for his first bytes");
-/// The payload of a refused write is skipped up to this length.
+/// The payload of a refused write is skipped if it is no longer than this.
 const SKIP_BYTES_MAX: u64 = 2 * BIO_BYTES_MAX;
 
 /// A request that waits for its bio.
@@ -46,9 +46,9 @@ const SKIP_BYTES_MAX: u64 = 2 * BIO_BYTES_MAX;
 struct Pending {
     request: Request,
     op: Op,
-    /// First byte of the range that no bio has asked for yet.
+    /// First byte of the range that is not covered by a bio yet.
     next: u64,
-    /// When it was first seen to be in flight, by whoever looks for late ones.
+    /// When a check for late requests first saw it in flight.
     seen: Option<Nanos>,
     is_late: bool,
 }
@@ -66,7 +66,7 @@ enum Reading {
     Skip { cookie: u64, refusal: Refusal, left: usize },
 }
 
-/// What a request asks for, once it is found to be right.
+/// The action of a valid request.
 enum Action {
     Serve(Op),
     Status,
@@ -86,7 +86,7 @@ pub struct Session {
     held_bytes: usize,
     replies: Replies,
     share: Share,
-    /// The next request, or the rest of this one, waits for memory; since then, once the time is
+    /// The next request, or the rest of this one, waits for memory; since this time, once it is
     /// known.
     starved: Option<Option<Nanos>>,
     /// Whether it has waited long enough.
@@ -124,7 +124,7 @@ impl Session {
     }
 
     /// Takes what it can use of `input`, which continues where the last call stopped taking, and
-    /// says how many bytes that was. Bios to submit are appended to `bios`.
+    /// returns how many bytes that was. Bios to submit are appended to `bios`.
     pub fn advance(
         &mut self,
         input: &[u8],
@@ -225,12 +225,12 @@ impl Session {
         self.held_bytes + self.replies.unsent_bytes()
     }
 
-    /// Gives back what is not held any more.
+    /// Gives back budget that is not used any more.
     pub fn settle(&mut self) {
         self.share.shrink(self.held());
     }
 
-    /// Takes `bytes` more of the clients' budget; or the request waits until there are so many.
+    /// Takes `bytes` more of the clients' budget; otherwise the request waits until they are free.
     fn reserve(&mut self, bytes: usize) -> bool {
         if self.share.grow(self.held() + bytes) {
             self.starved = None;
@@ -245,7 +245,7 @@ impl Session {
         self.starved.is_some()
     }
 
-    /// It is `now`: whoever waits for memory does not do so for ever.
+    /// Passes the time: a request that waits for memory does not wait for ever.
     pub fn look_at_time(&mut self, now: Nanos) {
         if let Some(since) = &mut self.starved {
             let since = *since.get_or_insert(now);
@@ -253,14 +253,14 @@ impl Session {
         }
     }
 
-    /// Goes on with a payload that had to wait.
+    /// Continues with a payload that had to wait.
     pub fn go_on(&mut self, bios: &mut VecDeque<Bio>, pool: &mut BufferPool) {
         if matches!(&self.reading, Reading::Payload { buffer, .. } if !buffer.is_empty()) {
             self.grow_or_submit(bios, pool);
         }
     }
 
-    /// The requests that are late; an empty list if some were, and none is now.
+    /// The requests that are late. An empty list if some were late before, and none is now.
     pub fn late(&mut self, now: Nanos) -> Option<Vec<InFlight>> {
         let mut late = Vec::new();
         for (token, slot) in self.pending.iter_mut().enumerate() {
@@ -277,12 +277,12 @@ impl Session {
         (had_late || self.has_late).then_some(late)
     }
 
-    /// Whether some request was late at the last look.
+    /// Whether some request was late at the last check.
     pub fn has_late(&self) -> bool {
         self.has_late
     }
 
-    /// Whether a request has begun to arrive of which bytes are missing.
+    /// Whether a request has arrived in part.
     pub fn is_inside_request(&self) -> bool {
         !matches!(self.reading, Reading::Header)
     }
@@ -292,7 +292,7 @@ impl Session {
         self.is_closing = true;
     }
 
-    /// Whether the client has asked for anything.
+    /// Whether the client has made a request.
     pub fn has_asked(&self) -> bool {
         self.has_asked
     }
@@ -360,9 +360,9 @@ impl Session {
         Ok(REQUEST_BYTES)
     }
 
-    /// Whether `request` is right, and what it asks for.
+    /// Checks `request`, and returns its action.
     fn check(&self, request: &Request) -> Result<Action, Refusal> {
-        // FUA is allowed everywhere by the protocol; it means something where bytes are stored.
+        // The protocol allows FUA on every command; it has an effect where bytes are stored.
         let allowed = command_flag::FUA
             | match request.command {
                 command::READ if self.agreement.is_structured => command_flag::DF,
@@ -418,7 +418,7 @@ impl Session {
             };
             return Err((error, "the range goes beyond the end of the device"));
         }
-        // What stores or fetches data is served in whole sectors.
+        // Data is stored and fetched in whole sectors.
         let is_aligned = (request.offset | len).is_multiple_of(SECTOR);
         if !is_aligned && !matches!(request.command, command::CACHE | command::BLOCK_STATUS) {
             return Err((errno::EINVAL, "the range is not a multiple of 512 bytes"));
@@ -456,7 +456,7 @@ impl Session {
         REQUEST_BYTES + count
     }
 
-    /// Memory for the request at hand; none if there is none, or it has waited long enough.
+    /// Memory for the present request; `None` if there is none, or it has waited long enough.
     fn allocate(&mut self, len: usize, pool: &mut BufferPool) -> Option<Buffer> {
         let has_waited = self.starved.take().is_some();
         if std::mem::take(&mut self.gives_up) && has_waited {
@@ -479,8 +479,8 @@ impl Session {
         count
     }
 
-    /// Submits a payload that is there in full; gives more memory to one that has filled what it
-    /// has, or lets it wait for that, or gives it up.
+    /// Submits a payload that has arrived in full. One that has filled its memory gets more, or
+    /// waits for it, or fails.
     fn grow_or_submit(&mut self, bios: &mut VecDeque<Bio>, pool: &mut BufferPool) {
         let Reading::Payload { request, buffer, filled } = &self.reading else { return };
         if *filled < buffer.len() {
@@ -568,8 +568,8 @@ impl Session {
     }
 }
 
-/// The bio for the part of the request's range that comes next: all of a read or write; trims and
-/// zeroes, which the protocol lets reach 4 GiB, go piece by piece.
+/// The bio for the next part of the request's range: all of a read or write; trims and zeroes,
+/// which the protocol lets reach 4 GiB, are cut into pieces.
 fn next_piece(pending: &mut Pending, slot: usize, buffer: Buffer) -> Bio {
     let Pending { request, op, next, .. } = pending;
     let end = request.offset + u64::from(request.len);

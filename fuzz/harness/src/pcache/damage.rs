@@ -175,7 +175,7 @@ impl World {
     }
 }
 
-/// Where the records at the front of a segment stand, with the place behind the last one.
+/// Where the records at the front of a segment stand, with the place after the last one.
 fn records(data: &[u8]) -> Vec<usize> {
     let mut places = vec![0];
     loop {

@@ -1,4 +1,5 @@
-//! Who is timed in the study of writes, and how: one operation at a time, and in batches.
+//! The contenders of the study of writes, and how they are timed: one operation at a time, and in
+//! batches.
 
 use std::sync::atomic::{Ordering, fence};
 use std::time::Instant;
@@ -82,7 +83,7 @@ impl Times {
     }
 }
 
-/// What is told of each contender.
+/// The numbers reported for each contender.
 pub const COLUMNS: [(&str, Unit); 9] = [
     ("p50", Unit::Nanos),
     ("p50/batch", Unit::Nanos),
@@ -192,7 +193,7 @@ pub fn write_engine(cache: &PcacheRig, port: &mut Port, work: &mut Workload, nth
     let bio = Bio::write(work.offsets[nth], work.take(nth), false, nth as u64);
     cache.pcache.submit(bio, port);
     let done = loop {
-        // Mostly it is there at once; a write that found no room tries again.
+        // Usually it is there already; a write that found no room tries again.
         if let Some(done) = port.done.pop_front() {
             break done;
         }

@@ -1,15 +1,16 @@
-//! What a 4 KiB write costs in process, beside the bare durable copy of the same bytes.
+//! The cost of a 4 KiB write in process, compared with the bare durable copy of the same bytes.
 //!
 //! The caches are in their steady state: they have the default settings, were filled three times
 //! before anything counts, and their background works as in a server. Everything is written back
-//! before a contender's turn, or the one before would be what is measured. What one request takes
-//! on the clock is measured with a disk in memory as the origin: a file would have to repeat the
-//! order of thousands of FUA writes in between, for minutes. What a request costs in processor
-//! time, with all that others do for it, is in `price`, and there the origin is a real file.
+//! before a contender's turn; otherwise the work of the one before would be measured. The
+//! wall-clock time of a request is measured with a disk in memory as the origin: write-back to a
+//! file would have to repeat the order of thousands of FUA writes in between, for minutes. The
+//! processor time of a request, with all that others do for it, is in `price`, and there the origin
+//! is a real file.
 //!
-//! Contenders take turns within each round, so that a noisy machine disturbs them alike; each
+//! Contenders take turns within each round, so that a noisy machine disturbs them equally; each
 //! round gives one ratio. Reading the clock, and waiting until all stores have left the processor,
-//! costs tens of nanoseconds: it is measured, and taken off each operation timed on its own;
+//! costs tens of nanoseconds: it is measured, and subtracted from each operation timed on its own;
 //! medians come from batches of 16 as well.
 
 mod contenders;
@@ -113,7 +114,7 @@ fn turns(
     results.fua.round(clock, |nth| write_through(local, work, nth, true));
     settle(&cache.device)?;
     read_round(results, clock, &copy.pmem, local, work);
-    // The same, while the background is told to write back all that it can.
+    // The same, while the background writes back all that it can.
     cache.device.set_draining(true);
     copy_round(&mut results.copy_beside, clock, copy, work);
     results.local_beside.round(clock, |nth| write_through(local, work, nth, false));

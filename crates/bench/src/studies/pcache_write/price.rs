@@ -1,16 +1,16 @@
-//! What a rewrite costs in processor time: the client's thread, the background while it runs, and
+//! The cost of a rewrite in processor time: the client's thread, the background while it runs, and
 //! the background until all is written back.
 //!
-//! 1. The blocks that are written are an eighth of the cache, and in it: each is overwritten many
-//!    times, as a journal or a database's hot pages are. What is overwritten before it is written
-//!    back need never be.
+//! 1. The blocks that are written are an eighth of the cache, and are in it: each is overwritten
+//!    many times, as those of a journal or a database's hot pages are. What is overwritten before
+//!    it is written back need not be written back.
 //! 2. Each measure writes the whole cache full three times, so the log comes round, or lasts some
-//!    seconds where the backing device holds it up.
-//! 3. Rewrites are measured in front of a real file. FUA rewrites are not, but in front of a disk
+//!    seconds where the backing device limits the rate.
+//! 3. Rewrites are measured in front of a real file. FUA rewrites are measured in front of a disk
 //!    in memory: in the order `ordered`, the default, a real one would have to repeat hundreds of
-//!    thousands of flushes one by one, and its flushes would be what is measured.
-//! 4. The bare copy is asked for in the same way, with a look at the clock for each. A ratio to it
-//!    travels to other machines.
+//!    thousands of flushes one by one, and those would be what is measured.
+//! 4. The bare copy is requested in the same way, with a reading of the clock for each. A ratio to
+//!    it can be compared between machines.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -37,7 +37,7 @@ use crate::unit::Unit;
 const REWRITE_MAX: f64 = 2.9;
 /// And a FUA rewrite: 1.8 us there.
 const FUA_MAX: f64 = 4.0;
-/// A measure that the backing device holds up ends after so long.
+/// A measure that the backing device holds up ends after this long.
 const SECONDS: u64 = 2;
 
 /// One measure.

@@ -1,5 +1,5 @@
-//! `recover` of a cache device that was cut short: nothing more is written to it. What is left of
-//! its dirty data goes to the origin, and what is lost is named.
+//! `recover` of a cache device that was cut short: nothing more is written to it. The rest of its
+//! dirty data goes to the origin, and what is lost is listed.
 
 use std::path::Path;
 
@@ -21,17 +21,17 @@ use crate::output::{print_json, print_line, print_note};
 use crate::progress::Progress;
 use crate::runtime::RuntimeDir;
 
-/// Ranges that are named one by one; `--json` has all.
+/// Ranges that are listed; `--json` has all.
 const NAMED_MAX: usize = 16;
 
-/// Whether the cache device is shorter than what is on it says.
+/// Whether the cache device is shorter than its superblock says.
 pub fn find(args: &RecoverArgs) -> Result<Option<(&'static TargetType, CutCache)>> {
     let path = Word::new(&args.cache_device).device()?.path;
     let pmem: Arc<dyn Pmem> = Arc::new(DaxPmem::open_read_only(Path::new(&path))?);
     Ok(cut_of(&pmem, args.start_sector))
 }
 
-/// Writes back what is left.
+/// Writes back the rest of the dirty data.
 pub fn recover(args: &RecoverArgs, kind: &TargetType, found: &CutCache) -> Result<()> {
     let runtime = RuntimeDir::open()?;
     let opener = SystemOpener::with_memory_in(runtime.path());
@@ -56,7 +56,7 @@ pub fn recover(args: &RecoverArgs, kind: &TargetType, found: &CutCache) -> Resul
     report(args, found.cut, &salvage, drained)
 }
 
-/// What came back, and what did not.
+/// Reports what came back, and what did not.
 fn report(args: &RecoverArgs, cut: Cut, salvage: &Salvage, drained_bytes: u64) -> Result<()> {
     let RecoverArgs { cache_device, origin, .. } = args;
     let (lost, lost_bytes) = (salvage.lost(), salvage.lost_bytes());

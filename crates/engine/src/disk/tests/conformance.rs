@@ -99,7 +99,7 @@ fn gives_everything_back(disk: &Arc<dyn Disk>, ring: &mut Ring) {
     assert_eq!((done.result, done.buffer.len()), (Ok(()), 0));
 }
 
-/// Random operations, many in flight at once, none of which overlap: each slot of the disk has at
+/// Random operations, many in flight, none of which overlap: each slot of the disk has at
 /// most one. Now and then a flush is among them.
 fn equals_a_model(disk: &Arc<dyn Disk>, ring: &mut Ring, seed: u64) {
     const SLOT: u64 = 32 * KIB;
@@ -162,7 +162,7 @@ fn judge(done: &crate::disk::DiskIo, model: &mut [u8]) {
     }
 }
 
-/// More I/Os at once than any queue on the way holds.
+/// More I/Os in flight than any queue on the way holds.
 fn completes_thousands(disk: &Arc<dyn Disk>, ring: &mut Ring) {
     let count = SIZE / 4096;
     for token in 0..count {
