@@ -1,6 +1,6 @@
 #!/bin/bash
 # `make demo`: a slow file becomes a fast, crash-safe block device. About a minute; needs no root,
-# leaves nothing behind. UDM=/path/to/udm shows another build.
+# leaves no files. UDM=/path/to/udm shows another build.
 set -euo pipefail
 export PATH=$PATH:/usr/sbin:/sbin
 root=$(cd "$(dirname "$0")/.." && pwd)

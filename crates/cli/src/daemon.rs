@@ -58,7 +58,7 @@ pub fn serve(name: &DeviceName) -> Result<()> {
     let heard = tell_parent(&answer);
     let (server, stops, _) = started?;
     if heard.is_err() {
-        log::line("whoever created this device is gone: removing it again");
+        log::line("the command that created this device is gone: removing the device");
         let _ = server.stop.send(Stop::Signal(SIGTERM));
     }
     run(server, &stops)
@@ -114,7 +114,7 @@ fn start(spec: &Spec) -> Result<Started> {
         Ok(server) => {
             server.note_table();
             if let Err(error) = journal::keep(&server) {
-                log::line(&format!("{name}: nobody watches the device for this log: {error}"));
+                log::line(&format!("{name}: no thread watches the device for this log: {error}"));
             }
             let ready = server.ready();
             let doors = server.served.exports();
@@ -184,12 +184,12 @@ fn take_signals(stop: Sender<Stop>) -> Result<()> {
             if signal == SIGHUP {
                 match log::reopen() {
                     Ok(true) => {
-                        log::line("SIGHUP: the log was opened anew");
+                        log::line("SIGHUP: the log was opened again");
                         continue;
                     }
                     Ok(false) => {}
                     Err(error) => {
-                        log::line(&format!("SIGHUP: the log cannot be opened anew: {error}"));
+                        log::line(&format!("SIGHUP: the log cannot be opened again: {error}"));
                         continue;
                     }
                 }
@@ -299,7 +299,7 @@ fn converse(server: &Server, stream: UnixStream) {
 pub fn answer_all<S: Peer>(server: &Server, frames: &mut Frames<S>) -> Result<()> {
     while let Some(call) = frames.receive::<Call>()? {
         if frames.stream().has_hung_up() {
-            bail!("{} was not carried out: whoever called is gone", call.method);
+            bail!("{} was not carried out: the caller is gone", call.method);
         }
         methods::answer(server, &call, &mut |answer| frames.send(&answer))?;
     }

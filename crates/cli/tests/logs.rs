@@ -24,7 +24,7 @@ fn a_log_is_opened_anew_outlives_its_device_and_is_bounded() {
     let (here, away) = (udm.runtime().join("v.log"), udm.path("moved.log"));
     std::fs::rename(&here, &away).unwrap();
     signal(pid, "HUP");
-    wait_until("the log is there again", || log(&udm, "v.log").contains("opened anew"));
+    wait_until("the log is there again", || log(&udm, "v.log").contains("opened again"));
     assert!(std::fs::read_to_string(&away).unwrap().contains("serves"));
     udm.ok(&["suspend", "v"]);
     assert!(log(&udm, "v.log").contains("v: suspend"));

@@ -483,6 +483,6 @@ fn lost_entries_are_refused_unless_that_is_said() {
         udm.ok(&["remove", "vol"]);
         let outcome = bench.recover(&["--truncate"]);
         assert_eq!(outcome.code, 1, "{what:?}: {outcome:?}");
-        assert!(outcome.err.contains("nobody can name"), "{what:?}: {outcome:?}");
+        assert!(outcome.err.contains("more that cannot be named"), "{what:?}: {outcome:?}");
     }
 }

@@ -88,7 +88,7 @@ const WRONG_LINES: [(&str, &str); 47] = [
     (
         "0 8 pcache p.img o1?readonly",
         "column 18: `{dir}/o1?readonly`: a cache writes to both of its devices, or with \
-             ?readonly behind both names to none",
+             ?readonly after both names to none",
     ),
     ("0 8 writecache", "column 15: writecache: Bad arguments: the mode is missing; it is p or s"),
     ("0 8 writecache x", "column 16: writecache: Bad arguments: mode 'x' is not p or s"),
@@ -162,7 +162,7 @@ const WRONG_LINES: [(&str, &str); 47] = [
     (
         "0 8 writecache p o1?readonly w.img 4096 0",
         "column 18: `{dir}/o1?readonly`: a cache writes to both of its devices, or with \
-             ?readonly behind both names to none",
+             ?readonly after both names to none",
     ),
 ];
 

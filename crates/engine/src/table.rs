@@ -111,7 +111,7 @@ impl TableLine {
         let start = first.signed_sectors("the start sector")?;
         let length = words
             .next()
-            .ok_or_else(|| first.behind("the length in sectors is missing behind this"))?;
+            .ok_or_else(|| first.behind("the length in sectors is missing after this"))?;
         let len = length.signed_sectors("the length in sectors")?;
         if len == 0 {
             return Err(length.error(Kind::Invalid, "zero-length target"));
@@ -127,9 +127,8 @@ impl TableLine {
             let message = format!("{wrong}: this line must start at sector {expected_start}");
             return Err(first.error(Kind::Invalid, message));
         }
-        let target = words
-            .next()
-            .ok_or_else(|| length.behind("the target's name is missing behind this"))?;
+        let target =
+            words.next().ok_or_else(|| length.behind("the target's name is missing after this"))?;
         if target.text.len() > TARGET_NAME_BYTES_MAX {
             let message = format!("a target's name has at most {TARGET_NAME_BYTES_MAX} characters");
             return Err(target.error(Kind::Invalid, message));

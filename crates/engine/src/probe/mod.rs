@@ -72,7 +72,7 @@ pub fn objection(
         ([], true) => {
             let cache = cache?;
             let what = swapped(&format!("holds {cache}"));
-            return Some(format!("it is empty, and {what}; --force-format goes on all the same"));
+            return Some(format!("it is empty, and {what}; --force-format formats it anyway"));
         }
         ([], false) => "it is not empty where the format would write".to_owned(),
         (found, _) => format!("it holds {}", listed(found)),

@@ -152,7 +152,7 @@ impl Target for View {
             number("readable_dirty_bytes", salvage.dirty_bytes(), "data that only the cache has"),
             number("lost_bytes", salvage.lost_bytes(), "data that only the cache had; reads fail"),
             number("lost_ranges", salvage.lost().len() as u64, "how many ranges that is"),
-            flag("has_more_lost", salvage.has_more, "more is lost, and nobody can say where"),
+            flag("has_more_lost", salvage.has_more, "more is lost, and it is unknown where"),
             number(
                 "lost_reads_total",
                 self.lost_reads.load(Ordering::Relaxed),

@@ -117,7 +117,7 @@ impl<D> Ring<D> {
     }
 
     fn opened_mailbox(&self) -> &Arc<Mailbox<D>> {
-        self.mailbox.as_ref().expect("who can be woken or sends errands has a mailbox")
+        self.mailbox.as_ref().expect("a ring that is woken or sends errands has a mailbox")
     }
 
     fn watch_mailbox(&mut self) {

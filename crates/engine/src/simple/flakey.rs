@@ -105,7 +105,7 @@ impl Features {
         let mut words = words.iter();
         while let Some(word) = words.next() {
             let mut value = |what: &str| {
-                words.next().ok_or_else(|| word.behind(format!("{what} is missing behind this")))
+                words.next().ok_or_else(|| word.behind(format!("{what} is missing after this")))
             };
             let is_new = match word.text.as_str() {
                 "error_reads" => !std::mem::replace(&mut features.error_reads, true),

@@ -59,8 +59,8 @@ fn errors_say_what_and_where() {
             "0 -8 zero",
             "table line 1, column 3: `-8`: the length in sectors is a plain decimal number",
         ),
-        ("0", "table line 1, column 2: the length in sectors is missing behind this (`0`)"),
-        ("0 8 ", "table line 1, column 4: the target's name is missing behind this (`8`)"),
+        ("0", "table line 1, column 2: the length in sectors is missing after this (`0`)"),
+        ("0 8 ", "table line 1, column 4: the target's name is missing after this (`8`)"),
         ("0 0 zero", "table line 1, column 3: `0`: zero-length target"),
         ("8 8 zero", "table line 1, column 1: `8`: Gap in table: this line must start at sector 0"),
         (

@@ -185,7 +185,7 @@ impl<'a> Opening<'a> {
     }
 }
 
-const BOTH_OR_NONE: &str = "a cache writes to both of its devices, or with ?readonly behind both \
+const BOTH_OR_NONE: &str = "a cache writes to both of its devices, or with ?readonly after both \
                             names to none";
 
 /// An error about a read-only device: a cache writes to both of its devices.

@@ -30,7 +30,7 @@ pub(super) const PCACHE: TargetType = TargetType {
         ("seg_total", "segments of the cache device"),
         ("cache_segs", "segments of the cache"),
         ("segs_used", "segments in use"),
-        ("gc_percent", "collection begins when so many percent are in use"),
+        ("gc_percent", "collection begins when this many percent are in use"),
         ("cache_flags", "flags of the cache, hexadecimal; gc_percent and data_crc are among them"),
         ("key_head", "segment and offset where the log of keys ends"),
         ("dirty_tail", "where write-back goes on; equal to key_head when nothing is dirty"),

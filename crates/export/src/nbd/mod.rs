@@ -61,14 +61,18 @@ pub fn limits() -> [Limit; 11] {
         limit(
             "nbd_held_bytes",
             session::BYTES_MAX as u64 + BIO_BYTES_MAX,
-            "a client's requests and replies, beside free buffers (client_pool_bytes)",
+            "a client's requests and replies, besides free buffers (client_pool_bytes)",
         ),
         limit(
             "nbd_budget_bytes",
             budget::BUDGET_BYTES as u64,
             "requests and replies of all clients together, beyond nbd_free_bytes for each",
         ),
-        limit("nbd_free_bytes", budget::FREE_BYTES as u64, "what a client holds for nothing"),
+        limit(
+            "nbd_free_bytes",
+            budget::FREE_BYTES as u64,
+            "what a client may hold outside nbd_budget_bytes",
+        ),
         limit(
             "nbd_starved_seconds",
             budget::STARVED_SECONDS_MAX,
@@ -77,7 +81,7 @@ pub fn limits() -> [Limit; 11] {
         limit(
             "nbd_unused_seconds",
             UNUSED_SECONDS_MAX,
-            "how long a client that asks for nothing keeps its place when there are too many",
+            "how long a client without requests keeps its place when there are too many",
         ),
         limit("nbd_option_bytes", proto::OPTION_BYTES_MAX.into(), "an option of the handshake"),
         limit("nbd_handshake_seconds", connection::HANDSHAKE_SECONDS_MAX, "a client's handshake"),

@@ -37,7 +37,7 @@ pub const BYTES_MAX: usize = 64 << 20;
 pub const DIRECT_BYTES_MIN: usize = 32 << 10;
 /// A payload gets this much memory at first; whenever that is full, twice as much as it has.
 pub const FIRST_BYTES: usize = 1 << 20;
-const _: () = assert!(FIRST_BYTES <= budget::FREE_BYTES, "nobody waits for his first bytes");
+const _: () = assert!(FIRST_BYTES <= budget::FREE_BYTES, "no client waits for its first bytes");
 /// The payload of a refused write is skipped if it is no longer than this.
 const SKIP_BYTES_MAX: u64 = 2 * BIO_BYTES_MAX;
 

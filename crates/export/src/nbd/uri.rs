@@ -37,10 +37,10 @@ impl Uri {
             None => text,
         };
         if !path.starts_with('/') || path.ends_with('/') {
-            return Err("needs the absolute path of a socket behind nbd+unix://".into());
+            return Err("needs the absolute path of a socket after nbd+unix://".into());
         }
         if path.contains(['?', '#']) {
-            return Err("takes a path and nothing behind it".into());
+            return Err("takes a path and nothing after it".into());
         }
         if path.len() > SOCKET_PATH_BYTES_MAX {
             return Err(format!(
@@ -131,7 +131,7 @@ mod tests {
             ("vhost-user:///x", "neither"),
             ("nbd+unix://x", "absolute path"),
             ("nbd+unix:///", "absolute path"),
-            ("nbd+unix:///a?b=c", "nothing behind"),
+            ("nbd+unix:///a?b=c", "nothing after"),
             ("nbd://", "needs an address"),
             ("nbd://:10809", "needs an address"),
             ("nbd://1.2.3.4:99999", "needs an address"),

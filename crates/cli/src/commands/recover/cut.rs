@@ -46,7 +46,7 @@ pub fn recover(args: &RecoverArgs, kind: &TargetType, found: &CutCache) -> Resul
     let dirty = salvage.dirty_bytes();
     let drained = salvage.write_back(&origin, |written| {
         if interrupts.is_interrupted() {
-            let what = "interrupted; give the command again to begin anew";
+            let what = "interrupted; give the command again to start over";
             return Err(udm::error::Error::new(udm::error::Kind::Io, what));
         }
         progress.update(dirty - written, false);
@@ -94,7 +94,7 @@ fn report(args: &RecoverArgs, cut: Cut, salvage: &Salvage, drained_bytes: u64) -
     if is_all {
         return Ok(());
     }
-    let more = if salvage.has_more { ", and more that nobody can name" } else { "" };
+    let more = if salvage.has_more { ", and more that cannot be named" } else { "" };
     bail!(
         "{cache_device}: not everything came back: {cut}; {} of dirty data were written to \
          {origin}, and {} in {} ranges are lost{more}; the cache device stays as it is",
