@@ -69,6 +69,8 @@ pub mod attaching;
 pub mod bio;
 pub mod buffer;
 #[doc(hidden)]
+pub mod cache;
+#[doc(hidden)]
 pub mod contents;
 #[doc(hidden)]
 pub mod crc;

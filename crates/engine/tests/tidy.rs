@@ -39,8 +39,12 @@ const UNSAFE_FILES: [&str; 15] = [
 ];
 
 /// Engines and nouns: no thread, clock, file or environment, and no other engine.
-const PURE_ROOMS: [&str; 3] =
-    ["crates/engine/src/pcache/", "crates/engine/src/simple/", "crates/engine/src/writecache/"];
+const PURE_ROOMS: [&str; 4] = [
+    "crates/engine/src/cache/",
+    "crates/engine/src/pcache/",
+    "crates/engine/src/simple/",
+    "crates/engine/src/writecache/",
+];
 const WORLDLY_WORDS: [&str; 8] = [
     "std::thread",
     "std::time",

@@ -1,0 +1,92 @@
+//! The blocks of one transaction, to be written by somebody else.
+//!
+//! In this order, or a crash leaves metadata that leads nowhere: the blocks, all of them done; a
+//! flush; the superblock; a flush.
+
+use super::block::{BLOCK_BYTES, Block};
+use super::superblock::Superblock;
+use super::writer::{After, Reached};
+use crate::bio::Op;
+use crate::buffer::Buffer;
+use crate::disk::{Disk, DiskIo};
+use crate::error::{Error, Kind, Result};
+use crate::sync::Arc;
+
+/// Blocks written together by the synchronous path.
+const BATCH: usize = 128;
+
+/// The blocks of one transaction.
+#[derive(Debug)]
+pub struct Transaction {
+    blocks: Vec<(u64, Buffer)>,
+    superblock: Buffer,
+    after: After,
+    number: u64,
+}
+
+impl Transaction {
+    pub(super) fn new(
+        blocks: Vec<(u64, Buffer)>,
+        superblock: &Block,
+        after: After,
+        number: u64,
+    ) -> Transaction {
+        Transaction { blocks, superblock: Buffer::from_bytes(superblock), after, number }
+    }
+
+    pub(super) fn into_after(self) -> (After, u64) {
+        (self.after, self.number)
+    }
+
+    pub(super) fn put_blocks(&mut self, mut blocks: Vec<(u64, Buffer)>) {
+        blocks.sort_unstable_by_key(|(address, _)| *address);
+        self.blocks = blocks;
+    }
+
+    pub(super) fn after_superblock(&self) -> &Superblock {
+        &self.after.superblock
+    }
+
+    /// The blocks with their addresses, in order. They are written in any order, before the rest.
+    pub fn blocks(&self) -> &[(u64, Buffer)] {
+        &self.blocks
+    }
+
+    /// The same, to move them into I/O.
+    pub fn take_blocks(&mut self) -> Vec<(u64, Buffer)> {
+        std::mem::take(&mut self.blocks)
+    }
+
+    /// What is written to block 0 after a flush, and before another one.
+    pub fn superblock(&self) -> &Buffer {
+        &self.superblock
+    }
+
+    /// Carries it out, and waits. For a cache that nobody serves.
+    pub fn carry_out(&mut self, disk: &Arc<dyn Disk>) -> std::result::Result<(), (Error, Reached)> {
+        write(disk, self.take_blocks()).map_err(|error| (error, Reached::Blocks))?;
+        let superblock = Buffer::from_bytes(self.superblock.as_slice());
+        write(disk, vec![(0, superblock)]).map_err(|error| (error, Reached::Superblock))
+    }
+}
+
+/// Writes blocks, and makes them durable.
+fn write(disk: &Arc<dyn Disk>, blocks: Vec<(u64, Buffer)>) -> Result<()> {
+    if blocks.is_empty() {
+        return Ok(());
+    }
+    let mut blocks = blocks.into_iter().peekable();
+    while blocks.peek().is_some() {
+        let io = |(address, buffer): (u64, Buffer)| {
+            DiskIo::new(disk, Op::Write, address * BLOCK_BYTES as u64, buffer, 0)
+        };
+        carry_out(disk, blocks.by_ref().take(BATCH).map(io).collect())?;
+    }
+    carry_out(disk, vec![DiskIo::bare(disk, Op::Flush, 0, 0, 0)])
+}
+
+fn carry_out(disk: &Arc<dyn Disk>, ios: Vec<DiskIo>) -> Result<()> {
+    disk.carry_out(ios).iter().try_for_each(|io| io.result).map_err(|status| {
+        Error::new(Kind::Io, format!("{}: writing metadata: {status}", disk.limits().name))
+    })
+}
