@@ -33,6 +33,6 @@ impl Writecache {
             }
         }
         let run = (block * self.block_bytes() - offset).min(len);
-        if is_cached { (run, Extent::Data) } else { self.origin.extent(offset, run) }
+        if is_cached { (run, Extent::Data) } else { self.origin.disk().extent(offset, run) }
     }
 }

@@ -1,8 +1,6 @@
 //! What a cache tells of itself beyond the kernel's status line: its facts, and its maxima.
 
 use crate::limits::{Limit, limit};
-use crate::sync::atomic::Ordering;
-use crate::sync::lock;
 use crate::target::{Fact, count, flag, number, origin_facts, text};
 use crate::units::SECOND;
 
@@ -34,25 +32,25 @@ impl Writecache {
     pub(super) fn all_facts(&self) -> Vec<Fact> {
         let mut facts = self.medium_facts();
         facts.extend(self.data_facts());
-        facts.extend(origin_facts(&*self.origin, "origin"));
+        facts.extend(origin_facts(&**self.origin.disk(), "origin"));
         facts.extend(self.progress_facts());
         facts.extend(self.totals());
-        facts.extend(self.damage.iter().map(|damage| {
+        facts.extend(self.device.damage.iter().map(|damage| {
             text("damaged_entry", damage, "an entry that cannot be believed, and stays as it is")
         }));
-        facts.extend(self.notes.iter().map(|note| {
+        facts.extend(self.device.notes.iter().map(|note| {
             text("attach_note", note, "found at attach: damage that could be lived with, or a loss")
         }));
         facts
     }
 
     fn medium_facts(&self) -> Vec<Fact> {
-        let failure = self.medium.failure();
+        let failure = self.device.medium.failure();
         let about = "the cache device has no name any more: its data ends with this server";
         let mut facts = vec![
-            flag("medium_is_deleted", self.medium.is_deleted(), about),
-            text("cache_device", self.medium.name(), "where cached data is"),
-            text("mode", self.args.mode.word(), "p: persistent memory, s: a disk"),
+            flag("medium_is_deleted", self.device.medium.is_deleted(), about),
+            text("cache_device", self.device.medium.name(), "where cached data is"),
+            text("mode", self.plan.args.mode.word(), "p: persistent memory, s: a disk"),
             flag(
                 "medium_has_failed",
                 self.has_failed() || failure.is_some(),
@@ -61,11 +59,11 @@ impl Writecache {
         ];
         let about = "what is wrong there";
         facts.extend(failure.map(|why| text("medium_failure", &why, about)));
-        if let Medium::Disk(_) = &self.medium {
+        if let Medium::Disk(_) = &self.device.medium {
             let about = "committed blocks are overwritten where they are";
-            facts.push(flag("overwrites_blocks", self.overwrites, about));
+            facts.push(flag("overwrites_blocks", self.plan.overwrites, about));
         }
-        if let Medium::Pmem(pmem) = &self.medium {
+        if let Medium::Pmem(pmem) = &self.device.medium {
             let medium = pmem.medium();
             facts.push(text("medium", &medium.description, "what makes stores durable there"));
             facts.push(flag(
@@ -80,26 +78,25 @@ impl Writecache {
     fn data_facts(&self) -> Vec<Fact> {
         let block_bytes = self.block_bytes();
         let dirty_bytes = u64::from(self.index.dirty()) * block_bytes;
-        let aside_bytes = self.aside.len() as u64 * block_bytes;
+        let aside_bytes = self.device.aside.len() as u64 * block_bytes;
         let linked_bytes = u64::from(self.index.linked()) * block_bytes;
         vec![
-            text("origin_device", &self.origin.limits().name, "the slow device"),
-            number("cache_bytes", self.geometry.blocks * block_bytes, "room for data"),
+            text("origin_device", &self.origin.disk().limits().name, "the slow device"),
+            number("cache_bytes", self.device.geometry.blocks * block_bytes, "room for data"),
             number("block_bytes", block_bytes, "a block"),
             number("used_bytes", linked_bytes, "slots in use, those of older versions too"),
             number("dirty_bytes", dirty_bytes, "data that only the cache has"),
             number("quarantined_bytes", aside_bytes, "blocks of damaged entries: kept, not used"),
             number("index_bytes", self.index.memory_bytes(), "memory of the index"),
-            number("seq_count", lock(&self.commit).seq, "the commit counter"),
-            number("marks_waiting", self.marks_waiting() as u64, "slots not durably free yet"),
+            number("seq_count", self.commits.seq(), "the commit counter"),
+            number("marks_waiting", self.marks.waiting() as u64, "slots not durably free yet"),
         ]
     }
 
     fn progress_facts(&self) -> Vec<Fact> {
-        let background = lock(&self.background);
-        let writeback = &background.writeback;
-        let since = background.torn_since;
-        let torn_for = since.map_or(0, |since| background.now.saturating_sub(since) / SECOND);
+        let background = self.background.lock();
+        let writeback = background.writeback();
+        let torn_for = writeback.torn_for(background.now()) / SECOND;
         vec![
             flag(
                 "origin_is_consistent",
@@ -107,8 +104,8 @@ impl Writecache {
                 "the origin alone is a state that a power cut could have left",
             ),
             number("origin_inconsistent_s", torn_for, "for how long it is not, in seconds"),
-            flag("is_draining", self.cleans_all(), "writes back all it can"),
-            flag("is_cleaner", self.is_cleaner.load(Ordering::Relaxed), "admits nothing new"),
+            flag("is_draining", self.orders.cleans_all(), "writes back all it can"),
+            flag("is_cleaner", self.orders.is_cleaner(), "admits nothing new"),
             flag(
                 "writeback_is_failing",
                 writeback.retry().is_failing(),
@@ -123,7 +120,7 @@ impl Writecache {
     }
 
     fn totals(&self) -> [Fact; 7] {
-        let counters = &self.counters;
+        let counters = &self.counts;
         [
             count("commits_total", &counters.commits, "batches committed"),
             count("metadata_writes_total", &counters.metadata_writes, "writes of entries (mode s)"),

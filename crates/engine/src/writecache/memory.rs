@@ -27,6 +27,7 @@ use crate::units::{MIB, SECTOR};
 
 use super::OpenOptions;
 use super::args::TableArgs;
+use super::device::CacheDevice;
 use super::label::Place;
 use super::layout::{Geometry, LABEL_AT, Label, SUPERBLOCK_BYTES};
 use super::media::Medium;
@@ -235,7 +236,8 @@ fn store_label(medium: &Medium, geometry: &Geometry, label: &Label) -> Result<()
 }
 
 /// The label says that nobody serves the cache any more.
-pub fn say_at_rest(medium: &Medium, geometry: &Geometry, label: &Label) -> Result<()> {
+pub(super) fn say_at_rest(device: &CacheDevice) -> Result<()> {
+    let CacheDevice { medium, geometry, label, .. } = device;
     let label = label.at_rest();
     let (rest, _) = label.as_bytes().split_at(Label::ATTACH_AT);
     medium.store(geometry.start + LABEL_AT, rest)?;

@@ -10,15 +10,21 @@
 //!
 //! | file | what happens there |
 //! |---|---|
-//! | `args`, `facts` | the table line's words; what is told beyond the status |
+//! | `args`, `plan`, `facts` | the table line's words, what they mean; what is told of a cache |
 //! | `layout`, `label`, `media`, `walk` | every on-media byte; access while nobody is served |
-//! | `format`, `inspect`, `attach` | making a cache, looking at one, opening one |
+//! | `format`, `inspect` | making a cache, looking at one |
+//! | `open`, `attach/`, `memory` | opening one, with what the last server left |
+//! | `device`, `origin` | the two devices while requests are served |
 //! | `index`, `word`, `pool` | which slot has which block; free slots |
-//! | `openlist`, `memory` | what is not committed yet, also after the death of the server |
+//! | `openlist`, `lists` | what is not committed yet, also after the death of the server |
 //! | `write`, `overwrite`, `read`, `zero` | the life of a request |
-//! | `commit`, `round` | batches become durable, entries are marked free |
+//! | `commit` | who waits until what is complete is durable |
+//! | `round/`, `marks` | batches become durable; entries are marked free |
 //! | `writeback` | the life of data afterwards |
-//! | `control` | the background, status, messages |
+//! | `background` | what is done next when nobody asks |
+//! | `control`, `counts` | status, messages, suspend; counters |
+//!
+//! Each type has its fields to itself: they change in the file that it stands in.
 //!
 //! Locks, outermost first: background; commit; stripes, one at a time; marks; the rest. None is
 //! held while data is copied or while the world is waited for, except commit in mode `p`, whose
@@ -26,9 +32,12 @@
 
 pub mod args;
 mod attach;
+mod background;
 mod commit;
 pub mod contents;
 mod control;
+mod counts;
+mod device;
 mod extent;
 mod facts;
 pub mod format;
@@ -36,10 +45,15 @@ pub mod index;
 pub mod inspect;
 mod label;
 pub mod layout;
+mod lists;
+mod marks;
 pub mod media;
 mod memory;
+mod open;
 mod openlist;
+mod origin;
 mod overwrite;
+mod plan;
 mod pool;
 mod read;
 mod round;
@@ -53,31 +67,32 @@ mod write;
 mod writeback;
 mod zero;
 
-use std::collections::HashMap;
-
-use crate::alarm::Alarm;
 use crate::attaching::AttachProgress;
 use crate::bio::{Bio, Op};
-use crate::buffer::Buffer;
-use crate::disk::{Disk, DiskErrors, DiskIo};
+use crate::disk::DiskIo;
 use crate::error::{Result, Status};
-use crate::mutants::{self, Mutant};
 use crate::per_port::PerPort;
 use crate::room::Room;
-use crate::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
-use crate::sync::{Arc, Mutex, lock};
+use crate::sync::Arc;
+use crate::sync::atomic::Ordering;
 use crate::target::{Dirty, Events, Extent, Fact, Health, Port, Target, TargetLimits};
 use crate::units::Nanos;
 
 pub use args::{Mode, TableArgs, WORDS};
-use commit::{Commit, Marks};
 pub use facts::limits;
+
+use background::Background;
+use commit::Commits;
+use control::Orders;
+use counts::Counts;
+use device::CacheDevice;
 use index::Index;
-use layout::{Entry, Geometry, Label};
-use media::Medium;
-use openlist::{Filled, OpenLists};
+use lists::Lists;
+use marks::Marks;
+use origin::Origin;
+use plan::Plan;
 use pool::Pool;
-use writeback::Writeback;
+use round::Rounds;
 
 /// The kind of an I/O, in the high byte of its token; below it, 24 bits that are its own, then
 /// the place of its job.
@@ -136,209 +151,66 @@ pub fn shared_words_for(stripes: usize, list_max: usize) -> usize {
     openlist::words_needed(stripes, list_max)
 }
 
-/// The kernel's statistics, of one stripe. Changed under its lock.
-#[derive(Debug, Default)]
-#[repr(align(128))]
-struct Stats {
-    reads: AtomicU64,
-    read_hits: AtomicU64,
-    writes: AtomicU64,
-    hits_uncommitted: AtomicU64,
-    hits_committed: AtomicU64,
-    around: AtomicU64,
-    allocated: AtomicU64,
-}
-
-/// Adds without an atomic addition: the stripe's lock is held.
-fn add(counter: &AtomicU64, count: u64) {
-    counter.store(counter.load(Ordering::Relaxed) + count, Ordering::Relaxed);
-}
-
-#[derive(Debug, Default)]
-struct Counters {
-    flushes: AtomicU64,
-    discards: AtomicU64,
-    commits: AtomicU64,
-    metadata_writes: AtomicU64,
-    batches: AtomicU64,
-    overwrites: AtomicU64,
-    written_back_bytes: AtomicU64,
-    writeback_failures: AtomicU64,
-    failed_requests: AtomicU64,
-}
-
-/// What the background remembers.
-#[derive(Debug, Default)]
-struct Background {
-    now: Nanos,
-    /// When the medium is looked at next.
-    look_at: Nanos,
-    /// When the open batch is committed at the latest.
-    commit_at: Option<Nanos>,
-    writeback: Writeback,
-    /// Since then; `None` also when that began before the attach.
-    torn_since: Option<Nanos>,
-}
-
 /// Requests that wait for disks.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Jobs {
     reads: PerPort<read::ReadJob>,
     writes: PerPort<write::Stage>,
     zeroes: PerPort<zero::ZeroJob>,
     flushes: PerPort<commit::FlushJob>,
+    zeroing: zero::Zeroing,
+}
+
+impl Jobs {
+    fn new(events: &Arc<Events>) -> Jobs {
+        Jobs {
+            reads: PerPort::default(),
+            writes: PerPort::default(),
+            zeroes: PerPort::default(),
+            flushes: PerPort::default(),
+            zeroing: zero::Zeroing::new(events),
+        }
+    }
 }
 
 /// An open cache.
 #[derive(Debug)]
 pub struct Writecache {
-    args: TableArgs,
-    medium: Medium,
-    origin: Arc<dyn Disk>,
-    geometry: Geometry,
-    /// Whether committed blocks are overwritten where they are.
-    overwrites: bool,
-    label: Label,
+    plan: Plan,
+    device: CacheDevice,
+    origin: Origin,
     index: Index,
     pool: Pool,
-    open: OpenLists,
-    /// Which of its two lists each stripe fills. Changes under the stripe's lock.
-    filling: Box<[AtomicU32]>,
-    /// What the lists that are being filled have together.
-    filled: Filled,
-    /// Mode `s`, for each list of each stripe: whether it has blocks that need entries. Changes
-    /// under the stripe's lock.
-    has_fresh: Box<[AtomicBool]>,
-    /// Room promised in the list that is being filled; under the stripe's lock.
-    promised: Box<[AtomicU32]>,
-    /// Number of the batch that is open.
-    batch: AtomicU64,
-    commit: Mutex<Commit>,
-    marks: Mutex<Marks>,
-    /// How many slots wait there, and in `commit`.
-    marks_count: AtomicUsize,
-    superseded_count: AtomicUsize,
-    /// Rounds of commit: begun, ended, and needed until all that was dropped is marked so.
-    begun: AtomicU64,
-    ended: AtomicU64,
-    marked_by: AtomicU64,
-    /// Entries that must stay as they are.
-    aside: HashMap<u32, Entry>,
-    damage: Vec<String>,
-    /// Writes to the origin that passed by: done, and known to be durable.
-    bypassed: AtomicU64,
-    bypasses_flushed: AtomicU64,
-    /// For a suspend: the origin is being flushed; it refused.
-    is_flushing_origin: AtomicBool,
-    is_origin_flush_refused: AtomicBool,
-    /// Flushes of the origin, not of write-back, that failed: what was written may be lost.
-    origin_flush_failures: AtomicU64,
+    lists: Lists,
+    rounds: Rounds,
+    commits: Commits,
+    marks: Marks,
     jobs: Jobs,
-    /// Ranges of blocks that discards are zeroing.
-    zeroing: Mutex<Vec<(u64, u64)>>,
-    background: Mutex<Background>,
-    stats: Box<[Stats]>,
-    counters: Counters,
-    events: Arc<Events>,
-    watermarks: (u64, u64),
-    epoch: AtomicU64,
-    is_cleaner: AtomicBool,
-    is_draining: AtomicBool,
-    /// The message `flush`: write everything back once.
-    is_flushing: AtomicBool,
-    flushes_on_suspend: AtomicBool,
-    is_suspended: AtomicBool,
+    background: Background,
+    orders: Orders,
     room: Room,
-    alarm: Alarm,
-    /// A write may wait for others that have the promise of a whole list.
-    wants_list: AtomicBool,
-    /// A discard may wait for blocks that are being written back.
-    wants_batch_end: AtomicBool,
-    wants_round: AtomicBool,
-    /// Mode `s`: the background is to commit.
-    is_commit_asked: AtomicBool,
-    /// The origin alone is not consistent: it has newer data than some that only the cache has.
-    is_torn: AtomicBool,
-    /// The cache device refused what must not be refused.
-    has_failed: AtomicBool,
-    notes: Vec<String>,
+    events: Arc<Events>,
+    counts: Counts,
 }
 
 impl Writecache {
     fn block_bytes(&self) -> u64 {
-        u64::from(self.geometry.block_bytes)
+        u64::from(self.device.geometry.block_bytes)
     }
 
     /// The block of the origin at a byte. Blocks have powers of two as sizes, and a shift is much
     /// shorter than a division.
     fn block_at(&self, byte: u64) -> u64 {
-        byte >> self.geometry.block_bytes.trailing_zeros()
-    }
-
-    fn is_suspended(&self) -> bool {
-        self.is_suspended.load(Ordering::SeqCst)
-    }
-
-    fn has_failed(&self) -> bool {
-        self.has_failed.load(Ordering::SeqCst)
-    }
-
-    /// The cache device refused a commit: what was acknowledged since the last one may be lost. If
-    /// it was cut short, no flush is to be doubted: what is left is what it is.
-    fn fail(&self) {
-        if self.medium.failure().is_none() {
-            self.open.note_failure();
-        }
-        self.stop();
-    }
-
-    /// The cache device is not to be trusted any more.
-    fn stop(&self) {
-        self.has_failed.store(true, Ordering::SeqCst);
-        self.events.room();
-    }
-
-    /// Nobody serves the cache any more, and all that was acknowledged is committed; else nothing
-    /// is said, and the next server takes it up.
-    fn end(&self) {
-        let is_all_committed = !self.has_open() && !self.has_failed() && !self.owes_flush();
-        if is_all_committed
-            && self.label.is_served()
-            && memory::say_at_rest(&self.medium, &self.geometry, &self.label).is_ok()
-        {
-            self.open.end();
-        }
-    }
-
-    /// Whether the origin alone is what a power cut could have left of a device without cache.
-    pub fn is_origin_consistent(&self) -> bool {
-        !self.is_torn.load(Ordering::SeqCst)
-    }
-
-    /// Something is about to go to the origin. Before others that only the cache has?
-    fn tear(&self) {
-        if self.index.dirty() > 0 && !mutants::is(Mutant::PassedUnsaid) {
-            self.is_torn.store(true, Ordering::SeqCst);
-        }
-    }
-
-    /// Nothing was dirty: the origin alone was consistent. It is not to be said of an origin that
-    /// somebody has torn since, in front of something that has become dirty since.
-    fn mend(&self, background: &mut Background) {
-        background.torn_since = None;
-        self.is_torn.store(false, Ordering::SeqCst);
-        if self.index.dirty() > 0 {
-            self.is_torn.store(true, Ordering::SeqCst);
-        }
+        byte >> self.device.geometry.block_bytes.trailing_zeros()
     }
 
     fn is_aligned(&self, bio: &Bio) -> bool {
         (bio.offset | bio.len) & (self.block_bytes() - 1) == 0
     }
 
-    /// Something waits for the background: make sure that it will look.
-    fn arm(&self) {
-        self.alarm.arm(false);
+    /// Whether the origin alone is what a power cut could have left of a device without cache.
+    pub fn is_origin_consistent(&self) -> bool {
+        !self.origin.is_torn()
     }
 
     /// No slot is free: the bio waits, the background makes room.
@@ -347,10 +219,6 @@ impl Writecache {
             return port.finish(bio, Err(Status::Io));
         }
         self.room.wait(bio, port);
-    }
-
-    fn origin_io(&self, op: Op, offset: u64, len: u64, buffer: Buffer, token: u64) -> DiskIo {
-        DiskIo { len, buffer, ..DiskIo::bare(&self.origin, op, offset, 0, token) }
     }
 }
 
@@ -387,9 +255,7 @@ impl Target for Writecache {
             TOKEN_ZERO => self.complete_zero(io, port),
             TOKEN_FLUSH => self.complete_flush(io, port),
             TOKEN_COMMIT => self.complete_commit(io, port),
-            TOKEN_WB_READ => self.complete_wb_read(&mut lock(&self.background), io, port),
-            TOKEN_WB_WRITE => self.complete_wb_write(&mut lock(&self.background), io, port),
-            TOKEN_WB_FLUSH => self.complete_wb_flush(&mut lock(&self.background), io, port),
+            TOKEN_WB_READ | TOKEN_WB_WRITE | TOKEN_WB_FLUSH => self.writeback_is_back(io, port),
             kind => panic!("no I/O of ours has token kind {kind:#x}"),
         }
     }
@@ -403,9 +269,7 @@ impl Target for Writecache {
     }
 
     fn tick(&self, now: Nanos, port: &mut Port) -> Option<Nanos> {
-        let mut background = lock(&self.background);
-        background.now = now;
-        self.work(&mut background, port)
+        self.take_tick(now, port)
     }
 
     fn events(&self) -> Option<&Arc<Events>> {
@@ -414,8 +278,8 @@ impl Target for Writecache {
 
     fn limits(&self) -> TargetLimits {
         TargetLimits {
-            block_bytes: self.geometry.block_bytes,
-            has_discard: self.origin.limits().has_discard,
+            block_bytes: self.device.geometry.block_bytes,
+            has_discard: self.origin.disk().limits().has_discard,
         }
     }
 
@@ -424,17 +288,13 @@ impl Target for Writecache {
     }
 
     fn health(&self) -> Health {
-        let failure = self.medium.failure();
+        let failure = self.device.medium.failure();
         let has_failed = self.has_failed().then(|| "it refused a write or a flush".to_owned());
-        let medium = match &self.medium {
-            Medium::Disk(disk) => disk.errors(),
-            Medium::Pmem(_) => DiskErrors::default(),
-        };
         Health {
-            origin: self.origin.errors(),
-            medium,
-            is_failing: lock(&self.background).writeback.retry().is_failing(),
-            failed_batches: self.counters.writeback_failures.load(Ordering::Relaxed),
+            origin: self.origin.disk().errors(),
+            medium: self.device.errors(),
+            is_failing: self.background.is_failing(),
+            failed_batches: self.counts.writeback_failures.load(Ordering::Relaxed),
             medium_failure: failure.map(|failure| failure.to_string()).or(has_failed),
             waited: self.room.waited.load(Ordering::Relaxed),
         }
@@ -457,19 +317,18 @@ impl Target for Writecache {
     }
 
     fn is_carrying_out(&self) -> bool {
-        self.is_flushing.load(Ordering::SeqCst) && !self.has_failed()
+        self.orders.is_flushing() && !self.has_failed()
     }
 
     fn dirty(&self) -> Dirty {
         Dirty {
             bytes: u64::from(self.index.dirty()) * self.block_bytes(),
-            is_failing: lock(&self.background).writeback.retry().is_failing() || self.has_failed(),
+            is_failing: self.background.is_failing() || self.has_failed(),
         }
     }
 
     fn set_draining(&self, draining: bool) {
-        self.is_draining.store(draining, Ordering::SeqCst);
-        self.events.work();
+        self.order_drain(draining);
     }
 
     fn suspend(&self) -> Result<()> {
@@ -485,8 +344,7 @@ impl Target for Writecache {
     }
 
     fn resume(&self) -> Result<()> {
-        self.is_suspended.store(false, Ordering::SeqCst);
-        self.events.work();
+        self.end_suspend();
         Ok(())
     }
 }

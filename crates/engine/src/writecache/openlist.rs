@@ -24,7 +24,7 @@ use crate::look::look_of;
 use crate::mutants::{self, Mutant};
 use crate::shm::SharedWords;
 use crate::sync::SharedWord;
-use crate::sync::atomic::{AtomicU64, Ordering};
+use crate::sync::atomic::Ordering;
 
 const MAGIC: u64 = 0x7564_6D77_636F_7031; // "udmwcop1"
 /// Version 1 did not know of slots that were overwritten; version 2 not what data looks like.
@@ -65,37 +65,6 @@ pub struct OpenLists {
     lists_at: usize,
     /// Words of a list.
     list_words: usize,
-}
-
-/// What the lists that are being filled have together, in one word: stripes whose list has
-/// anything, as bits, and above them the blocks that have come since the last commit began.
-#[derive(Debug, Default)]
-pub struct Filled(AtomicU64);
-
-const BLOCKS_SHIFT: u32 = 32;
-
-impl Filled {
-    /// `count` blocks come to the list of a stripe, whose lock is held. `is_first`: it is empty.
-    pub fn add(&self, stripe: usize, is_first: bool, count: u64) {
-        let more = count << BLOCKS_SHIFT | u64::from(is_first) << stripe;
-        let before = self.0.fetch_add(more, Ordering::SeqCst);
-        debug_assert!(!is_first || before >> stripe & 1 == 0, "a full list is taken for empty");
-    }
-
-    /// The stripes whose list has anything.
-    pub fn stripes(&self) -> u32 {
-        self.0.load(Ordering::SeqCst) as u32
-    }
-
-    /// The blocks that have come.
-    pub fn blocks(&self) -> u64 {
-        self.0.load(Ordering::Relaxed) >> BLOCKS_SHIFT
-    }
-
-    /// From here on nothing has come. The stripes whose list has anything.
-    pub fn take(&self) -> u32 {
-        self.0.swap(0, Ordering::SeqCst) as u32
-    }
 }
 
 /// What a dead server left.

@@ -22,14 +22,14 @@
 use crate::error::Status;
 use crate::mutants::{self, Mutant};
 use crate::sync::atomic::Ordering;
-use crate::sync::lock;
 
+use super::Writecache;
 use super::args::TableArgs;
+use super::counts::add;
 use super::index::State;
 use super::layout::Geometry;
 use super::media::Medium;
 use super::pool::Slots;
-use super::{Writecache, add};
 
 /// So many blocks between two rounds are overwritten, about; when more come, they take free slots.
 /// For a flush behind a few writes the round is what costs. Many share it, and free slots lie side
@@ -51,7 +51,7 @@ impl Writecache {
     /// there, lie side by side, and nothing else is done with them. Room for them in the list is
     /// promised.
     pub(super) fn claim(&self, first: u64, count: usize) -> Option<Slots> {
-        if self.filled.blocks() >= BLOCKS_MAX {
+        if self.lists.blocks() >= BLOCKS_MAX {
             return None;
         }
         let mut locked = self.index.lock_of(first);
@@ -69,20 +69,14 @@ impl Writecache {
         }
         // Under the stripe's lock: a discard that is not yet in the list will see the claim.
         let meets = |range: &(u64, u64)| range.0 < end && first < range.1;
-        if lock(&self.zeroing).iter().any(meets) && !mutants::is(Mutant::OverwrittenWhileZeroed) {
+        if self.jobs.zeroing.is_any(meets) && !mutants::is(Mutant::OverwrittenWhileZeroed) {
             return None;
         }
-        let stripe = locked.stripe();
-        let filling = self.filling[stripe].load(Ordering::Relaxed) as usize;
-        let promised = self.promised[stripe].load(Ordering::Relaxed) as usize + count;
         let slots: Slots = (lead..).take(count).collect();
-        if self.open.len(stripe, filling) + promised > self.open.list_max()
-            || !self.open.begin_overwrite(stripe, &slots)
-        {
+        if !self.lists.begin_overwrite(&locked, &slots) {
             return None;
         }
-        self.promised[stripe].store(promised as u32, Ordering::Relaxed);
-        let epoch = self.epoch.load(Ordering::Relaxed);
+        let epoch = self.background.epoch();
         slots.iter().for_each(|slot| locked.begin_overwrite(*slot, epoch));
         Some(slots)
     }
@@ -95,12 +89,10 @@ impl Writecache {
         data: &[u8],
         status: Result<(), Status>,
     ) {
-        let block_bytes = self.geometry.block_bytes as usize;
+        let block_bytes = self.device.geometry.block_bytes as usize;
         let mut data = data.chunks(block_bytes);
         let mut locked = self.index.lock_of(first);
-        let stripe = locked.stripe();
-        let filling = self.filling[stripe].load(Ordering::Relaxed) as usize;
-        let batch = self.batch.load(Ordering::Relaxed);
+        let filling = self.lists.filling(&locked);
         for (block, &slot) in (first..).zip(slots.iter()) {
             let data = data.next().unwrap_or_default();
             if self.index.word(slot).state() == State::Outdated {
@@ -111,25 +103,21 @@ impl Writecache {
                 locked.set_state(slot, State::Live);
                 continue;
             }
-            let is_first = self.open.len(stripe, filling) == 0;
-            self.filled.add(stripe, is_first, 1);
-            self.open.push_overwritten(stripe, filling, (block, slot), (batch, data));
+            self.lists.push_overwritten(&locked, (block, slot), data);
             locked.set_state(slot, State::overwritten_in(filling));
         }
-        // Behind their entries: at no moment would the next server find neither.
-        self.open.end_overwrite(stripe, slots);
-        self.keep_promise(stripe, slots.len());
-        let stats = &self.stats[stripe];
+        self.lists.end_overwrite(&locked, slots);
+        let stats = self.counts.of(&locked);
         add(&stats.writes, slots.len() as u64);
         add(&stats.hits_committed, slots.len() as u64);
-        self.counters.overwrites.fetch_add(slots.len() as u64, Ordering::Relaxed);
+        self.counts.overwrites.fetch_add(slots.len() as u64, Ordering::Relaxed);
         drop(locked);
         if status.is_err() {
             // What others have written is not in doubt.
             self.stop();
         }
-        self.signal_list();
+        self.lists.tell();
         // A discard may have waited for the write.
-        self.signal_batch_end();
+        self.jobs.zeroing.tell();
     }
 }

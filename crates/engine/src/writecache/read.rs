@@ -14,9 +14,10 @@ use crate::pmem::Pmem;
 use crate::sync::atomic::Ordering;
 use crate::target::Port;
 
+use super::counts::add;
 use super::index::{Found, State};
 use super::media::Medium;
-use super::{OWN_SHIFT, TOKEN_READ, Writecache, add};
+use super::{OWN_SHIFT, TOKEN_READ, Writecache};
 
 /// Own bits of a token: the piece's first block within the bio, and whether its buffer is the
 /// bio's own.
@@ -47,7 +48,7 @@ impl Writecache {
     pub(super) fn read(&self, mut bio: Bio, port: &mut Port) {
         let count = self.block_at(bio.len) as u32;
         if count == 1
-            && let Medium::Pmem(pmem) = &self.medium
+            && let Medium::Pmem(pmem) = &self.device.medium
             && self.read_one(&**pmem, &mut bio)
         {
             return port.finish(bio, Ok(()));
@@ -58,7 +59,7 @@ impl Writecache {
         if let Err(status) = found {
             return port.finish(bio, Err(status));
         }
-        if let Medium::Pmem(pmem) = &self.medium {
+        if let Medium::Pmem(pmem) = &self.device.medium {
             match self.load_hits(&**pmem, &mut bio, &mut pieces, &job_hits) {
                 Ok(true) => {}
                 Ok(false) => return self.read(bio, port),
@@ -90,11 +91,11 @@ impl Writecache {
         if !found.word.state().is_readable() {
             return false;
         }
-        let stats = &self.stats[locked.stripe()];
+        let stats = self.counts.of(&locked);
         add(&stats.reads, 1);
         add(&stats.read_hits, 1);
         drop(locked);
-        let at = self.geometry.block_at(u64::from(found.slot));
+        let at = self.device.slot_at(found.slot);
         let is_loaded = pmem.load(at, bio.buffer.as_mut_slice()).is_ok();
         is_loaded && (self.index.is_still(found) || mutants::is(Mutant::SlotNotRechecked))
     }
@@ -113,7 +114,7 @@ impl Writecache {
         while block < end {
             let region_end = self.index.region_end(block).min(end);
             let locked = self.index.lock_of(block);
-            let stats = &self.stats[locked.stripe()];
+            let stats = self.counts.of(&locked);
             add(&stats.reads, region_end - block);
             for block in block..region_end {
                 let nth = (block - at) as u32;
@@ -150,15 +151,15 @@ impl Writecache {
         pieces: &mut Vec<Piece>,
         hits: &[(u32, Found)],
     ) -> Result<bool, Status> {
-        let block_bytes = self.geometry.block_bytes as usize;
+        let block_bytes = self.device.geometry.block_bytes as usize;
         for piece in pieces.iter() {
             let Some(found) = piece.slot else { continue };
             let from = piece.first as usize * block_bytes;
             let into =
                 &mut bio.buffer.as_mut_slice()[from..][..piece.blocks as usize * block_bytes];
-            let loaded = pmem.load(self.geometry.block_at(u64::from(found.slot)), into);
+            let loaded = pmem.load(self.device.slot_at(found.slot), into);
             if let Err(status) = loaded {
-                self.counters.failed_requests.fetch_add(1, Ordering::Relaxed);
+                self.counts.failed_requests.fetch_add(1, Ordering::Relaxed);
                 return Err(status);
             }
         }
@@ -180,12 +181,12 @@ impl Writecache {
         };
         let token = TOKEN_READ | own << OWN_SHIFT | u64::from(place);
         let origin_at = at + u64::from(piece.first) * block_bytes;
-        let io = match (&self.medium, piece.slot) {
+        let io = match (&self.device.medium, piece.slot) {
             (Medium::Disk(disk), Some(found)) => {
-                let at = self.geometry.block_at(u64::from(found.slot));
+                let at = self.device.slot_at(found.slot);
                 DiskIo::new(disk, Op::Read, at, buffer, token)
             }
-            _ => self.origin_io(Op::Read, origin_at, len, buffer, token),
+            _ => self.origin.io(Op::Read, origin_at, len, buffer, token),
         };
         port.ios.push_back(io);
     }
@@ -212,8 +213,8 @@ impl Writecache {
             true => io.result,
             false => job.status.and(io.result),
         };
-        if io.result.is_err() && !crate::sync::Arc::ptr_eq(&io.disk, &self.origin) {
-            self.counters.failed_requests.fetch_add(1, Ordering::Relaxed);
+        if io.result.is_err() && !crate::sync::Arc::ptr_eq(&io.disk, self.origin.disk()) {
+            self.counts.failed_requests.fetch_add(1, Ordering::Relaxed);
             self.events.work();
         }
         let again = self.retired(job, first, blocks);

@@ -23,11 +23,11 @@ use crate::sync::Arc;
 use crate::units::SECTOR;
 
 use super::args::TableArgs;
-use super::attach::{check_binding, dirty_blocks};
 use super::inspect::load_geometry;
 use super::layout::{ENTRY_BYTES, Geometry, SUPERBLOCK_BYTES};
 use super::media::Medium;
 use super::memory::{difference, its_memory, rolled_back};
+use super::open::{check_binding, dirty_blocks};
 use super::openlist::{LeftBehind, OpenLists};
 use super::walk::{Census, Lookup, walk};
 

@@ -15,24 +15,15 @@ use crate::pmem::Pmem;
 use crate::sync::atomic::Ordering;
 use crate::target::Port;
 
+use super::counts::add;
 use super::index::State;
+use super::lists::ListRoom;
 use super::media::Medium;
 use super::pool::{SLOTS_MAX, Slots};
-use super::{OWN_SHIFT, TOKEN_WRITE, Writecache, add};
+use super::{OWN_SHIFT, TOKEN_WRITE, Writecache};
 
 /// Most blocks of a stage, and so of one hold of a stripe's lock.
 const STAGE_BLOCKS_MAX: usize = SLOTS_MAX;
-
-/// Room in a list of uncommitted blocks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum ListRoom {
-    /// It is there.
-    Promised,
-    /// It is there when what the list has is committed.
-    AfterRound,
-    /// The list is empty, and all of it is promised to others.
-    AfterOthers,
-}
 
 /// The stage of a bio that waits for disks.
 #[derive(Debug)]
@@ -77,12 +68,12 @@ impl Writecache {
         while bio.progress < bio.len {
             let first = self.block_at(bio.offset + bio.progress);
             let end = self.block_at(bio.end()).min(self.index.region_end(first));
-            let count = ((end - first) as usize).min(STAGE_BLOCKS_MAX).min(self.open.list_max());
+            let count = ((end - first) as usize).min(STAGE_BLOCKS_MAX).min(self.lists.list_max());
             let (is_cached, count) = self.destination(&bio, first, count);
             if !is_cached {
                 return self.pass_by(bio, count, port);
             }
-            if self.overwrites
+            if self.plan.overwrites
                 && let Some(slots) = self.claim(first, count)
             {
                 return self.send(bio, Destination::Same(slots), port);
@@ -101,7 +92,7 @@ impl Writecache {
                 return self.wait_for_room(bio, port);
             }
             // In mode `p` a full list is committed when it is met.
-            if !self.is_pmem() {
+            if !self.plan.is_pmem() {
                 match self.promise(first, slots.len()) {
                     ListRoom::Promised => {}
                     room => {
@@ -115,7 +106,7 @@ impl Writecache {
                 }
             }
             self.room.took(port.id, slots.len() as u64 * block_bytes);
-            match &self.medium {
+            match &self.device.medium {
                 Medium::Pmem(pmem) => {
                     self.index.touch(first, &slots);
                     if let Err(status) = self.store(&**pmem, &bio, &slots) {
@@ -124,7 +115,7 @@ impl Writecache {
                         return port.finish(bio, Err(status));
                     }
                     while !self.publish(first, &slots, self.data_of(&bio, &slots)) {
-                        self.commit_until(self.begun.load(Ordering::SeqCst) + 1);
+                        self.commit_until(self.rounds.next());
                         if self.has_failed() {
                             self.pool.put_all(&slots);
                             return port.finish(bio, Err(Status::Io));
@@ -141,8 +132,8 @@ impl Writecache {
     /// Whether the blocks from `first` on go to the cache, and for how many of `count` blocks the
     /// answer is the same.
     fn destination(&self, bio: &Bio, first: u64, count: usize) -> (bool, usize) {
-        let is_admitted = !self.args.options.metadata_only || bio.is_metadata;
-        if is_admitted && !self.is_cleaner.load(Ordering::Relaxed) {
+        let is_admitted = !self.plan.args.options.metadata_only || bio.is_metadata;
+        if is_admitted && !self.orders.is_cleaner() {
             return (true, count);
         }
         let locked = self.index.lock_of(first);
@@ -150,7 +141,7 @@ impl Writecache {
         let answer = is_known(0);
         let same = (1..count).take_while(|nth| is_known(*nth) == answer).count() + 1;
         if !answer {
-            let stats = &self.stats[locked.stripe()];
+            let stats = self.counts.of(&locked);
             add(&stats.writes, same as u64);
             add(&stats.around, same as u64);
         }
@@ -159,53 +150,21 @@ impl Writecache {
 
     /// Makes sure of room in the list of uncommitted blocks.
     fn promise(&self, first: u64, count: usize) -> ListRoom {
-        let locked = self.index.lock_of(first);
-        let stripe = locked.stripe();
-        let filling = self.filling[stripe].load(Ordering::Relaxed) as usize;
-        let promised = self.promised[stripe].load(Ordering::Relaxed);
-        let len = self.open.len(stripe, filling);
-        if len + promised as usize + count <= self.open.list_max() {
-            self.promised[stripe].store(promised + count as u32, Ordering::Relaxed);
-            return ListRoom::Promised;
-        }
-        if len > 0 {
-            return ListRoom::AfterRound;
-        }
-        // Under the lock: whoever keeps or breaks his promise sees it.
-        self.wants_list.store(true, Ordering::SeqCst);
-        ListRoom::AfterOthers
-    }
-
-    /// Others have kept or broken their promises: somebody may wait for that.
-    pub(super) fn signal_list(&self) {
-        if mutants::is(Mutant::PromisesUnheard) {
-            return;
-        }
-        if self.wants_list.load(Ordering::SeqCst) && self.wants_list.swap(false, Ordering::SeqCst) {
-            self.events.room();
-        }
+        self.lists.promise(&self.index.lock_of(first), count)
     }
 
     fn unpromise(&self, first: u64, count: usize) {
-        let locked = self.index.lock_of(first);
-        self.keep_promise(locked.stripe(), count);
-        drop(locked);
-        self.signal_list();
-    }
-
-    /// The promise of room for `count` blocks is kept, or not needed. The stripe is locked.
-    pub(super) fn keep_promise(&self, stripe: usize, count: usize) {
-        let promised = &self.promised[stripe];
-        promised.store(promised.load(Ordering::Relaxed) - count as u32, Ordering::Relaxed);
+        self.lists.keep_promise(&self.index.lock_of(first), count);
+        self.lists.tell();
     }
 
     /// Copies the stage's data into its slots.
     fn store(&self, pmem: &dyn Pmem, bio: &Bio, slots: &[u32]) -> Result<(), Status> {
-        let block_bytes = self.geometry.block_bytes as usize;
+        let block_bytes = self.device.geometry.block_bytes as usize;
         for (nth, count) in runs(slots) {
             let from = bio.progress as usize + nth * block_bytes;
             let data = &bio.buffer.as_slice()[from..from + count * block_bytes];
-            pmem.store(self.geometry.block_at(u64::from(slots[nth])), data);
+            pmem.store(self.device.slot_at(slots[nth]), data);
         }
         let first = self.block_at(bio.offset + bio.progress);
         self.index.touch_older(first, slots.len());
@@ -214,11 +173,11 @@ impl Writecache {
 
     /// Sends the stage's data to its slots.
     fn send(&self, mut bio: Bio, mut destination: Destination, port: &mut Port) {
-        let Medium::Disk(disk) = &self.medium else { unreachable!("mode s is over a disk") };
+        let Medium::Disk(disk) = &self.device.medium else { unreachable!("mode s is over a disk") };
         let (Destination::Free(slots) | Destination::Same(slots)) = &destination else {
             unreachable!("what passes by has no slots")
         };
-        let block_bytes = self.geometry.block_bytes as usize;
+        let block_bytes = self.device.geometry.block_bytes as usize;
         let len = slots.len() * block_bytes;
         let pieces: Vec<(usize, usize)> = runs(slots).collect();
         let is_lent = pieces.len() == 1 && len as u64 == bio.len;
@@ -233,7 +192,7 @@ impl Writecache {
                 copy.as_mut_slice().copy_from_slice(data);
                 copy
             });
-            let at = self.geometry.block_at(u64::from(slots[nth]));
+            let at = self.device.slot_at(slots[nth]);
             let token = TOKEN_WRITE | u64::from(is_lent) << OWN_SHIFT;
             port.ios.push_back(DiskIo::new(disk, Op::Write, at, buffer, token));
         }
@@ -262,13 +221,13 @@ impl Writecache {
             copy.as_mut_slice().copy_from_slice(data);
             copy
         };
-        self.tear();
+        self.origin.tear_if_dirty(&self.index);
         let offset = bio.offset + bio.progress;
         let destination = Destination::Origin;
         let stage = Stage { bio, len, outstanding: 1, status: Ok(()), destination };
         let place = u64::from(self.jobs.writes.of(port).insert(stage));
         let token = TOKEN_WRITE | u64::from(is_lent) << OWN_SHIFT | place;
-        port.ios.push_back(self.origin_io(Op::Write, offset, len, buffer, token));
+        port.ios.push_back(self.origin.io(Op::Write, offset, len, buffer, token));
     }
 
     /// An I/O of a stage is back.
@@ -297,8 +256,9 @@ impl Writecache {
         let first = self.block_at(bio.offset + bio.progress);
         match (&destination, status) {
             (Destination::Origin, Ok(())) => {
-                let count = u64::from(!mutants::is(Mutant::BypassUncounted));
-                self.bypassed.fetch_add(count, Ordering::SeqCst);
+                if !mutants::is(Mutant::BypassUncounted) {
+                    self.origin.count_bypass();
+                }
             }
             (Destination::Origin, Err(_)) => {}
             (Destination::Free(slots), Ok(())) => {
@@ -316,7 +276,7 @@ impl Writecache {
             }
         }
         if let Err(status) = status {
-            self.counters.failed_requests.fetch_add(1, Ordering::Relaxed);
+            self.counts.failed_requests.fetch_add(1, Ordering::Relaxed);
             self.events.work();
             return port.finish(bio, Err(status));
         }
@@ -336,7 +296,7 @@ impl Writecache {
 
     /// The data of the bio's next blocks, which go to `slots`.
     fn data_of<'a>(&self, bio: &'a Bio, slots: &[u32]) -> &'a [u8] {
-        let len = slots.len() * self.geometry.block_bytes as usize;
+        let len = slots.len() * self.device.geometry.block_bytes as usize;
         bio.buffer
             .as_slice()
             .get(bio.progress as usize..)
@@ -347,23 +307,18 @@ impl Writecache {
     /// Makes `slots`, whose data is there, the newest versions of the blocks from `first` on;
     /// unless the list of uncommitted blocks is full.
     fn publish(&self, first: u64, slots: &[u32], data: &[u8]) -> bool {
-        let filling_of = |stripe: usize| self.filling[stripe].load(Ordering::Relaxed) as usize;
-        let before =
-            mutants::is(Mutant::FillingReadEarly).then(|| filling_of(self.index.stripe_of(first)));
+        let before = mutants::is(Mutant::FillingReadEarly)
+            .then(|| self.lists.filling_of(self.index.stripe_of(first)));
         let mut locked = self.index.lock_of(first);
-        let stripe = locked.stripe();
-        let filling = before.unwrap_or_else(|| filling_of(stripe));
-        if self.is_pmem() && self.open.len(stripe, filling) + slots.len() > self.open.list_max() {
+        let filling = before.unwrap_or_else(|| self.lists.filling(&locked));
+        if self.plan.is_pmem() && !self.lists.has_room(&locked, filling, slots.len()) {
             return false;
         }
         let state = State::open_in(filling);
-        let (batch, epoch) =
-            (self.batch.load(Ordering::Relaxed), self.epoch.load(Ordering::Relaxed));
-        let stats = &self.stats[stripe];
+        let epoch = self.background.epoch();
         let (mut uncommitted, mut committed) = (0, 0);
-        let is_first = self.open.len(stripe, filling) == 0;
         // Before the slot of an older version can go to somebody else.
-        self.open.push(stripe, filling, first, slots, (batch, data));
+        let is_first = self.lists.push(&locked, filling, first, slots, data);
         locked.link_run(first, slots, (state, epoch), |locked, older| match older.word.state() {
             found if found == state => {
                 // Nothing on media knows of it.
@@ -380,37 +335,38 @@ impl Writecache {
                 committed += 1;
             }
         });
-        if !self.is_pmem() {
-            self.has_fresh(stripe, filling).store(true, Ordering::Relaxed);
-            self.keep_promise(stripe, slots.len());
+        if !self.plan.is_pmem() {
+            self.lists.note_fresh(&locked, filling);
+            self.lists.keep_promise(&locked, slots.len());
         }
+        let stats = self.counts.of(&locked);
         let count = slots.len() as u64;
         add(&stats.writes, count);
         add(&stats.hits_uncommitted, uncommitted);
         add(&stats.hits_committed, committed);
-        let hits = if self.is_pmem() { uncommitted } else { uncommitted + committed };
+        let hits = if self.plan.is_pmem() { uncommitted } else { uncommitted + committed };
         add(&stats.allocated, count - hits);
         // As late as it can be: a locked instruction waits for the data's stores to leave the CPU,
         // and all that is above goes on meanwhile. A round that looked before either waits for the
         // lock, because the list had something, or leaves these blocks to the next one.
-        self.filled.add(stripe, is_first && !slots.is_empty(), count);
+        self.lists.count(&locked, is_first, count);
         drop(locked);
         // A slot that it replaced is free, or there is more to be committed and written back.
         if self.room.is_wanted() && !mutants::is(Mutant::PublishUnheard) {
             self.events.work();
         }
-        self.signal_list();
+        self.lists.tell();
         true
     }
 
     /// All of the bio is where it belongs.
     fn written(&self, bio: Bio, port: &mut Port) {
-        self.arm();
+        self.background.arm();
         if bio.fua && !mutants::is(Mutant::FuaUncommitted) {
             return self.make_durable(bio, port);
         }
-        let uncommitted = self.filled.blocks();
-        if uncommitted > 0 && uncommitted >= self.autocommit_blocks() {
+        let uncommitted = self.lists.blocks();
+        if uncommitted > 0 && uncommitted >= self.plan.autocommit_blocks() {
             self.ask_for_commit(port);
         }
         port.finish(bio, Ok(()));

@@ -19,13 +19,13 @@ use crate::mutants::{self, Mutant};
 use crate::pending::Pending;
 use crate::retry::Retry;
 use crate::sync::atomic::Ordering;
-use crate::sync::lock;
 use crate::target::Port;
 use crate::units::{KIB, MIB, Nanos};
 
 use super::index::{EPOCHS, Found, Locked, State};
 use super::media::Medium;
-use super::{Background, OWN_SHIFT, TOKEN_WB_FLUSH, TOKEN_WB_READ, TOKEN_WB_WRITE, Writecache};
+use super::plan::{AGE_EPOCHS, Plan};
+use super::{OWN_SHIFT, TOKEN_KIND, TOKEN_WB_FLUSH, TOKEN_WB_READ, TOKEN_WB_WRITE, Writecache};
 
 /// Most bytes, and most blocks, of a batch.
 pub(super) const BATCH_BYTES_MAX: u64 = 32 * MIB;
@@ -73,6 +73,9 @@ pub(super) struct Writeback {
     /// Rests until then, because of writes that passed by.
     rests_until: Nanos,
     bypassed_seen: u64,
+    /// The origin is not consistent by itself since then; `None` also when that began before the
+    /// attach.
+    torn_since: Option<Nanos>,
 }
 
 impl Writeback {
@@ -89,6 +92,11 @@ impl Writeback {
     /// Blocks being written back.
     pub(super) fn blocks(&self) -> usize {
         if self.is_idle() { 0 } else { self.items.len() }
+    }
+
+    /// For how long the origin alone has not been consistent, as far as is known.
+    pub(super) fn torn_for(&self, now: Nanos) -> Nanos {
+        self.torn_since.map_or(0, |since| now.saturating_sub(since))
     }
 
     /// When to be called again.
@@ -108,16 +116,14 @@ struct Wanted {
 
 impl Writecache {
     /// Starts a batch if none is under way and something must be written back.
-    pub(super) fn writeback_step(&self, background: &mut Background, port: &mut Port) {
-        let now = background.now;
-        let writeback = &mut background.writeback;
+    pub(super) fn writeback_step(&self, writeback: &mut Writeback, now: Nanos, port: &mut Port) {
         if !writeback.cycle.is_free(now) {
             return;
         }
         // A suspend that cleans does not wait for an origin that fails: see `is_at_rest`.
-        let is_cleaning = self.is_flushing.load(Ordering::SeqCst)
+        let is_cleaning = self.orders.is_flushing()
             && (!writeback.retry().is_failing() || mutants::is(Mutant::SuspendedRetries));
-        if self.is_suspended() && !is_cleaning
+        if self.orders.is_suspended() && !is_cleaning
             || self.has_failed()
             || self.is_resting(writeback, now)
         {
@@ -134,55 +140,54 @@ impl Writecache {
             }
             return;
         }
-        self.is_torn.store(true, Ordering::SeqCst);
-        background.torn_since.get_or_insert(now);
+        self.origin.tear();
+        writeback.torn_since.get_or_insert(now);
         writeback.cycle.write();
-        writeback.flush_failures = self.origin_flush_failures.load(Ordering::SeqCst);
+        writeback.flush_failures = self.origin.flush_failures();
         self.emit_moves(writeback, port);
-        self.plan_retry(background);
+        self.plan_retry(writeback, now);
+    }
+
+    /// Nothing is dirty any more: the origin alone is consistent.
+    pub(super) fn mend(&self, writeback: &mut Writeback) {
+        writeback.torn_since = None;
+        self.origin.mend(&self.index);
     }
 
     /// Nothing is written back before it is committed: in mode `p` here, and nobody will say so.
     fn commit_for_writeback(&self, port: &mut Port) {
-        if !self.is_pmem() {
+        if !self.plan.is_pmem() {
             return self.commit_soon(port);
         }
         if self.has_open() {
-            self.commit_until(self.begun.load(Ordering::SeqCst) + 1);
+            self.commit_until(self.rounds.next());
             self.events.work();
         }
     }
 
     /// `pause_writeback`: whether a write has passed by lately. Flushes do not count.
     fn is_resting(&self, writeback: &mut Writeback, now: Nanos) -> bool {
-        let pause = self.pause_writeback();
-        let bypassed = self.bypassed.load(Ordering::Relaxed);
+        let pause = self.plan.pause_writeback();
+        let bypassed = self.origin.bypassed();
         if bypassed != writeback.bypassed_seen {
             writeback.bypassed_seen = bypassed;
             writeback.rests_until = now + pause;
         }
-        let is_urgent = self.cleans_all() || self.room.is_wanted();
+        let is_urgent = self.orders.cleans_all() || self.room.is_wanted();
         now < writeback.rests_until && !is_urgent
-    }
-
-    /// Whether everything is to be written back.
-    pub(super) fn cleans_all(&self) -> bool {
-        [&self.is_draining, &self.is_flushing, &self.is_cleaner]
-            .iter()
-            .any(|flag| flag.load(Ordering::Relaxed))
     }
 
     fn wanted(&self, writeback: &mut Writeback) -> Wanted {
         let limit = (BATCH_BYTES_MAX / self.block_bytes()).min(BATCH_BLOCKS_MAX);
-        let limit = match self.args.options.writeback_jobs {
+        let limit = match self.plan.args.options.writeback_jobs {
             Some(jobs) if jobs > 0 => limit.min(u64::from(jobs)),
             _ => limit,
         };
-        let has_aged = self.args.options.max_age.is_some();
-        if self.cleans_all() {
+        let has_aged = self.plan.has_max_age();
+        if self.orders.cleans_all() {
             return Wanted { blocks: limit, has_aged };
         }
-        let (high, low) = self.watermarks;
+        let Plan { high_watermark: high, low_watermark: low, .. } = self.plan;
         let available = self.available();
         if available <= high {
             writeback.is_cleaning = true;
@@ -195,8 +200,18 @@ impl Writecache {
 
     /// Free slots and those that write-back is about to free, as the watermarks count them.
     pub(super) fn available(&self) -> u64 {
-        let usable = u64::from(self.index.slots()) - self.aside.len() as u64;
+        let usable = u64::from(self.index.slots()) - self.device.aside.len() as u64;
         usable.saturating_sub(u64::from(self.index.dirty()))
+    }
+
+    /// Whether the background may be about to write something back, or somebody waits for it.
+    pub(super) fn has_plans(&self) -> bool {
+        self.orders.cleans_all()
+            || self.orders.is_suspended()
+            || self.plan.has_max_age()
+            || self.room.is_wanted()
+            || self.jobs.zeroing.is_waiting()
+            || self.available() <= self.plan.low_watermark
     }
 
     /// Takes blocks for a batch. Says whether a commit would give more.
@@ -208,7 +223,7 @@ impl Writecache {
         let stripes = self.index.stripes();
         let mut needs_commit = false;
         let zeroing_before =
-            mutants::is(Mutant::ZeroingCopiedEarly).then(|| lock(&self.zeroing).clone());
+            mutants::is(Mutant::ZeroingCopiedEarly).then(|| self.jobs.zeroing.ranges());
         loop {
             let before = writeback.items.len();
             let missing = wanted.blocks.saturating_sub(before as u64);
@@ -219,7 +234,7 @@ impl Writecache {
                 let share = missing.div_ceil(stripes as u64).min(left);
                 let locked = self.index.lock(stripe);
                 // Under the stripe's lock: a discard that is not yet in it sees what is taken.
-                let zeroing = zeroing_before.clone().unwrap_or_else(|| lock(&self.zeroing).clone());
+                let zeroing = zeroing_before.clone().unwrap_or_else(|| self.jobs.zeroing.ranges());
                 let mut taker = Taker {
                     cache: self,
                     locked,
@@ -250,7 +265,7 @@ impl Writecache {
             let is_next = |nth: &usize| items[*nth].block == items[*nth - 1].block + 1;
             let count = 1 + (1..items.len().min(max)).take_while(is_next).count();
             writeback.next += count;
-            match &self.medium {
+            match &self.device.medium {
                 Medium::Pmem(_) => self.move_memory(writeback, first, count, port),
                 Medium::Disk(_) => self.move_disk(writeback, first, count, port),
             }
@@ -266,22 +281,22 @@ impl Writecache {
         let token = TOKEN_WB_FLUSH;
         if mutants::is(Mutant::FreedBeforeOriginFlush) {
             let buffer = port.pool.take(512);
-            return port.ios.push_back(self.origin_io(Op::Read, 0, 512, buffer, token));
+            return port.ios.push_back(self.origin.io(Op::Read, 0, 512, buffer, token));
         }
-        port.ios.push_back(self.origin_io(Op::Flush, 0, 0, Buffer::empty(), token));
+        port.ios.push_back(self.origin.flush(token));
     }
 
     /// Copies blocks out of memory, up to one that cannot be read, and writes them.
     fn move_memory(&self, writeback: &mut Writeback, first: usize, count: usize, port: &mut Port) {
-        let Medium::Pmem(pmem) = &self.medium else { unreachable!("mode p is over memory") };
-        let block_bytes = self.geometry.block_bytes as usize;
+        let Medium::Pmem(pmem) = &self.device.medium else { unreachable!("mode p is over memory") };
+        let block_bytes = self.device.geometry.block_bytes as usize;
         let mut buffer = port.pool.take(count * block_bytes);
         let mut done = 0;
         for (item, into) in writeback.items[first..first + count]
             .iter()
             .zip(buffer.as_mut_slice().chunks_mut(block_bytes))
         {
-            if pmem.load(self.geometry.block_at(u64::from(item.slot)), into).is_err() {
+            if pmem.load(self.device.slot_at(item.slot), into).is_err() {
                 writeback.unreadable.push(item.slot);
                 break;
             }
@@ -310,7 +325,7 @@ impl Writecache {
                 _ => runs.push((nth, 1)),
             }
         }
-        let block_bytes = self.geometry.block_bytes as usize;
+        let block_bytes = self.device.geometry.block_bytes as usize;
         let is_whole = runs.len() == 1;
         let buffer = if is_whole { Buffer::empty() } else { port.pool.take(count * block_bytes) };
         let moved = Move { first, count, buffer, reads: runs.len(), status: Ok(()) };
@@ -318,32 +333,44 @@ impl Writecache {
         for (start, len) in runs {
             let slot = writeback.items[first + start].slot;
             let token = TOKEN_WB_READ | (start as u64) << OWN_SHIFT | place;
-            let offset = self.geometry.block_at(u64::from(slot));
+            let offset = self.device.slot_at(slot);
             let buffer = port.pool.take(len * block_bytes);
-            port.ios.push_back(self.cache_io(Op::Read, offset, buffer, token));
+            port.ios.push_back(self.device.io(Op::Read, offset, buffer, token));
         }
     }
 
     /// Writes a move to the origin: what of it is within the origin.
     fn write_move(&self, block: u64, mut buffer: Buffer, place: u32, port: &mut Port) {
         let offset = block * self.block_bytes();
-        let room = self.origin.limits().size_bytes.saturating_sub(offset);
+        let room = self.origin.disk().limits().size_bytes.saturating_sub(offset);
         let len = (buffer.len() as u64).min(room);
         buffer.set_len(len as usize);
         let token = TOKEN_WB_WRITE | u64::from(place);
-        port.ios.push_back(self.origin_io(Op::Write, offset, len, buffer, token));
+        port.ios.push_back(self.origin.io(Op::Write, offset, len, buffer, token));
+    }
+
+    /// An I/O of write-back is back. Says whether its batch is over, and on the origin.
+    pub(super) fn complete_writeback(
+        &self,
+        writeback: &mut Writeback,
+        now: Nanos,
+        io: DiskIo,
+        port: &mut Port,
+    ) -> bool {
+        let mut is_over = false;
+        match io.token & TOKEN_KIND {
+            TOKEN_WB_READ => self.complete_wb_read(writeback, io, port),
+            TOKEN_WB_WRITE => self.complete_wb_write(writeback, io, port),
+            _ => is_over = self.complete_wb_flush(writeback, io.result),
+        }
+        self.plan_retry(writeback, now);
+        is_over
     }
 
     /// Blocks are read from the cache device.
-    pub(super) fn complete_wb_read(
-        &self,
-        background: &mut Background,
-        io: DiskIo,
-        port: &mut Port,
-    ) {
+    fn complete_wb_read(&self, writeback: &mut Writeback, io: DiskIo, port: &mut Port) {
         let place = io.token as u32;
-        let writeback = &mut background.writeback;
-        let block_bytes = self.geometry.block_bytes as usize;
+        let block_bytes = self.device.geometry.block_bytes as usize;
         let moved = writeback.moves.value(place);
         moved.status = moved.status.and(io.result);
         moved.reads -= 1;
@@ -365,52 +392,38 @@ impl Writecache {
         }
         writeback.moves.remove(place);
         port.pool.put(buffer);
-        self.counters.failed_requests.fetch_add(1, Ordering::Relaxed);
+        self.counts.failed_requests.fetch_add(1, Ordering::Relaxed);
         let slots = writeback.items[first..first + count].iter().map(|item| item.slot);
         writeback.unreadable.extend(slots);
         self.emit_moves(writeback, port);
-        self.plan_retry(background);
     }
 
     /// A move is written to the origin.
-    pub(super) fn complete_wb_write(
-        &self,
-        background: &mut Background,
-        io: DiskIo,
-        port: &mut Port,
-    ) {
-        let writeback = &mut background.writeback;
+    fn complete_wb_write(&self, writeback: &mut Writeback, io: DiskIo, port: &mut Port) {
         writeback.moves.remove(io.token as u32);
         match io.result {
             Ok(()) => {
-                self.counters.written_back_bytes.fetch_add(io.len, Ordering::Relaxed);
+                self.counts.written_back_bytes.fetch_add(io.len, Ordering::Relaxed);
             }
             Err(status) => writeback.cycle.note_failure(status),
         }
         port.pool.put(io.buffer);
         self.emit_moves(writeback, port);
-        self.plan_retry(background);
     }
 
-    /// The flush behind the batch is back.
-    pub(super) fn complete_wb_flush(
-        &self,
-        background: &mut Background,
-        io: DiskIo,
-        port: &mut Port,
-    ) {
-        let writeback = &mut background.writeback;
-        if io.result.is_err() && !mutants::is(Mutant::OriginFlushErrorIgnored) {
+    /// The flush behind the batch is back. Says whether the batch is on the origin.
+    fn complete_wb_flush(&self, writeback: &mut Writeback, result: Result<(), Status>) -> bool {
+        if result.is_err() && !mutants::is(Mutant::OriginFlushErrorIgnored) {
             // What the origin has of this batch is unknown: all of it is written again.
             self.put_back(writeback);
-            return self.plan_retry(background);
+            return false;
         }
-        if self.origin_flush_failures.load(Ordering::SeqCst) != writeback.flush_failures
+        if self.origin.flush_failures() != writeback.flush_failures
             && !mutants::is(Mutant::OthersFailureIgnored)
         {
             // Somebody else's flush failed meanwhile, and may have lost what this one covers.
             self.put_back(writeback);
-            return self.plan_retry(background);
+            return false;
         }
         writeback.cycle.flushed();
         for item in std::mem::take(&mut writeback.items) {
@@ -423,29 +436,15 @@ impl Writecache {
                 self.drop_clean(&mut locked, item.block, item.slot);
             }
         }
-        self.counters.batches.fetch_add(1, Ordering::Relaxed);
+        self.counts.batches.fetch_add(1, Ordering::Relaxed);
         if writeback.unreadable.is_empty() {
             writeback.cycle.succeed();
             self.room.hope();
         } else {
             self.begin_pause(writeback);
         }
-        self.plan_retry(background);
-        self.batch_is_over(background, port);
-    }
-
-    fn batch_is_over(&self, background: &mut Background, port: &mut Port) {
-        if self.index.dirty() == 0 {
-            self.mend(background);
-            self.is_flushing.store(false, Ordering::SeqCst);
-        }
-        if self.are_marks_due() {
-            self.commit_soon(port);
-        }
-        self.signal_batch_end();
-        self.signal_room();
-        self.writeback_step(background, port);
-        self.events.work();
+        self.jobs.zeroing.tell();
+        true
     }
 
     /// The batch has failed: it is dirty as before.
@@ -455,7 +454,7 @@ impl Writecache {
             self.put_item_back(&mut locked, item.slot, false);
         }
         self.begin_pause(writeback);
-        self.signal_batch_end();
+        self.jobs.zeroing.tell();
     }
 
     fn put_item_back(&self, locked: &mut Locked<'_>, slot: u32, is_last: bool) {
@@ -469,13 +468,12 @@ impl Writecache {
 
     /// `plan_retry` follows, which knows the time.
     fn begin_pause(&self, writeback: &mut Writeback) {
-        self.counters.writeback_failures.fetch_add(1, Ordering::Relaxed);
+        self.counts.writeback_failures.fetch_add(1, Ordering::Relaxed);
         writeback.cycle.fail();
     }
 
-    fn plan_retry(&self, background: &mut Background) {
-        let now = background.now;
-        if background.writeback.cycle.plan_retry(now) {
+    fn plan_retry(&self, writeback: &mut Writeback, now: Nanos) {
+        if writeback.cycle.plan_retry(now) {
             self.events.work();
         }
     }
@@ -538,9 +536,8 @@ impl Taker<'_> {
 
     /// A block came at least so long ago that the age limit is near.
     fn is_aged(&self, epoch: u64) -> bool {
-        let now = self.cache.epoch.load(Ordering::Relaxed);
-        self.cache.ages_at_once()
-            || (now.wrapping_sub(epoch)) % EPOCHS >= super::control::AGE_EPOCHS - 1
+        let now = self.cache.background.epoch();
+        self.cache.plan.ages_at_once() || (now.wrapping_sub(epoch)) % EPOCHS >= AGE_EPOCHS - 1
     }
 
     /// Takes a block, and its neighbours before and behind.

@@ -14,9 +14,9 @@ use crate::bio::{Bio, Op};
 use crate::buffer::Buffer;
 use crate::disk::DiskIo;
 use crate::mutants::{self, Mutant};
-use crate::sync::atomic::Ordering;
-use crate::sync::lock;
-use crate::target::Port;
+use crate::sync::atomic::{AtomicBool, Ordering};
+use crate::sync::{Arc, Mutex, lock};
+use crate::target::{Events, Port};
 
 use super::index::State;
 use super::{TOKEN_ZERO, Writecache};
@@ -26,6 +26,59 @@ use super::{TOKEN_ZERO, Writecache};
 pub(super) struct ZeroJob {
     bio: Bio,
     has_cached: bool,
+}
+
+/// The ranges that discards are zeroing, in blocks: first and end.
+#[derive(Debug)]
+pub(super) struct Zeroing {
+    ranges: Mutex<Vec<(u64, u64)>>,
+    /// A discard may wait for blocks that are being written back, or overwritten.
+    wants_batch_end: AtomicBool,
+    events: Arc<Events>,
+}
+
+impl Zeroing {
+    pub(super) fn new(events: &Arc<Events>) -> Zeroing {
+        let wants_batch_end = AtomicBool::new(false);
+        Zeroing { ranges: Mutex::default(), wants_batch_end, events: events.clone() }
+    }
+
+    /// The ranges. To be asked under the lock of a stripe: a discard that is not yet among them
+    /// sees what is done to that stripe.
+    pub(super) fn ranges(&self) -> Vec<(u64, u64)> {
+        lock(&self.ranges).clone()
+    }
+
+    /// As [`Zeroing::ranges`]: whether there is such a range.
+    pub(super) fn is_any(&self, such: impl FnMut(&(u64, u64)) -> bool) -> bool {
+        lock(&self.ranges).iter().any(such)
+    }
+
+    fn begin(&self, blocks: (u64, u64)) {
+        lock(&self.ranges).push(blocks);
+    }
+
+    fn end(&self, blocks: (u64, u64)) {
+        let mut ranges = lock(&self.ranges);
+        let place = ranges.iter().position(|other| *other == blocks);
+        ranges.swap_remove(place.expect("a range is registered while it is zeroed"));
+    }
+
+    fn set_waiting(&self, may_wait: bool) {
+        self.wants_batch_end.store(may_wait, Ordering::SeqCst);
+    }
+
+    /// Whether a discard may wait for blocks that are on their way.
+    pub(super) fn is_waiting(&self) -> bool {
+        self.wants_batch_end.load(Ordering::SeqCst)
+    }
+
+    /// Blocks have arrived that were on their way: discards may wait for that.
+    pub(super) fn tell(&self) {
+        if self.wants_batch_end.swap(false, Ordering::SeqCst) {
+            self.events.room();
+        }
+    }
 }
 
 /// What the cache has in a range.
@@ -43,20 +96,20 @@ impl Writecache {
     /// Begins a discard, or goes on with one that had to wait.
     pub(super) fn zero(&self, bio: Bio, port: &mut Port) {
         let blocks = (self.block_at(bio.offset), self.block_at(bio.end()));
-        lock(&self.zeroing).push(blocks);
+        self.jobs.zeroing.begin(blocks);
         // Before the look: a batch that is met under way will say when it is over.
         let is_late = mutants::is(Mutant::BatchEndMissed);
-        self.wants_batch_end.store(!is_late, Ordering::SeqCst);
+        self.jobs.zeroing.set_waiting(!is_late);
         let contents = self.contents(blocks);
         let must_wait = contents.has_unsettled || contents.has_moving;
         if must_wait && !mutants::is(Mutant::ZeroOvertakes) {
-            self.forget_zeroing(blocks);
+            self.jobs.zeroing.end(blocks);
             if contents.has_unsettled {
                 return self.settle_and_go_on(bio, port);
             }
             // Woken when the batch of write-back ends.
             if is_late {
-                self.wants_batch_end.store(true, Ordering::SeqCst);
+                self.jobs.zeroing.set_waiting(true);
             }
             return port.parked.push_back(bio);
         }
@@ -65,8 +118,8 @@ impl Writecache {
         let place = u64::from(self.jobs.zeroes.of(port).insert(job));
         // Not a discard, after which the origin may read as anything: ours reads as zeroes.
         let token = TOKEN_ZERO | place;
-        self.tear();
-        port.ios.push_back(self.origin_io(Op::WriteZeroes, offset, len, Buffer::empty(), token));
+        self.origin.tear_if_dirty(&self.index);
+        port.ios.push_back(self.origin.io(Op::WriteZeroes, offset, len, Buffer::empty(), token));
     }
 
     fn contents(&self, (first, end): (u64, u64)) -> Contents {
@@ -92,19 +145,6 @@ impl Writecache {
         contents
     }
 
-    fn forget_zeroing(&self, blocks: (u64, u64)) {
-        let mut zeroing = lock(&self.zeroing);
-        let place = zeroing.iter().position(|other| *other == blocks);
-        zeroing.swap_remove(place.expect("a range is registered while it is zeroed"));
-    }
-
-    /// Discards may wait for blocks that were on their way.
-    pub(super) fn signal_batch_end(&self) {
-        if self.wants_batch_end.swap(false, Ordering::SeqCst) {
-            self.events.room();
-        }
-    }
-
     /// The origin is zeroed, or flushed.
     pub(super) fn complete_zero(&self, io: DiskIo, port: &mut Port) {
         let place = io.token as u32;
@@ -113,7 +153,7 @@ impl Writecache {
         let is_flushed = !has_cached || mutants::is(Mutant::ZeroesUnflushed);
         if io.result.is_ok() && io.op == Op::WriteZeroes && !is_flushed {
             drop(jobs);
-            port.ios.push_back(self.origin_io(Op::Flush, 0, 0, Buffer::empty(), io.token));
+            port.ios.push_back(self.origin.flush(io.token));
             return;
         }
         let bio = jobs.remove(place).bio;
@@ -121,20 +161,20 @@ impl Writecache {
         let blocks = (self.block_at(bio.offset), self.block_at(bio.end()));
         if let Err(status) = io.result {
             if io.op == Op::Flush {
-                self.origin_flush_failures.fetch_add(1, Ordering::SeqCst);
+                self.origin.count_flush_failure();
             }
-            self.forget_zeroing(blocks);
+            self.jobs.zeroing.end(blocks);
             return port.finish(bio, Err(status));
         }
-        self.counters.discards.fetch_add(blocks.1 - blocks.0, Ordering::Relaxed);
+        self.counts.discards.fetch_add(blocks.1 - blocks.0, Ordering::Relaxed);
         if !has_cached {
-            self.forget_zeroing(blocks);
+            self.jobs.zeroing.end(blocks);
             // The origin's flush is owed to the next flush of a client.
-            self.bypassed.fetch_add(1, Ordering::SeqCst);
+            self.origin.count_bypass();
             return if bio.fua { self.make_durable(bio, port) } else { port.finish(bio, Ok(())) };
         }
         self.drop_range(blocks);
-        self.forget_zeroing(blocks);
+        self.jobs.zeroing.end(blocks);
         self.make_durable(bio, port);
     }
 

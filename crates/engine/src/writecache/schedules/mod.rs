@@ -10,10 +10,7 @@ mod world;
 
 use super::Writecache;
 use super::index::State;
-use super::round::Phase;
 use crate::schedules::Story;
-use crate::sync::atomic::Ordering;
-use crate::sync::lock;
 
 /// All of them.
 pub(crate) const STORIES: &[Story] = &[
@@ -44,18 +41,18 @@ impl Writecache {
         if !is_counted {
             return Err(format!("{} slots count as free", self.pool.count()));
         }
-        let (mut superseded, dropped) = lock(&self.marks).audit();
-        superseded.extend_from_slice(&lock(&self.commit).superseded);
-        if self.marks_waiting() != superseded.len() + dropped.len() {
-            return Err(format!("{} marks are counted", self.marks_waiting()));
+        let (mut superseded, dropped) = self.marks.audit();
+        superseded.extend(self.commits.audit().1);
+        if self.marks.waiting() != superseded.len() + dropped.len() {
+            return Err(format!("{} marks are counted", self.marks.waiting()));
         }
         let mut chained = 0;
         let mut dirty = 0;
         for stripe in 0..self.index.stripes() {
             let (slots, aged) = self.index.lock(stripe).audit();
-            let filling = self.filling[stripe].load(Ordering::SeqCst) as usize;
-            let is_filled = self.filled.stripes() >> stripe & 1 == 1;
-            if is_filled != (self.open.len(stripe, filling) > 0) {
+            let filling = self.lists.filling_of(stripe);
+            let is_filled = self.lists.filled_stripes() >> stripe & 1 == 1;
+            if is_filled != (self.lists.memory().len(stripe, filling) > 0) {
                 return Err(format!("stripe {stripe} counts as filled: {is_filled}"));
             }
             chained += slots.len();
@@ -99,7 +96,8 @@ impl Writecache {
         if is_dropped != (state == State::Dropped) {
             return Err(format!("slot {slot} is {state:?}, to be marked: {is_dropped}"));
         }
-        let is_held = |list: usize| self.open.all(stripe, list).any(|held| held == (block, slot));
+        let is_held =
+            |list: usize| self.lists.memory().all(stripe, list).any(|held| held == (block, slot));
         for list in 0..2 {
             let listed = [State::open_in(list), State::overwritten_in(list)];
             if listed.contains(&state) && !is_held(list) {
@@ -131,15 +129,13 @@ impl Writecache {
             jobs.writes.count(),
             jobs.zeroes.count(),
             jobs.flushes.count(),
-            lock(&self.zeroing).len(),
-            self.promised.iter().map(|count| count.load(Ordering::SeqCst) as usize).sum(),
+            jobs.zeroing.ranges().len(),
+            self.lists.promised(),
         ];
         if waiting != [0; 6] {
             return Err(format!("reads, writes, zeroes, flushes, ranges, promises: {waiting:?}"));
         }
-        let commit = lock(&self.commit);
-        let is_idle = commit.phase == Phase::Idle && commit.waiters.is_empty();
-        if !is_idle || !commit.marks.is_empty() || !commit.drops.is_empty() {
+        if !self.commits.audit().0 {
             return Err("a round is under way".to_string());
         }
         Ok(())
@@ -153,6 +149,6 @@ impl Writecache {
 
     /// Whether nothing waits for a commit or for a mark.
     fn is_settled(&self) -> bool {
-        !self.has_open() && self.marks_waiting() == 0
+        !self.has_open() && self.marks.waiting() == 0
     }
 }

@@ -96,10 +96,12 @@ pub fn free(mut prng: Prng) {
             if before.state() == State::Free && cache.index.word(slot) == before {
                 let word =
                     |at: u64| u64::from_le_bytes(image[at as usize..][..8].try_into().unwrap());
-                let at = cache.geometry.entry_at(u64::from(slot));
+                let at = cache.device.geometry.entry_at(u64::from(slot));
                 let (entry, seq) = (Entry::new(word(at), word(at + 8)), word(SEQ_COUNT_AT));
-                let is_live =
-                    matches!(cache.geometry.state_of(&entry, seq, None), EntryState::Live { .. });
+                let is_live = matches!(
+                    cache.device.geometry.state_of(&entry, seq, None),
+                    EntryState::Live { .. }
+                );
                 assert!(!is_live, "slot {slot} is free, and its entry is not");
             }
         }

@@ -80,7 +80,7 @@ impl World {
             }
         };
         let cache = Arc::new(cache.unwrap_or_else(|error| panic!("the attach failed: {error}")));
-        assert_eq!(cache.geometry.blocks, plan.slots);
+        assert_eq!(cache.device.geometry.blocks, plan.slots);
         let table = LoadedTable::single(cache.clone(), BACKING_BYTES);
         let device = Device::with_table("world", table).unwrap();
         let scene = Scene { twin, origin, device, history, areas: plan.areas };

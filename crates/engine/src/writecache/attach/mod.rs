@@ -1,0 +1,35 @@
+//! What an attach reads: the entries of the cache (`look`), and what the last server left in memory
+//! (`takeup`).
+
+mod look;
+mod takeup;
+
+use std::collections::HashMap;
+
+use super::index::Index;
+use super::layout::Entry;
+
+pub(super) use look::look;
+pub(super) use takeup::take_up;
+
+/// What was found; the index has what is live.
+#[derive(Debug)]
+pub(super) struct Found {
+    pub(super) index: Index,
+    /// Entries that must stay as they are.
+    pub(super) aside: HashMap<u32, Entry>,
+    /// Slots whose entries must be marked free.
+    pub(super) stale: Vec<u32>,
+    /// Those of them, in rising order, whose entries were never committed.
+    uncommitted: Vec<u32>,
+    /// What the user should know.
+    pub(super) notes: Vec<String>,
+}
+
+impl Found {
+    /// Nothing yet, in an empty index.
+    pub(super) fn new(index: Index, notes: Vec<String>) -> Found {
+        let (aside, stale, uncommitted) = (HashMap::new(), Vec::new(), Vec::new());
+        Found { index, aside, stale, uncommitted, notes }
+    }
+}

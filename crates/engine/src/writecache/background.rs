@@ -1,0 +1,219 @@
+//! The background: one tick decides what comes next, and a completion of write-back asks it to.
+
+use crate::alarm::Alarm;
+use crate::disk::DiskIo;
+use crate::mutants::{self, Mutant};
+use crate::sync::atomic::{AtomicU64, Ordering};
+use crate::sync::{Arc, Mutex, MutexGuard, lock};
+use crate::target::{Events, Port};
+use crate::units::{Nanos, SECOND};
+
+use super::Writecache;
+use super::index::State;
+use super::writeback::Writeback;
+
+/// How often the background looks whether the medium is all there.
+const LOOK_EVERY: Nanos = SECOND / 10;
+
+/// The background, and what others need of it without its lock.
+#[derive(Debug)]
+pub(super) struct Background {
+    agenda: Mutex<Agenda>,
+    alarm: Alarm,
+    /// The present epoch: blocks that come now are told apart by it.
+    epoch: AtomicU64,
+}
+
+/// What the background remembers.
+#[derive(Debug, Default)]
+pub(super) struct Agenda {
+    now: Nanos,
+    /// When the medium is looked at next.
+    look_at: Nanos,
+    /// When the open batch is committed at the latest.
+    commit_at: Option<Nanos>,
+    writeback: Writeback,
+}
+
+impl Agenda {
+    /// Write-back, as it was at the last tick.
+    pub(super) fn writeback(&self) -> &Writeback {
+        &self.writeback
+    }
+
+    /// The time of the last tick.
+    pub(super) fn now(&self) -> Nanos {
+        self.now
+    }
+}
+
+impl Background {
+    pub(super) fn new(events: &Arc<Events>) -> Background {
+        let alarm = Alarm::new(events);
+        Background { agenda: Mutex::default(), alarm, epoch: AtomicU64::new(0) }
+    }
+
+    /// Keeps it from going on.
+    pub(super) fn lock(&self) -> MutexGuard<'_, Agenda> {
+        lock(&self.agenda)
+    }
+
+    /// Whether write-back meets errors.
+    pub(super) fn is_failing(&self) -> bool {
+        self.lock().writeback.retry().is_failing()
+    }
+
+    #[inline]
+    pub(super) fn epoch(&self) -> u64 {
+        self.epoch.load(Ordering::Relaxed)
+    }
+
+    /// Something waits for it: makes sure that it will look.
+    #[inline]
+    pub(super) fn arm(&self) {
+        self.alarm.arm(false);
+    }
+}
+
+impl Writecache {
+    /// A thread has looked for slots: is it time for the background to make some?
+    pub(super) fn look_at_space(&self, port: &mut Port) {
+        if self.available() <= self.plan.high_watermark {
+            self.events.work();
+        }
+        if self.are_marks_due() {
+            self.ask_for_commit(port);
+        }
+    }
+
+    /// See [`Target::tick`](crate::target::Target::tick).
+    pub(super) fn take_tick(&self, now: Nanos, port: &mut Port) -> Option<Nanos> {
+        let mut background = self.background.lock();
+        background.now = now;
+        self.work(&mut background, port);
+        self.next_look(&background)
+    }
+
+    /// An I/O of write-back is back.
+    pub(super) fn writeback_is_back(&self, io: DiskIo, port: &mut Port) {
+        let mut background = self.background.lock();
+        let now = background.now;
+        if self.complete_writeback(&mut background.writeback, now, io, port) {
+            self.work(&mut background, port);
+            // When to look again is for a tick to say.
+            self.events.work();
+        }
+    }
+
+    /// All that the background does, in this order.
+    fn work(&self, background: &mut Agenda, port: &mut Port) {
+        let now = background.now;
+        if let Some(epoch) = self.plan.epoch_nanos() {
+            self.background.epoch.store(now / epoch, Ordering::Relaxed);
+        }
+        self.look_at_medium(background);
+        self.commit_if_due(background, port);
+        if self.index.dirty() == 0 && background.writeback.is_idle() {
+            self.mend(&mut background.writeback);
+            self.orders.end_flush();
+        }
+        self.writeback_step(&mut background.writeback, now, port);
+        if self.orders.is_suspended() && self.origin.begin_own_flush() {
+            self.flush_origin(port);
+        }
+        self.serve_waiting(background, port);
+        self.give_up_if_hopeless(background);
+    }
+
+    /// Looks now and then whether the medium is all there. Once it has lost a part, nothing more is
+    /// acknowledged.
+    fn look_at_medium(&self, background: &mut Agenda) {
+        if background.now < background.look_at || self.has_failed() {
+            return;
+        }
+        background.look_at = background.now + LOOK_EVERY;
+        if self.device.medium.failure().is_some() {
+            self.stop();
+        }
+    }
+
+    /// Rounds by the clock: for a batch that is open, and for marks that are not durable.
+    fn commit_if_due(&self, background: &mut Agenda, port: &mut Port) {
+        let now = background.now;
+        let is_asked = self.commits.take_request();
+        if self.has_failed() || !self.has_open() && self.marks.waiting() == 0 {
+            background.commit_at = None;
+            return;
+        }
+        let at = *background.commit_at.get_or_insert(now + self.plan.autocommit_time());
+        if now >= at || is_asked || self.orders.is_suspended() || self.are_marks_due() {
+            background.commit_at = None;
+            self.commit_soon(port);
+            // A round may leave marks to the next one.
+            if self.has_open() || self.marks.waiting() > 0 {
+                let rest = if self.orders.is_suspended() {
+                    SECOND / 10
+                } else {
+                    self.plan.autocommit_time()
+                };
+                background.commit_at = Some(now + rest);
+            }
+        }
+    }
+
+    /// Bios that wait for a slot: lets them try if one is there, else does what may give one. A
+    /// version that was written back may wait for the commit of the one that replaces it.
+    fn serve_waiting(&self, background: &Agenda, port: &mut Port) {
+        if !self.room.is_wanted() {
+            return;
+        }
+        let helps = self.marks.waiting() > 0 || self.has_open() && background.writeback.is_idle();
+        // In mode `p`, whoever waits commits himself.
+        if self.pool.has_any() || self.plan.is_pmem() && helps {
+            return self.signal_room();
+        }
+        if helps {
+            self.commit_soon(port);
+        }
+    }
+
+    /// When nobody can make room any more, waiting for ever helps nobody.
+    fn give_up_if_hopeless(&self, background: &Agenda) {
+        let has_failed_long = background.writeback.retry().is_hopeless(background.now);
+        if self.room.is_wanted() && (has_failed_long || self.has_no_slots()) {
+            self.room.give_up();
+        }
+    }
+
+    /// Whether no slot will ever be free, because damaged entries keep all that there are. Any
+    /// other slot comes round, also one that is in no list because a write is filling it.
+    fn has_no_slots(&self) -> bool {
+        if mutants::is(Mutant::SlotsInHandForgotten) {
+            let is_free = |slot| self.index.word(slot).state() == State::Free;
+            return (0..self.index.slots()).all(is_free) && !self.pool.has_any();
+        }
+        let is_kept = |slot| matches!(self.index.word(slot).state(), State::Aside | State::Damaged);
+        self.device.aside.len() == self.index.slots() as usize
+            && (0..self.index.slots()).all(is_kept)
+    }
+
+    /// When to look again.
+    fn next_look(&self, background: &Agenda) -> Option<Nanos> {
+        let now = background.now;
+        if self.has_failed() {
+            return None;
+        }
+        let ages = self.plan.epoch_nanos().filter(|_| self.index.dirty() > 0);
+        let moments = [
+            background.commit_at,
+            background.writeback.deadline(now).filter(|_| self.index.dirty() > 0),
+            ages.map(|epoch| now + epoch.max(SECOND / 1000)),
+        ];
+        let next = moments.into_iter().flatten().min();
+        if next.is_some() {
+            self.background.alarm.keep();
+            return next.map(|next| next.max(now + 1));
+        }
+        self.background.alarm.next_look(now, SECOND)
+    }
+}

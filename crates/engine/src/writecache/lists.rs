@@ -1,0 +1,269 @@
+//! Which blocks are not committed yet. Each stripe has two lists of them: one is filled while the
+//! batch of the other one is being committed. What stands in the lists is in shared memory
+//! (`openlist`); which of them are filled, and who has the promise of room there, is here.
+
+use crate::mutants::{self, Mutant};
+use crate::sync::Arc;
+use crate::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use crate::target::Events;
+
+use super::index::Locked;
+use super::openlist::{Held, OpenLists};
+
+/// What the lists that are being filled have together, in one word: stripes whose list has
+/// anything, as bits, and above them the blocks that have come since the last commit began.
+#[derive(Debug, Default)]
+struct Filled(AtomicU64);
+
+const BLOCKS_SHIFT: u32 = 32;
+
+impl Filled {
+    /// `count` blocks come to the list of a stripe, whose lock is held. `is_first`: it is empty.
+    #[inline]
+    fn add(&self, stripe: usize, is_first: bool, count: u64) {
+        let more = count << BLOCKS_SHIFT | u64::from(is_first) << stripe;
+        let before = self.0.fetch_add(more, Ordering::SeqCst);
+        debug_assert!(!is_first || before >> stripe & 1 == 0, "a full list is taken for empty");
+    }
+}
+
+/// Room in a list of uncommitted blocks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ListRoom {
+    /// It is there.
+    Promised,
+    /// It is there when what the list has is committed.
+    AfterRound,
+    /// The list is empty, and all of it is promised to others.
+    AfterOthers,
+}
+
+/// The lists of all stripes. What a method that is given a locked stripe changes, changes under
+/// that lock.
+#[derive(Debug)]
+pub(super) struct Lists {
+    memory: OpenLists,
+    /// Which of its two lists each stripe fills.
+    filling: Box<[AtomicU32]>,
+    filled: Filled,
+    /// Mode `s`, for each list of each stripe: whether it has blocks that need entries, not only
+    /// overwritten ones.
+    has_fresh: Box<[AtomicBool]>,
+    /// Room promised in the list that is being filled.
+    promised: Box<[AtomicU32]>,
+    /// Number of the batch that is open.
+    batch: AtomicU64,
+    /// A write may wait for others that have the promise of a whole list.
+    wants_room: AtomicBool,
+    events: Arc<Events>,
+}
+
+impl Lists {
+    /// Empty lists, in `memory`. `seq`: the commit counter.
+    pub(super) fn new(memory: OpenLists, stripes: usize, seq: u64, events: &Arc<Events>) -> Lists {
+        Lists {
+            memory,
+            filling: (0..stripes).map(|_| AtomicU32::new(0)).collect(),
+            filled: Filled::default(),
+            has_fresh: (0..stripes * 2).map(|_| AtomicBool::new(false)).collect(),
+            promised: (0..stripes).map(|_| AtomicU32::new(0)).collect(),
+            batch: AtomicU64::new(seq),
+            wants_room: AtomicBool::new(false),
+            events: events.clone(),
+        }
+    }
+
+    /// The memory that they are in.
+    #[inline]
+    pub(super) fn memory(&self) -> &OpenLists {
+        &self.memory
+    }
+
+    /// Which list a stripe fills, as far as a thread knows that does not have its lock.
+    #[inline]
+    pub(super) fn filling_of(&self, stripe: usize) -> usize {
+        self.filling[stripe].load(Ordering::Relaxed) as usize
+    }
+
+    /// Which list the stripe fills.
+    #[inline]
+    pub(super) fn filling(&self, locked: &Locked<'_>) -> usize {
+        self.filling_of(locked.stripe())
+    }
+
+    /// The list whose batch is being committed. To be asked by whoever makes the round.
+    #[inline]
+    pub(super) fn closed(&self, stripe: usize) -> usize {
+        1 - self.filling_of(stripe)
+    }
+
+    /// Whether any list that is being filled has anything.
+    #[inline]
+    pub(super) fn has_any(&self) -> bool {
+        self.filled_stripes() != 0
+    }
+
+    /// The stripes whose list that is being filled has anything, as bits.
+    #[inline]
+    pub(super) fn filled_stripes(&self) -> u32 {
+        self.filled.0.load(Ordering::SeqCst) as u32
+    }
+
+    /// The blocks that have come since the last round began.
+    #[inline]
+    pub(super) fn blocks(&self) -> u64 {
+        self.filled.0.load(Ordering::Relaxed) >> BLOCKS_SHIFT
+    }
+
+    /// Entries that a list has room for.
+    #[inline]
+    pub(super) fn list_max(&self) -> usize {
+        self.memory.list_max()
+    }
+
+    /// Whether a list has room for more blocks.
+    #[inline]
+    pub(super) fn has_room(&self, locked: &Locked<'_>, list: usize, count: usize) -> bool {
+        self.memory.len(locked.stripe(), list) + count <= self.list_max()
+    }
+
+    /// Blocks come to the list that is being filled: `slots` hold those from `first` on, whose
+    /// `data` it is. Says whether they are the first ones there. Whoever commits does not see them
+    /// before [`Lists::count`].
+    #[inline]
+    pub(super) fn push(
+        &self,
+        locked: &Locked<'_>,
+        list: usize,
+        first: u64,
+        slots: &[u32],
+        data: &[u8],
+    ) -> bool {
+        let stripe = locked.stripe();
+        let batch = self.batch.load(Ordering::Relaxed);
+        let is_first = self.memory.len(stripe, list) == 0;
+        self.memory.push(stripe, list, first, slots, (batch, data));
+        is_first && !slots.is_empty()
+    }
+
+    /// What was pushed is to be committed.
+    #[inline]
+    pub(super) fn count(&self, locked: &Locked<'_>, is_first: bool, count: u64) {
+        self.filled.add(locked.stripe(), is_first, count);
+    }
+
+    /// Blocks have come to a list that need entries.
+    pub(super) fn note_fresh(&self, locked: &Locked<'_>, list: usize) {
+        self.has_fresh[locked.stripe() * 2 + list].store(true, Ordering::Relaxed);
+    }
+
+    /// Makes sure of room in the list that is being filled.
+    pub(super) fn promise(&self, locked: &Locked<'_>, count: usize) -> ListRoom {
+        let stripe = locked.stripe();
+        let promised = self.promised[stripe].load(Ordering::Relaxed);
+        let len = self.memory.len(stripe, self.filling(locked));
+        if len + promised as usize + count <= self.list_max() {
+            self.promised[stripe].store(promised + count as u32, Ordering::Relaxed);
+            return ListRoom::Promised;
+        }
+        if len > 0 {
+            return ListRoom::AfterRound;
+        }
+        // Under the lock: whoever keeps or breaks his promise sees it.
+        self.wants_room.store(true, Ordering::SeqCst);
+        ListRoom::AfterOthers
+    }
+
+    /// The promise of room for `count` blocks is kept, or not needed. [`Lists::tell`] follows.
+    #[inline]
+    pub(super) fn keep_promise(&self, locked: &Locked<'_>, count: usize) {
+        let promised = &self.promised[locked.stripe()];
+        promised.store(promised.load(Ordering::Relaxed) - count as u32, Ordering::Relaxed);
+    }
+
+    /// Promises were kept or broken: somebody may wait for that.
+    #[inline]
+    pub(super) fn tell(&self) {
+        if mutants::is(Mutant::PromisesUnheard) {
+            return;
+        }
+        if self.wants_room.load(Ordering::SeqCst) && self.wants_room.swap(false, Ordering::SeqCst) {
+            self.events.room();
+        }
+    }
+
+    /// Notes that `slots` are about to be overwritten, and promises room for them. `false`: there
+    /// is none.
+    pub(super) fn begin_overwrite(&self, locked: &Locked<'_>, slots: &[u32]) -> bool {
+        let stripe = locked.stripe();
+        let promised = self.promised[stripe].load(Ordering::Relaxed) as usize + slots.len();
+        let has_room = self.has_room(locked, self.filling(locked), promised)
+            && self.memory.begin_overwrite(stripe, slots);
+        if has_room {
+            self.promised[stripe].store(promised as u32, Ordering::Relaxed);
+        }
+        has_room
+    }
+
+    /// A slot has been overwritten, with `data`: it comes to the list that is being filled.
+    pub(super) fn push_overwritten(&self, locked: &Locked<'_>, held: Held, data: &[u8]) {
+        let (stripe, list) = (locked.stripe(), self.filling(locked));
+        let batch = self.batch.load(Ordering::Relaxed);
+        self.filled.add(stripe, self.memory.len(stripe, list) == 0, 1);
+        self.memory.push_overwritten(stripe, list, held, (batch, data));
+    }
+
+    /// Nothing is on its way to `slots` any more. Called behind their entries: at no moment would
+    /// the next server find neither.
+    pub(super) fn end_overwrite(&self, locked: &Locked<'_>, slots: &[u32]) {
+        self.memory.end_overwrite(locked.stripe(), slots);
+        self.keep_promise(locked, slots.len());
+    }
+
+    /// From here on nothing has come. The stripes whose list has anything, as bits: each is to be
+    /// closed.
+    #[inline]
+    pub(super) fn take_filled(&self) -> u32 {
+        self.filled.0.swap(0, Ordering::SeqCst) as u32
+    }
+
+    /// Another batch is open. `seq`: the commit counter.
+    pub(super) fn begin_batch(&self, seq: u64) {
+        // Not by the counter, which a round of overwritten blocks leaves as it is: of a stripe's
+        // two lists, the next server must know which one is the newer.
+        match mutants::is(Mutant::BatchByCounter) {
+            true => self.batch.store(seq + 1, Ordering::Release),
+            false => _ = self.batch.fetch_add(1, Ordering::AcqRel),
+        }
+    }
+
+    /// From here on writes fill the other list. Says whether the one that is closed has blocks
+    /// that need entries.
+    #[inline]
+    pub(super) fn close(&self, locked: &Locked<'_>) -> bool {
+        let (stripe, list) = (locked.stripe(), self.filling(locked));
+        let has_fresh = self.has_fresh[stripe * 2 + list].load(Ordering::Relaxed);
+        self.filling[stripe].store(1 - list as u32, Ordering::Release);
+        has_fresh
+    }
+
+    /// The entries of a closed list: those of overwritten slots, too.
+    #[inline]
+    pub(super) fn closed_entries(&self, stripe: usize) -> impl ExactSizeIterator<Item = Held> + '_ {
+        self.memory.all(stripe, self.closed(stripe))
+    }
+
+    /// Empties a closed list: its batch is durable.
+    #[inline]
+    pub(super) fn clear_closed(&self, stripe: usize) {
+        let list = self.closed(stripe);
+        self.has_fresh[stripe * 2 + list].store(false, Ordering::Relaxed);
+        self.memory.clear(stripe, list);
+    }
+
+    /// How much room is promised.
+    #[cfg(all(test, feature = "shuttle"))]
+    pub(super) fn promised(&self) -> usize {
+        self.promised.iter().map(|count| count.load(Ordering::SeqCst) as usize).sum()
+    }
+}

@@ -1,0 +1,145 @@
+//! The origin: what was written to it past the cache, and is owed a flush; and whether it is
+//! consistent by itself.
+
+use crate::bio::Op;
+use crate::buffer::Buffer;
+use crate::disk::{Disk, DiskIo};
+use crate::error::Status;
+use crate::mutants::{self, Mutant};
+use crate::sync::Arc;
+use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use super::index::Index;
+
+/// The slow device.
+#[derive(Debug)]
+pub(super) struct Origin {
+    disk: Arc<dyn Disk>,
+    /// Writes that passed by: done, and known to be durable.
+    bypassed: AtomicU64,
+    bypasses_flushed: AtomicU64,
+    /// For a suspend: it is being flushed; it refused.
+    is_flushing: AtomicBool,
+    has_refused_flush: AtomicBool,
+    /// Flushes, not of write-back, that failed: what was written may be lost.
+    flush_failures: AtomicU64,
+    /// Alone it is not consistent: it has newer data than some that only the cache has.
+    is_torn: AtomicBool,
+}
+
+impl Origin {
+    /// `owes_flush`: it may have writes of an earlier server that are not durable.
+    pub(super) fn new(disk: Arc<dyn Disk>, owes_flush: bool, is_torn: bool) -> Origin {
+        Origin {
+            disk,
+            bypassed: AtomicU64::new(u64::from(owes_flush)),
+            bypasses_flushed: AtomicU64::new(0),
+            is_flushing: AtomicBool::new(false),
+            has_refused_flush: AtomicBool::new(false),
+            flush_failures: AtomicU64::new(0),
+            is_torn: AtomicBool::new(is_torn),
+        }
+    }
+
+    pub(super) fn disk(&self) -> &Arc<dyn Disk> {
+        &self.disk
+    }
+
+    pub(super) fn io(&self, op: Op, offset: u64, len: u64, buffer: Buffer, token: u64) -> DiskIo {
+        DiskIo { len, buffer, ..DiskIo::bare(&self.disk, op, offset, 0, token) }
+    }
+
+    /// A flush. It covers what has passed by until now.
+    pub(super) fn flush(&self, token: u64) -> DiskIo {
+        self.io(Op::Flush, 0, 0, Buffer::empty(), token)
+    }
+
+    /// How many writes have passed by.
+    #[inline]
+    pub(super) fn bypassed(&self) -> u64 {
+        self.bypassed.load(Ordering::SeqCst)
+    }
+
+    /// A write has passed by: it is done.
+    pub(super) fn count_bypass(&self) {
+        self.bypassed.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// Whether it has writes that may not be durable.
+    #[inline]
+    pub(super) fn owes_flush(&self) -> bool {
+        self.bypasses_flushed.load(Ordering::SeqCst) < self.bypassed()
+    }
+
+    /// A flush is back that began when `bypassed` writes had passed by.
+    pub(super) fn end_flush(&self, bypassed: u64, result: Result<(), Status>) {
+        if result.is_err() {
+            return self.count_flush_failure();
+        }
+        let covered = match mutants::is(Mutant::BypassesAsOfEnd) {
+            true => self.bypassed(),
+            false => bypassed,
+        };
+        self.bypasses_flushed.fetch_max(covered, Ordering::SeqCst);
+    }
+
+    /// How many flushes, not of write-back, have failed.
+    pub(super) fn flush_failures(&self) -> u64 {
+        self.flush_failures.load(Ordering::SeqCst)
+    }
+
+    pub(super) fn count_flush_failure(&self) {
+        self.flush_failures.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// A suspend begins, and tries anew.
+    pub(super) fn hope(&self) {
+        self.has_refused_flush.store(false, Ordering::SeqCst);
+    }
+
+    /// Whether a suspend has to flush it, and it is not known to refuse.
+    fn wants_flush(&self) -> bool {
+        self.owes_flush() && !self.has_refused_flush.load(Ordering::SeqCst)
+    }
+
+    /// Whether a suspend is to begin a flush now; it counts as begun.
+    pub(super) fn begin_own_flush(&self) -> bool {
+        self.wants_flush() && !self.is_flushing.swap(true, Ordering::SeqCst)
+    }
+
+    /// The flush of a suspend is back.
+    pub(super) fn end_own_flush(&self, result: Result<(), Status>) {
+        self.has_refused_flush.store(result.is_err(), Ordering::SeqCst);
+        self.is_flushing.store(false, Ordering::SeqCst);
+    }
+
+    /// Whether a suspend has to wait for it.
+    pub(super) fn is_unsettled(&self) -> bool {
+        self.is_flushing.load(Ordering::SeqCst) || self.wants_flush()
+    }
+
+    pub(super) fn is_torn(&self) -> bool {
+        self.is_torn.load(Ordering::SeqCst)
+    }
+
+    /// Something is about to pass by. Before something that only the cache has?
+    pub(super) fn tear_if_dirty(&self, index: &Index) {
+        if index.dirty() > 0 && !mutants::is(Mutant::PassedUnsaid) {
+            self.tear();
+        }
+    }
+
+    /// Something is about to be written to it before something that only the cache has.
+    pub(super) fn tear(&self) {
+        self.is_torn.store(true, Ordering::SeqCst);
+    }
+
+    /// Nothing was dirty: it alone was consistent. That is not to be said if somebody has torn it
+    /// since, in front of something that has become dirty since.
+    pub(super) fn mend(&self, index: &Index) {
+        self.is_torn.store(false, Ordering::SeqCst);
+        if index.dirty() > 0 {
+            self.is_torn.store(true, Ordering::SeqCst);
+        }
+    }
+}

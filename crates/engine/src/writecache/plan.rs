@@ -1,0 +1,87 @@
+//! What the table line asks for, and what is meant where it says nothing.
+
+use crate::units::{Nanos, SECOND};
+
+use super::args::{Mode, TableArgs};
+use super::layout::Geometry;
+use super::media::Medium;
+use super::overwrite;
+
+/// `autocommit_blocks` where it is not given, in modes `p` and `s`.
+const AUTOCOMMIT_BLOCKS: [u64; 2] = [64, 65_536];
+/// `autocommit_time` where it is not given, in milliseconds.
+const AUTOCOMMIT_TIME: u32 = 1000;
+/// `pause_writeback` of mode `s` where it is not given, in milliseconds.
+const PAUSE_WRITEBACK: u32 = 3000;
+/// Parts of `max_age` that blocks are told apart by.
+pub(super) const AGE_EPOCHS: u64 = 16;
+
+/// How a cache is to work. It never changes while the cache is open.
+#[derive(Debug)]
+pub(super) struct Plan {
+    pub(super) args: TableArgs,
+    /// Whether committed blocks are overwritten where they are.
+    pub(super) overwrites: bool,
+    /// Write-back begins when no more slots than this are free.
+    pub(super) high_watermark: u64,
+    /// And ends when more than this are.
+    pub(super) low_watermark: u64,
+}
+
+fn millis(value: u32) -> Nanos {
+    Nanos::from(value) * (SECOND / 1000)
+}
+
+impl Plan {
+    /// What `args` say of a cache of this shape.
+    pub(super) fn new(args: TableArgs, medium: &Medium, geometry: &Geometry) -> Plan {
+        let (high, low) = args.watermarks();
+        let free = |percent: u32| (geometry.blocks * u64::from(100 - percent) + 50) / 100;
+        Plan {
+            overwrites: overwrite::is_wanted(&args, medium, geometry),
+            high_watermark: free(high),
+            low_watermark: free(low),
+            args,
+        }
+    }
+
+    #[inline]
+    pub(super) fn is_pmem(&self) -> bool {
+        self.args.mode == Mode::Pmem
+    }
+
+    /// A batch of so many blocks is committed at once.
+    #[inline]
+    pub(super) fn autocommit_blocks(&self) -> u64 {
+        let default = AUTOCOMMIT_BLOCKS[usize::from(!self.is_pmem())];
+        self.args.options.autocommit_blocks.map_or(default, u64::from)
+    }
+
+    /// How long a batch may be open.
+    pub(super) fn autocommit_time(&self) -> Nanos {
+        millis(self.args.options.autocommit_time.unwrap_or(AUTOCOMMIT_TIME))
+    }
+
+    /// How long write-back rests after a write that passed by.
+    pub(super) fn pause_writeback(&self) -> Nanos {
+        match self.args.mode {
+            Mode::Pmem => 0,
+            Mode::Ssd => millis(self.args.options.pause_writeback.unwrap_or(PAUSE_WRITEBACK)),
+        }
+    }
+
+    /// Whether blocks that are old enough are written back, however many.
+    pub(super) fn has_max_age(&self) -> bool {
+        self.args.options.max_age.is_some()
+    }
+
+    /// How long an epoch is; `None`: blocks do not age.
+    pub(super) fn epoch_nanos(&self) -> Option<Nanos> {
+        self.args.options.max_age.map(|age| (millis(age) / AGE_EPOCHS).max(1))
+    }
+
+    /// Whether blocks are too old as soon as they are there.
+    pub(super) fn ages_at_once(&self) -> bool {
+        self.args.options.max_age == Some(0)
+    }
+}

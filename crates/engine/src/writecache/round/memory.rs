@@ -1,0 +1,148 @@
+//! A round of mode `p`: stores, within the call, under the lock of round. Whoever waits for that
+//! lock finds his batch committed by the one before him.
+
+use zerocopy::IntoBytes;
+
+use crate::error::Status;
+use crate::mutants::{self, Mutant};
+use crate::pmem::Pmem;
+
+use super::Round;
+use crate::writecache::Writecache;
+use crate::writecache::layout::{Entry, FREE, Geometry, SEQ_COUNT_AT};
+use crate::writecache::media::Medium;
+
+/// Entries stored together.
+const RUN_MAX: usize = 16;
+
+/// Neighbouring slots that hold neighbouring blocks.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Run {
+    slot: u32,
+    count: u32,
+    block: u64,
+}
+
+impl Run {
+    /// Adds a slot to a list of runs.
+    fn add(runs: &mut Vec<Run>, slot: u32, block: u64) {
+        if let Some(last) = runs.last_mut()
+            && last.slot + last.count == slot
+            && last.block + u64::from(last.count) == block
+        {
+            last.count += 1;
+        } else {
+            runs.push(Run { slot, count: 1, block });
+        }
+    }
+
+    fn blocks(&self) -> std::ops::Range<u64> {
+        self.block..self.block + u64::from(self.count)
+    }
+}
+
+/// Entries of neighbouring slots, with the same number, on their way to memory: they are stored
+/// together, whole lines where possible.
+struct Row<'a> {
+    pmem: &'a dyn Pmem,
+    geometry: &'a Geometry,
+    seq: u64,
+    first: u32,
+    count: usize,
+    entries: [Entry; RUN_MAX],
+}
+
+impl<'a> Row<'a> {
+    fn new(cache: &'a Writecache, pmem: &'a dyn Pmem, seq: u64) -> Row<'a> {
+        let entries = [Entry::FRESH; RUN_MAX];
+        Row { pmem, geometry: &cache.device.geometry, seq, first: 0, count: 0, entries }
+    }
+
+    fn add(&mut self, slot: u32, block: u64) {
+        if self.count == RUN_MAX || self.first + self.count as u32 != slot {
+            self.store();
+            self.first = slot;
+        }
+        self.entries[self.count] = Entry::new(block * self.geometry.block_sectors(), self.seq);
+        self.count += 1;
+    }
+
+    /// Stores those that are there.
+    fn store(&mut self) {
+        if self.count > 0 {
+            let at = self.geometry.entry_at(u64::from(self.first));
+            self.pmem.store(at, self.entries[..self.count].as_bytes());
+            self.count = 0;
+        }
+    }
+}
+
+impl Writecache {
+    /// A round. Says whether it freed slots.
+    pub(in crate::writecache) fn memory_round(&self, round: &mut Round) -> bool {
+        let Medium::Pmem(pmem) = &self.device.medium else { unreachable!("mode p is over memory") };
+        if !self.close(round) {
+            self.rounds.end();
+            return false;
+        }
+        match self.store_round(&**pmem, round) {
+            Ok(()) => self.finish_round(round),
+            Err(_) => {
+                self.fail();
+                false
+            }
+        }
+    }
+
+    fn store_round(&self, pmem: &dyn Pmem, round: &mut Round) -> Result<(), Status> {
+        let settle = || pmem.drain().and_then(|()| pmem.sync());
+        self.store_entries(pmem, round);
+        if !mutants::is(Mutant::CounterBeforeEntries) {
+            settle()?;
+        }
+        if round.has_batch {
+            let seq = round.seq + 1;
+            if !mutants::is(Mutant::CounterUnannounced) {
+                self.lists.memory().announce_seq(seq);
+            }
+            pmem.store(self.device.geometry.start + SEQ_COUNT_AT, &seq.to_le_bytes());
+            settle()?;
+            if !mutants::is(Mutant::CounterUnconfirmed) {
+                self.lists.memory().confirm_seq(seq);
+            }
+            round.seq = seq;
+        }
+        Ok(())
+    }
+
+    /// Stores the entries of the batch, and free marks.
+    fn store_entries(&self, pmem: &dyn Pmem, round: &mut Round) {
+        let mut batch = std::mem::take(&mut round.batch);
+        for stripe in round.stripes() {
+            self.closing(stripe).for_each(|(block, slot)| Run::add(&mut batch, slot, block));
+        }
+        batch.sort_unstable_by_key(|run| run.slot);
+        let mut row = Row::new(self, pmem, round.seq);
+        for run in &batch {
+            run.blocks().zip(run.slot..).for_each(|(block, slot)| row.add(slot, block));
+        }
+        row.store();
+        batch.clear();
+        round.batch = batch;
+        if round.marks.is_empty() {
+            return;
+        }
+        self.begin_marks(&round.marks);
+        let mut row = Row::new(self, pmem, FREE);
+        for slot in round.marks.slots() {
+            let block = if mutants::is(Mutant::MarkRenames) {
+                0
+            } else {
+                // As it is: a torn entry, still with its number, must not name another block.
+                self.index.word(slot).block()
+            };
+            row.add(slot, block);
+        }
+        row.store();
+    }
+}

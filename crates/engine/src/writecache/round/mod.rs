@@ -1,0 +1,167 @@
+//! Rounds: how a batch becomes durable.
+//!
+//! A *round* makes durable, in this order: the entries of the batch that it closes, together with
+//! the free marks of slots that an earlier round let go (`marks`); then the commit counter. Slots
+//! whose marks are durable go back to the pool. How the bytes get to the medium is in `memory` and
+//! `disk`, one for each mode; who waits for a round is in `commit`.
+
+mod disk;
+mod memory;
+
+use crate::sync::atomic::{AtomicU64, Ordering};
+
+use super::Writecache;
+use super::counts::add;
+use super::index::State;
+use super::marks::RoundMarks;
+
+pub(super) use disk::{DEPTH_MAX, Ended};
+
+/// Rounds are counted.
+#[derive(Debug, Default)]
+pub(super) struct Rounds {
+    begun: AtomicU64,
+    ended: AtomicU64,
+}
+
+impl Rounds {
+    #[inline]
+    pub(super) fn begun(&self) -> u64 {
+        self.begun.load(Ordering::SeqCst)
+    }
+
+    #[inline]
+    pub(super) fn ended(&self) -> u64 {
+        self.ended.load(Ordering::SeqCst)
+    }
+
+    /// The number of the next one.
+    #[inline]
+    pub(super) fn next(&self) -> u64 {
+        self.begun() + 1
+    }
+
+    /// Whether one has begun and not ended.
+    #[inline]
+    pub(super) fn is_any_under_way(&self) -> bool {
+        self.ended() < self.begun()
+    }
+
+    /// All that have begun have ended.
+    #[inline]
+    fn end(&self) {
+        self.ended.store(self.begun(), Ordering::SeqCst);
+    }
+}
+
+/// The round that is under way; under the lock of commit.
+#[derive(Debug, Default)]
+pub(super) struct Round {
+    /// The commit counter on the medium.
+    seq: u64,
+    phase: disk::Phase,
+    /// Whether it commits a batch: then it has entries to write, and the counter.
+    has_batch: bool,
+    /// Stripes whose lists it closed, as bits.
+    closed: u32,
+    marks: RoundMarks,
+    /// Room for its entries.
+    batch: Vec<memory::Run>,
+}
+
+impl Round {
+    /// None is under way.
+    pub(super) fn new(seq: u64) -> Round {
+        Round { seq, ..Round::default() }
+    }
+
+    /// The commit counter on the medium.
+    pub(super) fn seq(&self) -> u64 {
+        self.seq
+    }
+
+    /// Mode `s`: whether none is under way.
+    pub(super) fn is_idle(&self) -> bool {
+        self.phase == disk::Phase::Idle
+    }
+
+    /// What it does to marks.
+    #[cfg(all(test, feature = "shuttle"))]
+    pub(super) fn marks(&self) -> &RoundMarks {
+        &self.marks
+    }
+
+    /// The stripes of its batch.
+    #[inline]
+    fn stripes(&self) -> impl Iterator<Item = usize> + use<> {
+        stripes_of(self.closed)
+    }
+}
+
+/// The stripes whose bits are set.
+fn stripes_of(bits: u32) -> impl Iterator<Item = usize> + use<> {
+    std::iter::successors(Some(bits), |bits| Some(bits & bits.wrapping_sub(1)))
+        .take_while(|bits| *bits != 0)
+        .map(|bits| bits.trailing_zeros() as usize)
+}
+
+impl Writecache {
+    /// Closes the open batch: from here on writes fill the other lists. Takes the slots that this
+    /// round marks free. Says whether there is anything to do.
+    fn close(&self, round: &mut Round) -> bool {
+        self.rounds.begun.fetch_add(1, Ordering::SeqCst);
+        (round.has_batch, round.closed) = (false, 0);
+        // After the count of rounds: whoever finds nothing filled any more looks at that again. A
+        // stripe's bit comes back when something is put into its other list.
+        for stripe in stripes_of(self.lists.take_filled()) {
+            let locked = self.index.lock(stripe);
+            if round.closed == 0 {
+                self.lists.begin_batch(round.seq);
+            }
+            round.closed |= 1 << stripe;
+            let has_fresh = self.lists.close(&locked);
+            round.has_batch |= has_fresh || self.plan.is_pmem();
+        }
+        self.take_marks(&mut round.marks, round.closed != 0);
+        round.closed != 0 || !round.marks.is_empty()
+    }
+
+    /// The entries of the batch that is being committed, of one stripe.
+    #[inline]
+    fn closing(&self, stripe: usize) -> impl Iterator<Item = (u64, u32)> + '_ {
+        let state = State::open_in(self.lists.closed(stripe));
+        let held = self.lists.closed_entries(stripe);
+        held.filter(move |&(block, slot)| self.index.word(slot).is_of(block, state))
+    }
+
+    /// Everything of the round is durable: its batch is committed, its marked slots are free. Says
+    /// whether there are any.
+    fn finish_round(&self, round: &mut Round) -> bool {
+        for stripe in round.stripes() {
+            self.commit_stripe(stripe, &mut round.marks);
+        }
+        self.marks.count_superseded(&round.marks);
+        add(&self.counts.commits, u64::from(round.has_batch));
+        let has_freed = self.free_marked(&mut round.marks);
+        self.rounds.end();
+        has_freed
+    }
+
+    /// The stripe's closed list is durable.
+    fn commit_stripe(&self, stripe: usize, marks: &mut RoundMarks) {
+        let closed = self.lists.closed(stripe);
+        let state = State::open_in(closed);
+        let mut held = self.lists.closed_entries(stripe);
+        while held.len() > 0 {
+            let mut locked = self.index.lock(stripe);
+            for (block, slot) in held.by_ref().take(64) {
+                if locked.make_live(slot, block, state) {
+                    self.supersede(&mut locked, block, slot, marks);
+                } else {
+                    locked.make_live(slot, block, State::overwritten_in(closed));
+                }
+            }
+        }
+        self.lists.clear_closed(stripe);
+    }
+}
