@@ -9,6 +9,8 @@ mod formats;
 mod rooms;
 #[path = "tidy/words.rs"]
 mod words;
+#[path = "tidy/structs.rs"]
+mod structs;
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -27,6 +27,7 @@ use crate::mutants::{self, Mutant};
 use super::attach::check_key;
 use super::datacrc::DataCrcs;
 use super::index::Index;
+use super::keylog::KeyCounts;
 use super::layout::{
     Heading, KEY_BYTES, KEY_CLEAN, KSET_HEADER_BYTES, Key, Position, REGION_BYTES, Record,
     kset_bytes, parse_heading, parse_record,
@@ -194,15 +195,35 @@ pub(super) struct Rules<'a> {
 
 /// What was counted of keys.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Counts {
-    pub(super) keys: u64,
-    /// Those that write-back has not passed: not CLEAN, and CLEAN.
-    pub(super) keys_dirty: u64,
-    pub(super) keys_kept: u64,
-    /// Those that only the whole index has.
-    pub(super) keys_left: u64,
-    pub(super) stale_keys: u64,
-    pub(super) dirty_bytes: u64,
+pub struct Counts {
+    /// All of them.
+    pub keys: u64,
+    /// Those at or behind dirty_tail that are not CLEAN, and those that are.
+    pub keys_dirty: u64,
+    pub keys_kept: u64,
+    /// Those that need not be in the index before the first request.
+    pub keys_left: u64,
+    /// Those whose segment was reused since.
+    pub stale_keys: u64,
+    /// Bytes in keys at or behind dirty_tail that are not CLEAN.
+    pub dirty_bytes: u64,
+}
+
+impl Counts {
+    /// Both together.
+    pub(super) fn add(&mut self, more: &Counts) {
+        self.keys += more.keys;
+        self.keys_dirty += more.keys_dirty;
+        self.keys_kept += more.keys_kept;
+        self.keys_left += more.keys_left;
+        self.stale_keys += more.stale_keys;
+        self.dirty_bytes += more.dirty_bytes;
+    }
+
+    /// What the log counts for itself.
+    pub(super) fn of_log(&self) -> KeyCounts {
+        KeyCounts { all: self.keys, dirty: self.keys_dirty, kept: self.keys_kept }
+    }
 }
 
 /// Keys one after the other that point into the same segment.

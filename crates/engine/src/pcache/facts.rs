@@ -2,15 +2,17 @@
 
 use crate::limits::{Limit, limit};
 use crate::retry::{GIVE_UP_AFTER, PAUSE_MAX};
-use crate::target::{count, flag, number, origin_facts, text};
+use crate::target::{Fact, count, flag, number, origin_facts, text};
+use crate::units::{Nanos, SECOND};
 
 use super::label::QUARANTINE_MAX;
-use super::layout::SEGMENTS_MAX;
+use super::layout::{KEYS_MAX, SEGMENTS_MAX};
 use super::pace::{HIGH_WATERMARK, MAX_AGE_MS};
 use super::segment::HEADS_MAX;
-use super::write::KNOWN_ZEROES_MAX;
+use super::stripes::STRIPES_MAX;
 use super::writeback::{BATCH_BYTES_MAX, BATCH_KEYS_MAX, DEPTH_MAX, WRITE_BYTES_MAX};
-use super::*;
+use super::zero::KNOWN_ZEROES_MAX;
+use super::{BACKING_BYTES_MAX, Pcache};
 
 /// Every stated maximum.
 pub fn limits() -> [Limit; 15] {
@@ -54,7 +56,7 @@ impl Pcache {
         facts.extend(origin_facts(&*self.backing, "backing device"));
         facts.extend(self.progress_facts());
         facts.extend(self.totals());
-        facts.extend(lock(&self.notes).iter().map(|note| {
+        facts.extend(self.background.notes().iter().map(|note| {
             text("attach_note", note, "found at attach: damage that could be lived with, or a loss")
         }));
         facts
@@ -88,7 +90,7 @@ impl Pcache {
 
     fn data_facts(&self) -> Vec<Fact> {
         let segment_bytes = self.media.geometry.segment_bytes;
-        let dirty_bytes = self.dirty_bytes();
+        let dirty_bytes = self.stripes.dirty_bytes();
         let cached_bytes = self.index.cached_bytes(|place| self.is_live(place));
         let used_bytes = u64::from(self.segments.used()) * segment_bytes;
         vec![
@@ -100,16 +102,20 @@ impl Pcache {
             number("dirty_bytes", dirty_bytes, "data that only the cache has"),
             number("quarantined_bytes", self.bad.bytes(), "damaged dirty data; reads of it fail"),
             number("index_bytes", self.index.memory_bytes(), "memory of the index"),
-            text("retention", self.retention.name(), "which data stays when space is short"),
+            text(
+                "retention",
+                self.collector.retention().name(),
+                "which data stays when space is short",
+            ),
             number("main_segments", self.segments.main_count(), "segments of data that stays"),
         ]
     }
 
     fn progress_facts(&self) -> Vec<Fact> {
-        let background = lock(&self.background);
-        let writeback = &background.writeback;
+        let work = self.background.lock();
+        let writeback = &work.writeback;
         let since = writeback.inconsistent_since();
-        let torn_for = since.map_or(0, |since| background.now.saturating_sub(since) / SECOND);
+        let torn_for = since.map_or(0, |since| work.now.saturating_sub(since) / SECOND);
         let mut facts = vec![
             flag(
                 "origin_is_consistent",
@@ -129,10 +135,10 @@ impl Pcache {
             ),
             number(
                 "writeback_share_percent",
-                background.pace.share(),
+                work.pace.share(),
                 "of the time, that write-back takes at the moment; 0: dirty data waits",
             ),
-            flag("is_draining", self.is_draining.load(Ordering::Relaxed), "writes back all it can"),
+            flag("is_draining", self.background.is_draining(), "writes back all it can"),
             flag(
                 "writeback_is_failing",
                 writeback.retry().is_failing(),
@@ -144,11 +150,11 @@ impl Pcache {
                 "the pause after the last failure; 0 when all is well",
             ),
             flag("writeback_is_stuck", writeback.is_stuck(), "the log is damaged"),
-            flag("collection_is_stuck", lock(&self.collector).is_stuck(), "the log is damaged"),
+            flag("collection_is_stuck", self.collector.lock().is_stuck(), "the log is damaged"),
         ];
         let what = "keys of the log that are still to be replayed: their data is clean, and is \
                     read from the backing device until then";
-        let left = background.replay.as_ref().map(|replay| replay.keys_left());
+        let left = work.replay.as_ref().map(|replay| replay.keys_left());
         facts.extend(left.map(|left| number("replay_left_keys", left, what)));
         facts
     }
@@ -166,7 +172,7 @@ impl Pcache {
             count("filled_bytes_total", &counters.filled_bytes, "cached after a miss"),
             count("damaged_reads_total", &counters.damaged_reads, "cached data failed its CRC"),
             count("damaged_runs_total", &counters.damaged_runs, "dirty data set aside as damaged"),
-            count("parked_total", &self.room.waited, "requests that waited for room"),
+            count("parked_total", &self.signals.room().waited, "requests that waited for room"),
             count("writeback_batches_total", &counters.batches, "batches written back"),
             count("written_back_bytes_total", &counters.written_back_bytes, "written back"),
             count("writeback_failures_total", batches_failed, "batches that failed"),

@@ -8,18 +8,19 @@
 
 use crate::error::Status;
 use crate::mutants::{self, Mutant};
-use crate::sync::atomic::Ordering;
-use crate::sync::lock;
+use crate::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use crate::sync::{Mutex, MutexGuard, lock};
 use crate::target::Port;
 use crate::units::BLOCK;
 
+use super::Pcache;
+use super::background::Work;
 use super::keylog::{LogReader, after};
-use super::layout::{GC_PERCENT_DEFAULT, Key, Position, REGION_BYTES, Record, gc_percent_of};
+use super::layout::{GC_PERCENT_DEFAULT, Key, Position, REGION_BYTES, Record};
 use super::pressure::Slice;
 use super::retain::{Keeper, Pass};
 use super::retention::{Retention, USES_MAX};
-use super::segment::LOG_RESERVE;
-use super::{Background, Pcache};
+use super::segment::{LOG_RESERVE, Segments};
 
 /// So often a tick passes the log; a use is lost each time, so then what is condemned goes.
 const ROUNDS_MAX: u32 = USES_MAX as u32 + 1;
@@ -98,11 +99,73 @@ impl Gc {
     }
 }
 
-/// Free segments that writes leave to what collection moves, beside the log's own, of `count`.
-pub(super) fn write_reserve(retention: &dyn Retention, count: u32) -> u32 {
-    match retention.fills_cache() {
-        true => (count / 128).min(3),
-        false => 0,
+/// Collection has a lock of its own: a write that needs room does a piece of it.
+#[derive(Debug)]
+pub(super) struct Collector {
+    gc: Mutex<Gc>,
+    retention: Box<dyn Retention>,
+    /// Free segments that writes leave to what collection moves, beside the log's own.
+    write_reserve: u32,
+    /// Whether anything was kept, moved or dropped yet. Before, all there is to know of a block is
+    /// that it comes in.
+    has_retained: AtomicBool,
+    /// Segments with data that is kept behind dirty data.
+    pinned: AtomicU32,
+}
+
+impl Collector {
+    pub(super) fn new(gc: Gc, retention: Box<dyn Retention>, segments: &Segments) -> Collector {
+        let write_reserve = match retention.fills_cache() {
+            true => (segments.count() / 128).min(3),
+            false => 0,
+        };
+        Collector {
+            gc: Mutex::new(gc),
+            retention,
+            write_reserve,
+            has_retained: AtomicBool::new(false),
+            pinned: AtomicU32::new(0),
+        }
+    }
+
+    pub(super) fn lock(&self) -> MutexGuard<'_, Gc> {
+        lock(&self.gc)
+    }
+
+    /// `None`: somebody is collecting.
+    pub(super) fn try_lock(&self) -> Option<MutexGuard<'_, Gc>> {
+        self.gc.try_lock().ok()
+    }
+
+    /// Which data stays when space is short.
+    pub(super) fn retention(&self) -> &dyn Retention {
+        &*self.retention
+    }
+
+    pub(super) fn write_reserve(&self) -> u32 {
+        self.write_reserve
+    }
+
+    pub(super) fn has_retained(&self) -> bool {
+        self.has_retained.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn note_retained(&self) {
+        self.has_retained.store(true, Ordering::Relaxed);
+    }
+
+    pub(super) fn pinned(&self) -> u32 {
+        self.pinned.load(Ordering::Relaxed)
+    }
+
+    /// So many segments are kept behind dirty data.
+    pub(super) fn set_pinned(&self, segments: u32) {
+        self.pinned.store(segments, Ordering::Relaxed);
+    }
+
+    /// One more is.
+    pub(super) fn add_pinned(&self) {
+        self.pinned.fetch_add(1, Ordering::Relaxed);
     }
 }
 
@@ -110,8 +173,8 @@ impl Pcache {
     /// Segments in use from which on collection begins. A policy that fills the cache begins when
     /// space is short, unless somebody asked for more room than the kernel leaves by default.
     pub(super) fn gc_threshold(&self) -> u32 {
-        let percent = gc_percent_of(self.flags.load(Ordering::Relaxed));
-        if percent >= GC_PERCENT_DEFAULT && self.retention.fills_cache() {
+        let percent = self.identity.gc_percent();
+        if percent >= GC_PERCENT_DEFAULT && self.collector.retention().fills_cache() {
             return self.segments.count() + 1 - self.free_wanted();
         }
         (u64::from(self.segments.count()) * u64::from(percent) / 100) as u32
@@ -120,10 +183,10 @@ impl Pcache {
     /// Free segments that waiting writes need at least.
     pub(super) fn free_wanted(&self) -> u32 {
         let count = self.segments.count();
-        match self.retention.fills_cache() {
+        match self.collector.retention().fills_cache() {
             true => {
                 let ahead = (count / 256).clamp(if count < 8 { 1 } else { 2 }, 16);
-                LOG_RESERVE + self.write_reserve + ahead
+                LOG_RESERVE + self.collector.write_reserve() + ahead
             }
             false => LOG_RESERVE + (count / 16).max(1),
         }
@@ -131,15 +194,15 @@ impl Pcache {
 
     /// Free segments that fills leave to writes, beside the log's own.
     pub(super) fn fill_reserve(&self) -> u32 {
-        match self.retention.fills_cache() {
-            true => self.write_reserve + 1,
+        match self.collector.retention().fills_cache() {
+            true => self.collector.write_reserve() + 1,
             false => (self.segments.count() / 16).max(1),
         }
     }
 
     /// Whether space is so short that writes wait or soon will.
     pub(super) fn is_space_short(&self) -> bool {
-        self.room.is_wanted() || self.segments.free() < self.free_wanted()
+        self.signals.room().is_wanted() || self.segments.free() < self.free_wanted()
     }
 
     fn wants_collection(&self, gc: &mut Gc) -> bool {
@@ -149,29 +212,29 @@ impl Pcache {
         gc.stale_until.is_some()
             || self.segments.used() >= self.gc_threshold()
             || self.segments.free() < self.free_wanted()
-            || self.room.is_wanted() && !self.has_room()
+            || self.signals.room().is_wanted() && !self.has_room()
     }
 
     /// Collects; and when all that could be passed was passed, and much of it was kept, once more:
     /// each time more is condemned.
-    pub(super) fn collect_enough(&self, background: &mut Background, port: &mut Port) {
-        self.collect(background);
+    pub(super) fn collect_enough(&self, work: &mut Work, port: &mut Port) {
+        self.collect(work);
         for _ in 0..ROUNDS_MAX {
-            let is_over = !self.is_space_short() || self.is_suspended();
+            let is_over = !self.is_space_short() || self.background.is_suspended();
             let is_futile = |gc: &Gc| gc.is_stuck || !gc.keeper.has_kept();
-            if is_over || is_futile(&lock(&self.collector)) {
+            if is_over || is_futile(&self.collector.lock()) {
                 break;
             }
-            self.close_old_sets(background, true);
-            background.pace.press();
-            self.writeback_if_due(background, port);
-            let mut gc = lock(&self.collector);
+            self.close_old_sets(work, true);
+            work.pace.press();
+            self.writeback_if_due(work, port);
+            let mut gc = self.collector.lock();
             self.condemn_more(self.missing());
             gc.is_pressed = true;
             drop(gc);
-            self.collect(background);
+            self.collect(work);
         }
-        lock(&self.collector).is_pressed = false;
+        self.collector.lock().is_pressed = false;
     }
 
     /// Free segments that are missing, at least one.
@@ -183,14 +246,14 @@ impl Pcache {
     ///
     /// What is still to be replayed needs the log, and what it names, as the attach found them; and
     /// what was written since must not leave the index, where it keeps older keys out.
-    pub(super) fn collect(&self, background: &mut Background) {
-        if background.replay.is_some() && !mutants::is(Mutant::CollectedBeforeReplayed) {
+    pub(super) fn collect(&self, work: &mut Work) {
+        if work.replay.is_some() && !mutants::is(Mutant::CollectedBeforeReplayed) {
             return;
         }
         if self.is_space_short() {
             self.drop_zero_extent();
         }
-        let mut gc = lock(&self.collector);
+        let mut gc = self.collector.lock();
         self.count_pinned();
         self.condemn();
         let keeps_window = !gc.is_pressed && self.is_window_small();
@@ -204,23 +267,21 @@ impl Pcache {
             // A write that needs room need not wait for the end of all this.
             drop(gc);
             self.tell_room();
-            gc = lock(&self.collector);
+            gc = self.collector.lock();
         }
         // Stuck means that key_tail may not be where the references say.
         if !gc.is_stuck && self.segments.has_released() && self.recycle().is_err() {
             gc.stop();
         }
         drop(gc);
-        // The next segment taken is news again.
-        self.counters.used_told.store(0, Ordering::Relaxed);
-        self.counters.used_helped.store(0, Ordering::Relaxed);
+        self.signals.note_collected();
         self.tell_room();
-        self.sweep_index(&mut background.sweep);
+        self.sweep_index(&mut work.sweep);
     }
 
     /// How the background passes what comes next.
     fn next_slice(&self) -> Slice {
-        let pass = match (self.retention.fills_cache(), self.is_space_short()) {
+        let pass = match (self.collector.retention().fills_cache(), self.is_space_short()) {
             (true, true) if self.is_behind() => Pass::Yield,
             (true, _) => Pass::Keep,
             (false, _) => Pass::Drop,
@@ -242,11 +303,11 @@ impl Pcache {
             sweep.owed -= segments;
             sweep.at = (sweep.at + 1) % regions;
             looks += 1;
-            let stripe = self.stripe_of(sweep.at * REGION_BYTES);
+            let stripe = self.stripes.of(sweep.at * REGION_BYTES);
             let is_live = |place| self.is_live(place);
-            let remembers = |time| self.retention.remembers(now.saturating_sub(time));
+            let remembers = |time| self.collector.retention().remembers(now.saturating_sub(time));
             if self.index.is_used(sweep.at) {
-                let _state = lock(&self.stripes[stripe].state);
+                let _state = self.stripes.lock(stripe);
                 self.index.sweep(sweep.at, is_live, remembers);
                 swept += 1;
             }
@@ -278,7 +339,7 @@ impl Pcache {
             return walked.and(Ok(false));
         }
         if gc.keeper.has_kept() {
-            self.arm();
+            self.signals.arm();
         }
         let is_yielding = slice.pass == Pass::Yield && mutants::is(Mutant::YieldedBeforeKeyTail);
         if mutants::is(Mutant::ReuseBeforeKeyTail) || is_yielding {
@@ -317,7 +378,7 @@ impl Pcache {
             }
             passed.at = next;
             passed.sets += 1;
-            if self.retention.fills_cache() {
+            if self.collector.retention().fills_cache() {
                 self.count_lap(keeper, passed.at);
             }
             if *stale_until == Some(passed.at) {
@@ -384,23 +445,21 @@ impl Pcache {
 
     /// Whether a waiting write would find room.
     pub(super) fn has_room(&self) -> bool {
-        self.segments.free() > LOG_RESERVE + self.write_reserve && self.log.has_room()
+        self.segments.free() > LOG_RESERVE + self.collector.write_reserve() && self.log.has_room()
     }
 
     /// Wakes waiting bios if there is room for them.
     pub(super) fn tell_room(&self) {
         let room = match self.has_room() {
             true => {
-                let free = self.segments.free().saturating_sub(LOG_RESERVE + self.write_reserve);
+                let free = self
+                    .segments
+                    .free()
+                    .saturating_sub(LOG_RESERVE + self.collector.write_reserve());
                 u64::from(free) * u64::from(self.media.geometry.data_bytes())
             }
             false => 0,
         };
-        if room > 0 {
-            self.room.hope();
-        }
-        if room > 0 || self.room.has_stepped_back() {
-            self.room.tell(room, self.is_origin_limiting.load(Ordering::Relaxed));
-        }
+        self.signals.tell_room(room);
     }
 }

@@ -103,9 +103,9 @@ pub fn inspect(cache: Arc<dyn Pmem>, geometry: Geometry) -> Result<Report> {
         head: replayed.head,
         dirty_tail: replayed.dirty_tail,
         key_tail: replayed.key_tail,
-        keys: replayed.keys,
-        stale_keys: replayed.stale_keys,
-        dirty_bytes: replayed.dirty_bytes,
+        keys: replayed.counts.keys,
+        stale_keys: replayed.counts.stale_keys,
+        dirty_bytes: replayed.counts.dirty_bytes,
         raw_label: found.label.as_ref().map(|(label, _)| label.clone()),
         label: found.label.map(|(label, _)| LabelReport {
             identity: label.identity,

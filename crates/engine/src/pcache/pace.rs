@@ -15,12 +15,13 @@
 
 use std::collections::VecDeque;
 
-use crate::sync::atomic::{AtomicU32, Ordering};
+use crate::sync::atomic::Ordering;
 use crate::target::Port;
 use crate::units::{MIB, Nanos, SECOND};
 
+use super::Pcache;
+use super::background::Work;
 use super::writeback::BATCH_BYTES_MAX;
-use super::{Background, Pcache, Stripe};
 
 /// Dirty data waits so long, in milliseconds, unless the table says otherwise.
 pub(super) const MAX_AGE_MS: u32 = 10_000;
@@ -154,30 +155,6 @@ impl Pace {
     }
 }
 
-/// Tells when so much is in use that write-back may have to begin; writers look at it.
-#[derive(Debug, Default)]
-pub(super) struct FillBell {
-    /// With so many segments in use, so much may be dirty.
-    segments: u32,
-    /// Segments in use when that was last told.
-    told: AtomicU32,
-}
-
-impl FillBell {
-    /// For a cache of `count` segments.
-    pub(super) fn new(count: u32, high_watermark: u32) -> FillBell {
-        let segments = u64::from(count) * u64::from(high_watermark) / 100;
-        FillBell { segments: segments as u32, told: AtomicU32::new(0) }
-    }
-
-    /// Whether the background is to be told: once for each segment taken.
-    pub(super) fn is_news(&self, used: u32) -> bool {
-        used >= self.segments
-            && self.told.load(Ordering::Relaxed) != used
-            && self.told.swap(used, Ordering::Relaxed) != used
-    }
-}
-
 /// The share that grows with `beyond`, up to all at `all`.
 fn grown(beyond: u64, all: u64) -> u64 {
     let grown = u128::from(beyond) * u128::from(SHARE_ALL - SHARE_MIN) / u128::from(all.max(1));
@@ -200,45 +177,39 @@ impl Pcache {
         u64::from(self.segments.count()) * u64::from(self.media.geometry.data_bytes())
     }
 
-    /// All dirty bytes that ever came, with those that the attach found.
-    pub(super) fn came_bytes(&self) -> u64 {
-        let dirtied = |stripe: &Stripe| stripe.dirtied_bytes.load(Ordering::Acquire);
-        self.dirty_at_start + self.stripes.iter().map(dirtied).sum::<u64>()
-    }
-
     /// How old dirty data gets before it is written back.
     fn max_age(&self) -> Nanos {
         u64::from(self.args.max_age_ms) * (SECOND / 1000)
     }
 
     /// Collection has done what it can.
-    pub(super) fn look_at_collection(&self, background: &mut Background) {
-        let Background { now, pace, .. } = background;
+    pub(super) fn look_at_collection(&self, work: &mut Work) {
+        let Work { now, pace, .. } = work;
         pace.is_pressed = self.is_space_short();
-        if self.room.is_wanted() && !self.has_room() {
+        if self.signals.room().is_wanted() && !self.has_room() {
             pace.starved_at = Some(*now);
         }
         let is_limiting = pace.starved_at.is_some_and(|at| *now < at + STARVED_FOR);
-        self.is_origin_limiting.store(is_limiting, Ordering::Relaxed);
+        self.signals.set_origin_limiting(is_limiting);
     }
 
     /// Starts write-back if it is time.
-    pub(super) fn writeback_if_due(&self, background: &mut Background, port: &mut Port) {
-        self.take_pace(background);
-        let pace = &background.pace;
-        let is_due = pace.is_full() || pace.share > 0 && background.now >= pace.rests_until;
+    pub(super) fn writeback_if_due(&self, work: &mut Work, port: &mut Port) {
+        self.take_pace(work);
+        let pace = &work.pace;
+        let is_due = pace.is_full() || pace.share > 0 && work.now >= pace.rests_until;
         if is_due && self.log.dirty_tail() != self.log.head() {
-            let is_new = background.writeback.is_idle();
-            self.writeback_step(background, port);
+            let is_new = work.writeback.is_idle();
+            self.writeback_step(work, port);
             if is_new {
-                background.pace.began = background.now;
+                work.pace.began = work.now;
             }
         }
     }
 
     /// When write-back has something to do, if nothing else happens before.
-    pub(super) fn writeback_deadline(&self, background: &Background) -> Option<Nanos> {
-        let Background { writeback, pace, .. } = background;
+    pub(super) fn writeback_deadline(&self, work: &Work) -> Option<Nanos> {
+        let Work { writeback, pace, .. } = work;
         let is_waiting = writeback.is_idle() && !writeback.is_stuck();
         let has_work = is_waiting && self.log.dirty_tail() != self.log.head();
         let due = || pace.deadline(self.max_age()).filter(|_| has_work);
@@ -246,15 +217,15 @@ impl Pcache {
     }
 
     /// Finds out what share of the time write-back takes from now on.
-    fn take_pace(&self, background: &mut Background) {
-        let (now, max_age) = (background.now, self.max_age());
-        let (came, went) = (self.came_bytes(), self.cleaned_bytes.load(Ordering::SeqCst));
-        let pace = &mut background.pace;
+    fn take_pace(&self, work: &mut Work) {
+        let (now, max_age) = (work.now, self.max_age());
+        let (came, went) = (self.stripes.came_bytes(), self.stripes.cleaned_bytes());
+        let pace = &mut work.pace;
         let misses = self.counters.read_misses.load(Ordering::Relaxed);
         pace.look_at_clients(now, came + misses + self.counters.read_hits.sum());
         pace.look_at_ages(now, came, went, max_age);
         let is_idle = now >= pace.active_at + IDLE_AFTER;
-        let is_urgent = pace.is_pressed || self.is_draining.load(Ordering::Relaxed);
+        let is_urgent = pace.is_pressed || self.background.is_draining();
         // What is clean is passed for nothing.
         pace.share = match is_urgent || is_idle || came <= went {
             true => SHARE_ALL,
@@ -262,7 +233,7 @@ impl Pcache {
                 // What waits cannot be passed by collection, and takes the room of what is hot.
                 let makes_room_for_hot = self.is_space_short() && self.kept_behind() >= KEPT_MARK;
                 let mark = self.dirty_mark() / if makes_room_for_hot { MARK_SHARE } else { 1 };
-                let of_fill = match self.dirty_bytes().checked_sub(mark) {
+                let of_fill = match self.stripes.dirty_bytes().checked_sub(mark) {
                     None | Some(0) => 0,
                     Some(beyond) => grown(beyond, self.dirty_mark_full() - mark),
                 };

@@ -11,7 +11,7 @@
 //! memory, and what was used most goes last. Reads get no room that way: what they miss is cached
 //! only while free segments are to spare.
 //!
-//! Who collects: the background, from the moment when few segments are free. Where it does not get
+//! Who collects: the work, from the moment when few segments are free. Where it does not get
 //! to run in time, because writers have every processor, the write that takes the last segment does
 //! a piece of collection itself, and so does one that finds no space at all: as much as frees one
 //! segment, never more than [`PIECE_KEYS`] keys, and once in the life of a request each. Media that
@@ -20,14 +20,14 @@
 use crate::mutants::{self, Mutant};
 use crate::pmem::Persistence;
 use crate::sync::atomic::Ordering;
-use crate::sync::lock;
 use crate::units::BLOCK;
 
+use super::Pcache;
+use super::background::Work;
 use super::gc::Gc;
 use super::layout::Position;
 use super::retain::Pass;
 use super::segment::LOG_RESERVE;
-use super::{Background, Pcache};
 
 /// Key sets passed before key_tail is stored.
 const SLICE_SETS: usize = 64;
@@ -85,23 +85,23 @@ impl Pcache {
     /// Whether so much is kept behind dirty data that no more can be, or writes would wait.
     pub(super) fn is_behind(&self) -> bool {
         let room = self.segments.blocks() * BLOCK;
-        self.kept_behind() >= 100 && self.dirty_bytes() > room / DIRTY_SHARE
+        self.kept_behind() >= 100 && self.stripes.dirty_bytes() > room / DIRTY_SHARE
     }
 
     /// Of the segments that may have data which is kept behind dirty data, in percent, those that
     /// do. A single block keeps its whole segment.
     pub(super) fn kept_behind(&self) -> u64 {
         let segment_bytes = u64::from(self.media.geometry.data_bytes());
-        let dirty = self.dirty_bytes() / segment_bytes;
+        let dirty = self.stripes.dirty_bytes() / segment_bytes;
         let clean = u64::from(self.segments.used()).saturating_sub(dirty);
-        let pinned = u64::from(self.counters.pinned.load(Ordering::Relaxed));
+        let pinned = u64::from(self.collector.pinned());
         100 * pinned / (clean / PINNED_SHARE).max(1)
     }
 
     /// Counts the segments that are kept behind dirty_tail.
     pub(super) fn count_pinned(&self) {
         let (_, passed) = self.log.keys();
-        self.counters.pinned.store(self.segments.kept_since(passed), Ordering::Relaxed);
+        self.collector.set_pinned(self.segments.kept_since(passed));
     }
 
     /// Data of a segment is kept in its place.
@@ -109,18 +109,18 @@ impl Pcache {
         let (logged, passed) = self.log.keys();
         // The key itself is yet to be logged.
         if self.segments.note_kept(segment, logged + 1) <= passed {
-            self.counters.pinned.fetch_add(1, Ordering::Relaxed);
+            self.collector.add_pinned();
         }
     }
 
     /// A write has taken space: was that the last segment, it sees to the next one.
     pub(super) fn collect_ahead(&self) {
-        if self.segments.free() > LOG_RESERVE + self.write_reserve {
+        if self.segments.free() > LOG_RESERVE + self.collector.write_reserve() {
             return;
         }
         // Once for each segment taken.
         let used = self.segments.used();
-        if self.counters.used_helped.swap(used, Ordering::Relaxed) != used {
+        if self.signals.is_help_due(used) {
             self.collect_piece();
         }
     }
@@ -130,7 +130,7 @@ impl Pcache {
         let is_slow = self.media.pmem.medium().persistence == Persistence::Msync;
         // What is still to be replayed needs the log as it is.
         let is_replaying = self.is_replaying() && !mutants::is(Mutant::CollectedBeforeReplayed);
-        if is_replaying || is_slow || self.is_suspended() {
+        if is_replaying || is_slow || self.background.is_suspended() {
             return false;
         }
         if mutants::is(Mutant::PieceUnlocked) {
@@ -138,7 +138,7 @@ impl Pcache {
             return passed.is_ok() && self.has_room();
         }
         // Who holds it makes room.
-        let Ok(mut gc) = self.collector.try_lock() else { return false };
+        let Some(mut gc) = self.collector.try_lock() else { return false };
         if gc.is_stuck() || gc.passes_together() {
             return false;
         }
@@ -148,7 +148,7 @@ impl Pcache {
         if self.has_room() {
             return true;
         }
-        let pass = if self.retention.fills_cache() { Pass::Yield } else { Pass::Drop };
+        let pass = if self.collector.retention().fills_cache() { Pass::Yield } else { Pass::Drop };
         if self.collect_slice(&mut gc, Slice::piece(pass)).is_err() {
             gc.stop();
         }
@@ -162,21 +162,16 @@ impl Pcache {
     /// taken.
     pub(super) fn look_at_space(&self) {
         let used = self.segments.used();
-        let is_news = used >= self.gc_threshold()
-            && self.counters.used_told.load(Ordering::Relaxed) != used
-            && self.counters.used_told.swap(used, Ordering::Relaxed) != used;
-        if self.fill_bell.is_news(used) || is_news || self.room.is_wanted() {
-            self.events.work();
-        }
+        self.signals.note_used(used, used >= self.gc_threshold());
         self.collect_ahead();
     }
 
     /// When nobody can make room any more, waiting for ever helps nobody.
-    pub(super) fn give_up_if_hopeless(&self, background: &Background) {
-        let has_failed_long = background.writeback.retry().is_hopeless(background.now);
-        let is_stuck = background.writeback.is_stuck() || lock(&self.collector).is_stuck();
+    pub(super) fn give_up_if_hopeless(&self, work: &Work) {
+        let has_failed_long = work.writeback.retry().is_hopeless(work.now);
+        let is_stuck = work.writeback.is_stuck() || self.collector.lock().is_stuck();
         if has_failed_long || is_stuck || self.log.has_failed() {
-            self.room.give_up();
+            self.signals.room().give_up();
         }
     }
 }

@@ -85,12 +85,9 @@ impl Pcache {
     }
 
     fn store_bad(&self, ranges: &[(u64, u64)]) -> Result<(), Status> {
-        let mut label = lock(&self.label);
-        label.0.bad = ranges
+        let bad = ranges
             .iter()
-            .map(|&(start, end)| BadRange { offset: start.into(), len: (end - start).into() })
-            .collect();
-        let (label, slot) = &mut *label;
-        label.store(&self.media, slot)
+            .map(|&(start, end)| BadRange { offset: start.into(), len: (end - start).into() });
+        self.identity.store_bad(bad.collect())
     }
 }

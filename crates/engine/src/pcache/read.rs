@@ -13,12 +13,13 @@ use crate::sync::atomic::Ordering;
 use crate::sync::lock;
 use crate::target::Port;
 
+use super::background::Work;
 use super::index::{Piece, Place};
 use super::keylog::{LogReader, after};
 use super::layout::{KEY_CLEAN, KEYS_MAX, Key, REGION_BYTES, Record};
-use super::write::Close;
+use super::stripes::Close;
 use super::write::Sums;
-use super::{Background, Pcache, TOKEN_MISS};
+use super::{Pcache, TOKEN_MISS};
 
 /// A read that waits for the backing device.
 #[derive(Debug)]
@@ -37,11 +38,26 @@ pub(super) struct Misses {
 
 /// A range that is being read from the backing device to be cached.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Fill {
-    pub(super) offset: u64,
-    pub(super) len: u64,
-    pub(super) miss: u32,
-    pub(super) is_cancelled: bool,
+struct Fill {
+    offset: u64,
+    len: u64,
+    miss: u32,
+    is_cancelled: bool,
+}
+
+/// Those of a stripe.
+#[derive(Debug, Default)]
+pub(super) struct Fills(Vec<Fill>);
+
+impl Fills {
+    /// A write makes whatever is being read from the backing device for its range outdated.
+    pub(super) fn cancel(&mut self, at: u64, len: u64) {
+        if !self.0.is_empty() && !mutants::is(Mutant::FillNotCancelled) {
+            for fill in &mut self.0 {
+                fill.is_cancelled |= fill.offset < at + len && at < fill.offset + fill.len;
+            }
+        }
+    }
 }
 
 impl Pcache {
@@ -100,18 +116,18 @@ impl Pcache {
     fn drop_if_clean(&self, piece: &Piece, place: Place) -> bool {
         self.counters.damaged_reads.fetch_add(1, Ordering::Relaxed);
         // While it is held, dirty_tail stays where it is and no segment of the log is reused.
-        let mut background = lock(&self.background);
-        let stripe = self.stripe_of(piece.offset);
-        let _guard = lock(&self.stripes[stripe].state);
+        let mut work = self.background.lock();
+        let stripe = self.stripes.of(piece.offset);
+        let _guard = self.stripes.lock(stripe);
         let now = self.index.lookup(piece.offset, piece.offset + piece.len, |p| self.is_live(p));
         if now.place != Some(place) {
             return true;
         }
-        if self.is_dirty(&background, stripe, piece.offset, now.len) {
+        if self.is_dirty(&work, stripe, piece.offset, now.len) {
             return false;
         }
         self.index.set(piece.offset, now.len, None);
-        if let Some(replay) = &mut background.replay {
+        if let Some(replay) = &mut work.replay {
             replay.note_dropped(piece.offset, now.len);
         }
         true
@@ -120,13 +136,13 @@ impl Pcache {
     /// Whether a key at or behind dirty_tail, or in the open set of the (locked) stripe, covers
     /// any of the range and is not CLEAN. A walk along the log: for damaged data only. In doubt,
     /// yes. Whoever holds the background keeps the log from being reused under the walk.
-    fn is_dirty(&self, _: &Background, stripe: usize, at: u64, len: u64) -> bool {
+    fn is_dirty(&self, _: &Work, stripe: usize, at: u64, len: u64) -> bool {
         let is_hit = |key: &Key| {
             let (off, key_len) = (key.off.get(), u64::from(key.len.get()));
             key.flags.get() & KEY_CLEAN == 0 && off < at + len && at < off + key_len
         };
         let mut open = Vec::new();
-        self.open.collect(stripe, &mut open);
+        self.stripes.open().collect(stripe, &mut open);
         if open.iter().any(is_hit) {
             return true;
         }
@@ -183,11 +199,11 @@ impl Pcache {
     /// Registers a gap that is about to be read, if it still is one: since it was seen, a write
     /// may have come and even been evicted again, but from here on none goes unnoticed.
     fn register_fill(&self, offset: u64, len: u64, miss: u32) {
-        let mut stripe = lock(&self.stripes[self.stripe_of(offset)].state);
+        let mut stripe = self.stripes.lock(self.stripes.of(offset));
         let now = self.index.lookup(offset, offset + len, |place| self.is_live(place));
         let is_gap = now.place.is_none() && now.len == len;
         if is_gap || mutants::is(Mutant::GapNotRechecked) {
-            stripe.fills.push(Fill { offset, len, miss, is_cancelled: false });
+            stripe.0.push(Fill { offset, len, miss, is_cancelled: false });
         }
     }
 
@@ -257,30 +273,31 @@ impl Pcache {
         sums: Sums,
         miss: u32,
     ) -> bool {
-        let stripe = self.stripe_of(at);
-        let state = lock(&self.stripes[stripe].state);
-        let is_wanted = state.fills.iter().any(|fill| {
+        let stripe = self.stripes.of(at);
+        let fills = self.stripes.lock(stripe);
+        let is_wanted = fills.0.iter().any(|fill| {
             fill.miss == miss
                 && fill.offset == io.offset
                 && fill.len == io.len
                 && !fill.is_cancelled
         });
-        if !is_wanted || self.make_set_room(stripe).is_err() || self.open.len(stripe) == KEYS_MAX {
+        if !is_wanted
+            || self.make_set_room(stripe).is_err()
+            || self.stripes.open().len(stripe) == KEYS_MAX
+        {
             return false;
         }
         self.push_clean(stripe, at, space, sums);
         // The key is in the set; whether the set could be logged is the next append's concern.
         let _ = self.close_after_push(stripe, Close::No);
-        drop(state);
-        self.arm();
+        drop(fills);
+        self.signals.arm();
         true
     }
 
     fn take_fill(&self, offset: u64, len: u64, miss: u32) {
-        let mut stripe = lock(&self.stripes[self.stripe_of(offset)].state);
-        stripe
-            .fills
-            .retain(|fill| !(fill.miss == miss && fill.offset == offset && fill.len == len));
+        let mut stripe = self.stripes.lock(self.stripes.of(offset));
+        stripe.0.retain(|fill| !(fill.miss == miss && fill.offset == offset && fill.len == len));
     }
 }
 

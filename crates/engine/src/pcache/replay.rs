@@ -1,5 +1,5 @@
 //! The part of the log that an attach need not have read before it serves: replayed in the
-//! background, a slice with each tick, into an index of its own, which then joins the one that
+//! work, a slice with each tick, into an index of its own, which then joins the one that
 //! readers see.
 //!
 //! The survey (attach.rs) has walked the whole log and checked every key, knows which segments the
@@ -25,16 +25,15 @@
 
 use crate::error::Status;
 use crate::mutants::{self, Mutant};
-use crate::sync::atomic::Ordering;
-use crate::sync::lock;
 
+use super::Pcache;
+use super::background::Work;
 use super::datacrc::DataCrcs;
 use super::index::{Index, Place};
 use super::keylog::{LogReader, after};
 use super::layout::{KEY_CLEAN, Key, Position, REGION_BYTES, Record};
 use super::media::Media;
 use super::segment::Segments;
-use super::{Background, Pcache};
 
 /// How the part of a log that can wait is replayed.
 #[derive(Clone, Copy, Debug)]
@@ -193,48 +192,48 @@ fn fill_gaps(index: &Index, offset: u64, end: u64, place: Place) -> bool {
 impl Pcache {
     /// Whether a part of the log is still to be replayed.
     pub fn is_replaying(&self) -> bool {
-        self.is_replaying.load(Ordering::Acquire)
+        self.background.is_replaying()
     }
 
     /// Replays a slice of what is left.
-    pub(super) fn replay_slice(&self, background: &mut Background) {
-        let Some(replay) = &mut background.replay else { return };
-        let slice = self.replay_pace.slice;
+    pub(super) fn replay_slice(&self, work: &mut Work) {
+        let Some(replay) = &mut work.replay else { return };
+        let slice = work.replay_slice;
         match replay.read(&self.media, &self.segments, self.crcs.as_ref(), slice) {
             Ok(true) => return,
             Ok(false) => {}
             Err(status) => {
                 let at = replay.at;
-                lock(&self.notes).push(format!(
+                self.background.note(format!(
                     "the log could not be read a second time ({status} at {at}): clean data is \
                      read from the backing device"
                 ));
                 // Which CLEAN keys are hidden is not known: none may outlive the others.
                 let until = replay.until;
-                return self.end_replay(background, Some(until));
+                return self.end_replay(work, Some(until));
             }
         }
-        if self.join_regions(replay) {
+        if self.join_regions(replay, slice) {
             return;
         }
         let hidden_until = replay.hidden_until;
-        self.end_replay(background, hidden_until);
+        self.end_replay(work, hidden_until);
     }
 
-    fn end_replay(&self, background: &mut Background, hidden_until: Option<Position>) {
-        background.replay = None;
-        lock(&self.collector).pass_together(hidden_until);
-        self.is_replaying.store(false, Ordering::Release);
+    fn end_replay(&self, work: &mut Work, hidden_until: Option<Position>) {
+        work.replay = None;
+        self.collector.lock().pass_together(hidden_until);
+        self.background.note_replayed();
     }
 
     /// Some regions join the live index. `false`: all have.
-    fn join_regions(&self, replay: &mut Replay) -> bool {
+    fn join_regions(&self, replay: &mut Replay, slice: u64) -> bool {
         let regions = self.backing.limits().size_bytes.div_ceil(REGION_BYTES);
-        let end = replay.joined.saturating_add(self.replay_pace.slice).min(regions);
+        let end = replay.joined.saturating_add(slice).min(regions);
         for region in replay.joined..end {
             let offset = region * REGION_BYTES;
-            let stripe = &self.stripes[self.stripe_of(offset)];
-            let _state = (!mutants::is(Mutant::JoinedUnlocked)).then(|| lock(&stripe.state));
+            let stripe = self.stripes.of(offset);
+            let _lock = (!mutants::is(Mutant::JoinedUnlocked)).then(|| self.stripes.lock(stripe));
             for &(at, len) in replay.dropped.iter().filter(|(at, _)| at / REGION_BYTES == region) {
                 replay.index.set(at, len, None);
             }

@@ -15,7 +15,6 @@
 
 use crate::mutants::{self, Mutant};
 use crate::sync::atomic::Ordering;
-use crate::sync::lock;
 use crate::units::BLOCK;
 
 use super::Pcache;
@@ -23,7 +22,7 @@ use super::index::Place;
 use super::layout::{KEYS_MAX, Key, Position};
 use super::retention::{Class, Verdict};
 use super::segment::Space;
-use super::write::Close;
+use super::stripes::Close;
 use super::write::Sums;
 
 /// Most bytes that are moved at once.
@@ -107,20 +106,20 @@ struct Run {
 impl Pcache {
     /// Condemns what the main part has too much, when space is short.
     pub(super) fn condemn(&self) {
-        if self.retention.fills_cache() && self.is_space_short() {
+        if self.collector.retention().fills_cache() && self.is_space_short() {
             let usable = self.segments.count().saturating_sub(self.free_wanted());
-            self.segments.condemn(self.retention.main_max(usable));
+            self.segments.condemn(self.collector.retention().main_max(usable));
         }
     }
 
     /// Whether the window has become small because of segments that collection has yet to empty.
     pub(super) fn is_window_small(&self) -> bool {
-        if !self.retention.fills_cache() || !self.is_space_short() {
+        if !self.collector.retention().fills_cache() || !self.is_space_short() {
             return false;
         }
         let usable = self.segments.count().saturating_sub(self.free_wanted());
         let (window, emptying) = self.segments.window_and_emptying();
-        emptying > 0 && window <= self.retention.window_min(usable)
+        emptying > 0 && window <= self.collector.retention().window_min(usable)
     }
 
     /// Collection has come to `at`. At the end of a lap, what is sparse is found.
@@ -129,7 +128,7 @@ impl Pcache {
             return;
         }
         if let Some(lap) = keeper.lap.take() {
-            let percent = u64::from(self.retention.dense_percent());
+            let percent = u64::from(self.collector.retention().dense_percent());
             let bytes_min = u64::from(self.media.geometry.data_bytes()) * percent / 100;
             self.segments.find_sparse(&lap.current_bytes, lap.turns, bytes_min as u32);
         }
@@ -153,7 +152,7 @@ impl Pcache {
         if keeper.pass == Pass::Drop || self.bad.overlaps(offset, len) {
             return;
         }
-        self.has_retained.store(true, Ordering::Relaxed);
+        self.collector.note_retained();
         if keeper.pass == Pass::Yield {
             return self.yield_key(key, keeper);
         }
@@ -167,7 +166,7 @@ impl Pcache {
         let mut at = offset;
         while at < end {
             let place = place.plus(at - offset);
-            let judge = |uses| self.retention.judge(class, uses);
+            let judge = |uses| self.collector.retention().judge(class, uses);
             let (len, verdict) = self.judge(at, end, place, class, judge);
             let run = Run { offset: at, len, place };
             at += len;
@@ -196,7 +195,7 @@ impl Pcache {
         keeper.credit = (keeper.credit + len / MOVED_SHARE).min(MOVED_BYTES_MAX);
         let place = Place::new(key.segment.get(), key.segment_off.get(), key.generation.get());
         let class = self.segments.class(place.segment);
-        let judge = |uses| self.retention.judge_pressed(class, uses);
+        let judge = |uses| self.collector.retention().judge_pressed(class, uses);
         let end = offset + len;
         let mut at = offset;
         while at < end {
@@ -223,7 +222,7 @@ impl Pcache {
             let (offset, place) = (run.offset + done, run.place.plus(done));
             let len = self.piece_len(offset, (run.len - done).min(MOVE_BYTES));
             let is_roomy = self.log.has_room();
-            let reserve = self.write_reserve;
+            let reserve = self.collector.write_reserve();
             let space = is_roomy.then(|| self.segments.take_main(0, len as u32, reserve)).flatten();
             let Some(space) = space else { break };
             let len = u64::from(space.len);
@@ -282,8 +281,8 @@ impl Pcache {
         if !is_roomy || self.crcs.is_some() && !is_whole {
             return;
         }
-        let stripe = self.stripe_of(run.offset);
-        let state = lock(&self.stripes[stripe].state);
+        let stripe = self.stripes.of(run.offset);
+        let state = self.stripes.lock(stripe);
         if !self.is_current(run) && !mutants::is(Mutant::KeptUnchecked) {
             return;
         }
@@ -309,7 +308,7 @@ impl Pcache {
     }
 
     fn has_set_room(&self, stripe: usize) -> bool {
-        self.make_set_room(stripe).is_ok() && self.open.len(stripe) < KEYS_MAX
+        self.make_set_room(stripe).is_ok() && self.stripes.open().len(stripe) < KEYS_MAX
     }
 
     /// Copies data into the main part. What finds no room there may stay; what is damaged goes.
@@ -340,7 +339,7 @@ impl Pcache {
             return self.forget(run, true);
         }
         self.keep(run, key);
-        let _state = lock(&self.stripes[self.stripe_of(run.offset)].state);
+        let _state = self.stripes.lock(self.stripes.of(run.offset));
         self.index.set_uses(run.offset, run.len, uses - 1);
     }
 
@@ -360,8 +359,8 @@ impl Pcache {
         if !mutants::is(Mutant::MoveUndrained) && self.media.pmem.drain().is_err() {
             return false;
         }
-        let stripe = self.stripe_of(run.offset);
-        let _state = lock(&self.stripes[stripe].state);
+        let stripe = self.stripes.of(run.offset);
+        let _state = self.stripes.lock(stripe);
         if !self.is_current(run) || !self.has_set_room(stripe) {
             return false;
         }
@@ -374,8 +373,8 @@ impl Pcache {
 
     /// What the index has of the run goes.
     fn forget(&self, run: Run, is_remembered: bool) {
-        let stripe = self.stripe_of(run.offset);
-        let _state = lock(&self.stripes[stripe].state);
+        let stripe = self.stripes.of(run.offset);
+        let _state = self.stripes.lock(stripe);
         let end = run.offset + run.len;
         let mut at = run.offset;
         while at < end {

@@ -26,7 +26,6 @@ use crate::units::{SECTOR, human_bytes};
 use super::args::TableArgs;
 use super::attach::{LogDamage, Structures, check_key, has_data_crc, load_info, load_structures};
 use super::batch::Sharing;
-use super::control::check_binding;
 use super::index::Index;
 use super::layout::{
     Geometry, KEY_CLEAN, Key, Position, SEGMENTS_MAX, SUPERBLOCK_AT, SUPERBLOCK_MAGIC, Sealed,
@@ -34,6 +33,7 @@ use super::layout::{
 };
 use super::media::Media;
 use super::memory::its_memory;
+use super::open::check_binding;
 use super::openset::{self, LeftBehind, OpenSets};
 use super::segment::Segments;
 use super::survey::{Reading, survey};

@@ -36,20 +36,11 @@ pub struct Replayed {
     pub key_tail: Position,
     /// Where write-back goes on.
     pub dirty_tail: Position,
-    /// Keys in the log.
-    pub keys: u64,
-    /// Those at or behind dirty_tail that are not CLEAN, and those that are.
-    pub keys_dirty: u64,
-    pub keys_kept: u64,
-    /// Those that need not be in the index before the first request.
-    pub keys_left: u64,
-    /// Keys whose segment was reused since.
-    pub stale_keys: u64,
+    /// What was counted of its keys.
+    pub counts: Counts,
     /// The last place in the log behind a CLEAN key that other keys hide: it may be older than
     /// they are (a kernel whose append failed wrote it), and must not outlive them.
     pub hidden_until: Option<Position>,
-    /// Bytes in keys at or behind dirty_tail that are not CLEAN.
-    pub dirty_bytes: u64,
     /// Whether keys at or behind dirty_tail stand behind the last flush mark.
     pub is_unmarked: bool,
     /// The backing device alone is no state of any flush until write-back has come here.
@@ -100,8 +91,8 @@ pub fn survey(media: &Media, found: &Structures, reading: &Reading<'_>) -> Resul
         ));
     }
     // With nothing but dirty keys there is nothing left.
-    out.rest = (out.keys_left > 0 && !is_whole)
-        .then(|| Replay::new(out.key_tail, out.head, out.keys, out.index.sibling()));
+    out.rest = (out.counts.keys_left > 0 && !is_whole)
+        .then(|| Replay::new(out.key_tail, out.head, out.counts.keys, out.index.sibling()));
     Ok(out)
 }
 
@@ -233,7 +224,7 @@ impl<'a> Survey<'a> {
             batch.found().for_each(|(counts, runs)| self.count(counts, runs));
             let hidden_until = batch.put(self.segments, &self.out.index, self.out.crcs.as_ref());
             self.out.hidden_until = hidden_until.or(self.out.hidden_until);
-            self.reading.progress.has_come_to(self.out.keys);
+            self.reading.progress.has_come_to(self.out.counts.keys);
             if end.is_some() {
                 return Ok(rules.is_whole);
             }
@@ -263,12 +254,7 @@ impl<'a> Survey<'a> {
     }
 
     fn count(&mut self, counts: &Counts, runs: &[Run]) {
-        self.out.keys += counts.keys;
-        self.out.keys_dirty += counts.keys_dirty;
-        self.out.keys_kept += counts.keys_kept;
-        self.out.keys_left += counts.keys_left;
-        self.out.stale_keys += counts.stale_keys;
-        self.out.dirty_bytes += counts.dirty_bytes;
+        self.out.counts.add(counts);
         for run in runs {
             self.targets[run.segment as usize].get_or_insert(run.position);
             self.references[run.segment as usize] += run.keys;
@@ -331,13 +317,8 @@ impl Replayed {
             head: key_tail,
             key_tail,
             dirty_tail,
-            keys: 0,
-            keys_dirty: 0,
-            keys_kept: 0,
-            keys_left: 0,
-            stale_keys: 0,
+            counts: Counts::default(),
             hidden_until: None,
-            dirty_bytes: 0,
             is_unmarked: false,
             torn_until: None,
             has_met_marks: false,
@@ -348,7 +329,7 @@ impl Replayed {
 
     /// How many keys the log has.
     pub fn key_counts(&self) -> KeyCounts {
-        KeyCounts { all: self.keys, dirty: self.keys_dirty, kept: self.keys_kept }
+        self.counts.of_log()
     }
 
     /// Replays what is left, at once. Nobody is served yet.

@@ -223,7 +223,7 @@ pub(super) fn take_up(
         let place = Place::new(segment, offset, key.generation.get());
         replayed.index.set(key.off.get(), u64::from(len), Some(place));
         if key.flags.get() & KEY_CLEAN == 0 {
-            replayed.dirty_bytes += u64::from(len);
+            replayed.counts.dirty_bytes += u64::from(len);
         }
         keys.push(*key);
     }

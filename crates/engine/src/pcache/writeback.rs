@@ -21,17 +21,17 @@ use crate::error::Status;
 use crate::mutants::{self, Mutant};
 use crate::retry::Retry;
 use crate::sync::atomic::Ordering;
-use crate::sync::lock;
 use crate::target::Port;
 use crate::units::{KIB, MIB, Nanos};
 
 use super::args::WritebackOrder;
+use super::background::Work;
 use super::index::Place;
 use super::keylog::{KeyCounts, KeyLog, LogReader, after};
 use super::latest::{Latest, Run};
 use super::layout::{KEY_CLEAN, Key, Position, Record};
 use super::pace::Pace;
-use super::{Background, Pcache, TOKEN_FLUSH, TOKEN_WRITEBACK};
+use super::{Pcache, TOKEN_FLUSH, TOKEN_WRITEBACK};
 
 /// Most bytes that a batch writes, unless a single key set has more.
 pub(super) const BATCH_BYTES_MAX: u64 = 32 * MIB;
@@ -43,12 +43,14 @@ pub(super) const WRITE_BYTES_MAX: u64 = 512 * KIB;
 pub(super) const DEPTH_MAX: usize = 64;
 /// Pieces at least so long are looked at: zeroes are written as such.
 const ZEROES_BYTES_MIN: u64 = 64 * KIB;
-/// What was read for a batch.
+
+/// What the log has for a batch.
 #[derive(Debug, Default)]
 struct Batch {
+    /// Where dirty_tail goes when it is done.
+    end: Position,
     /// What is in it.
     keys: KeyCounts,
-    end: Position,
     /// Keys and records.
     passed: usize,
     /// Of dirty data, written or not.
@@ -61,37 +63,44 @@ struct Batch {
     has_skipped: bool,
 }
 
+/// What a batch sends to the backing device.
+#[derive(Debug, Default)]
+struct Writes {
+    runs: Vec<Run>,
+    /// The first of them that was not sent.
+    next: usize,
+    outstanding: usize,
+    /// Where runs begin that were damaged and not written.
+    damaged: Vec<u64>,
+}
+
+/// Whether the backing device alone is a state that a power cut could have left.
+#[derive(Debug, Default)]
+struct Torn {
+    /// It is inconsistent until dirty_tail comes here.
+    until: Option<Position>,
+    since: Option<Nanos>,
+    /// With the present batch, it does.
+    mends: bool,
+}
+
 /// The state of write-back.
 #[derive(Debug, Default)]
 pub(super) struct Writeback {
     reader: LogReader,
     cycle: Cycle,
     latest: Latest,
-    runs: Vec<Run>,
-    next: usize,
-    outstanding: usize,
-    /// Where runs of the batch begin that were damaged and not written.
-    damaged: Vec<u64>,
-    /// Where dirty_tail goes when the batch is done, and by how much dirty data shrinks.
-    end: Position,
-    batch_dirty_bytes: u64,
-    batch_keys: KeyCounts,
+    batch: Batch,
+    writes: Writes,
+    torn: Torn,
     /// The log is known to carry flush marks from here on; `None`: from dirty_tail on.
     marks_from: Option<Position>,
     /// This server wrote the log from here on; `None`: from dirty_tail on.
     own_from: Option<Position>,
     /// Of the marks that the log counts, how many dirty_tail has passed.
     marks_passed: u64,
-    /// The batch passes so many, and ends in what this server wrote.
-    batch_marks: u64,
-    batch_is_own: bool,
     /// Whether the order `adaptive` merges across flushes now.
     is_merging: bool,
-    /// The backing device alone is inconsistent until dirty_tail comes here.
-    torn_until: Option<Position>,
-    torn_since: Option<Nanos>,
-    /// With the present batch, it does.
-    mends: bool,
     is_stuck: bool,
 }
 
@@ -103,17 +112,18 @@ impl Writeback {
         torn_until: Option<Position>,
     ) -> Writeback {
         let (own_from, marks_passed) = (Some(log.head()), log.marks());
-        Writeback { marks_from, torn_until, own_from, marks_passed, ..Writeback::default() }
+        let torn = Torn { until: torn_until, ..Torn::default() };
+        Writeback { marks_from, torn, own_from, marks_passed, ..Writeback::default() }
     }
 
     /// Whether the backing device alone is a state that a power cut could have left.
     pub(super) fn is_origin_consistent(&self) -> bool {
-        self.torn_until.is_none()
+        self.torn.until.is_none()
     }
 
     /// Since when it is not; `None` also when that began before the attach.
     pub(super) fn inconsistent_since(&self) -> Option<Nanos> {
-        self.torn_since
+        self.torn.since
     }
 
     /// Whether no I/O is in flight.
@@ -139,20 +149,20 @@ impl Writeback {
 
 impl Pcache {
     /// Starts a batch if none is under way and something is dirty.
-    pub(super) fn writeback_step(&self, background: &mut Background, port: &mut Port) {
-        let now = background.now;
-        let writeback = &mut background.writeback;
+    pub(super) fn writeback_step(&self, work: &mut Work, port: &mut Port) {
+        let now = work.now;
+        let writeback = &mut work.writeback;
         if !writeback.cycle.is_free(now) {
             return;
         }
         let mut passed = 0;
         loop {
-            if self.is_suspended() || writeback.is_stuck || passed >= BATCH_KEYS_MAX {
+            if self.background.is_suspended() || writeback.is_stuck || passed >= BATCH_KEYS_MAX {
                 return;
             }
-            match self.collect_batch(writeback, &background.pace, now) {
+            match self.collect_batch(writeback, &work.pace, now) {
                 Ok(0) => return,
-                Ok(keys) if writeback.runs.is_empty() => {
+                Ok(keys) if writeback.writes.runs.is_empty() => {
                     // Nothing but CLEAN keys, marks, and what was overwritten: no flush is owed.
                     if !self.finish_batch(writeback) {
                         return;
@@ -169,7 +179,7 @@ impl Pcache {
         writeback.cycle.write();
         self.emit_writes(writeback, port);
         // Damage that cannot be set aside fails the batch before any I/O.
-        self.plan_retry(background);
+        self.plan_retry(work);
     }
 
     /// Gathers key sets from dirty_tail on. Says how many keys and records; 0: the log ends there.
@@ -188,17 +198,14 @@ impl Pcache {
         if batch.crosses {
             self.tear(writeback, batch.end, now)?;
         }
-        writeback.end = batch.end;
-        writeback.batch_dirty_bytes = batch.bytes;
-        writeback.batch_keys = batch.keys;
-        writeback.batch_marks = batch.marks;
-        writeback.batch_is_own = batch.is_own;
-        let Writeback { latest, runs, .. } = writeback;
-        latest.take_runs(runs);
-        writeback.next = 0;
-        writeback.damaged.clear();
+        let passed = batch.passed;
+        writeback.batch = batch;
+        let Writeback { latest, writes, .. } = writeback;
+        latest.take_runs(&mut writes.runs);
+        writeback.writes.next = 0;
+        writeback.writes.damaged.clear();
         writeback.cycle.gather();
-        Ok(batch.passed)
+        Ok(passed)
     }
 
     /// Reads the log from dirty_tail on, as far as a batch goes, and puts what is to be written
@@ -215,7 +222,7 @@ impl Pcache {
         let mut batch = Batch { end: self.log.dirty_tail(), is_own, ..Batch::default() };
         let mut has_border = false;
         let mut written_bytes = 0;
-        writeback.mends = false;
+        writeback.torn.mends = false;
         writeback.reader.begin();
         writeback.latest.begin();
         while batch.end != head
@@ -253,7 +260,7 @@ impl Pcache {
                 has_border |= is_border && batch.bytes > 0;
             }
             batch.end = next;
-            writeback.mends |= writeback.torn_until == Some(next);
+            writeback.torn.mends |= writeback.torn.until == Some(next);
             if has_border && !merges {
                 break;
             }
@@ -306,34 +313,25 @@ impl Pcache {
         let low = self.dirty_mark();
         let mark = if writeback.is_merging { low } else { low.midpoint(self.dirty_mark_full()) };
         let was_merging = writeback.is_merging;
-        writeback.is_merging = self.dirty_bytes() > mark || self.is_space_short();
+        writeback.is_merging = self.stripes.dirty_bytes() > mark || self.is_space_short();
         if was_merging && !writeback.is_merging {
             // Else a far later place in the log might be taken for the one that is named there.
-            self.store_torn(writeback.torn_until)?;
+            self.identity.store_torn(writeback.torn.until)?;
         }
         Ok(writeback.is_merging)
     }
 
     /// The batch up to `end` reaches beyond a mark: a crash during it must not go unnoticed.
     fn tear(&self, writeback: &mut Writeback, end: Position, now: Nanos) -> Result<(), Status> {
-        if writeback.torn_until.is_some() && !writeback.mends {
+        if writeback.torn.until.is_some() && !writeback.torn.mends {
             // An earlier batch, which is being repeated in parts, reached further.
             return Ok(());
         }
-        self.store_torn(Some(end))?;
-        writeback.torn_until = Some(end);
-        writeback.torn_since.get_or_insert(now);
-        writeback.mends = true;
+        self.identity.store_torn(Some(end))?;
+        writeback.torn.until = Some(end);
+        writeback.torn.since.get_or_insert(now);
+        writeback.torn.mends = true;
         Ok(())
-    }
-
-    fn store_torn(&self, until: Option<Position>) -> Result<(), Status> {
-        let (label, slot) = &mut *lock(&self.label);
-        label.torn_until = until;
-        if mutants::is(Mutant::TornOriginUnlabelled) {
-            return Ok(());
-        }
-        label.store(&self.media, slot)
     }
 
     /// Not CLEAN; and not stale, which no key here should be: a stale one's space has foreign data.
@@ -345,35 +343,35 @@ impl Pcache {
     /// Keeps up to [`DEPTH_MAX`] writes in flight; after the last one, the flush.
     fn emit_writes(&self, writeback: &mut Writeback, port: &mut Port) {
         let mut is_alone = false;
-        while writeback.outstanding < DEPTH_MAX
-            && writeback.next < writeback.runs.len()
+        while writeback.writes.outstanding < DEPTH_MAX
+            && writeback.writes.next < writeback.writes.runs.len()
             && writeback.cycle.failure().is_none()
         {
-            let first = writeback.next;
+            let first = writeback.writes.next;
             let len = match is_alone {
-                true => alone(&writeback.runs, &mut writeback.next),
-                false => merge(&writeback.runs, &mut writeback.next),
+                true => alone(&writeback.writes.runs, &mut writeback.writes.next),
+                false => merge(&writeback.writes.runs, &mut writeback.writes.next),
             };
-            let runs = &writeback.runs[first..writeback.next];
+            let runs = &writeback.writes.runs[first..writeback.writes.next];
             let mut buffer = port.pool.take(len as usize);
             if let Err(status) = self.load_runs(runs, &mut buffer) {
                 port.pool.put(buffer);
                 if runs.len() > 1 {
                     // One of them is bad: from here on one by one, to find out which.
                     is_alone = true;
-                    writeback.next = first;
+                    writeback.writes.next = first;
                 } else if mutants::is(Mutant::QuarantineLate) {
-                    writeback.damaged.push(runs[0].offset);
+                    writeback.writes.damaged.push(runs[0].offset);
                 } else if self.set_aside(runs[0]).is_err() {
                     writeback.cycle.note_failure(status);
                 } else {
-                    writeback.damaged.push(runs[0].offset);
+                    writeback.writes.damaged.push(runs[0].offset);
                 }
                 continue;
             }
             let is_zero = len >= ZEROES_BYTES_MIN && buffer.as_slice().iter().all(|&b| b == 0);
             let (disk, at) = (&self.backing, runs[0].offset);
-            writeback.outstanding += 1;
+            writeback.writes.outstanding += 1;
             port.ios.push_back(if is_zero {
                 port.pool.put(buffer);
                 DiskIo::bare(disk, Op::WriteZeroes, at, len, TOKEN_WRITEBACK)
@@ -381,7 +379,7 @@ impl Pcache {
                 DiskIo::new(disk, Op::Write, at, buffer, TOKEN_WRITEBACK)
             });
         }
-        if writeback.outstanding == 0 {
+        if writeback.writes.outstanding == 0 {
             self.writes_done(writeback, port);
         }
     }
@@ -410,8 +408,8 @@ impl Pcache {
 
     /// As [`Mutant::QuarantineLate`] does it.
     fn set_aside_late(&self, writeback: &Writeback) {
-        let is_damaged = |run: &&Run| writeback.damaged.contains(&run.offset);
-        for run in writeback.runs.iter().filter(is_damaged) {
+        let is_damaged = |run: &&Run| writeback.writes.damaged.contains(&run.offset);
+        for run in writeback.writes.runs.iter().filter(is_damaged) {
             let _ = self.set_aside(*run);
         }
     }
@@ -422,15 +420,15 @@ impl Pcache {
         }
         writeback.cycle.flush();
         if mutants::is(Mutant::DirtyTailBeforeFlush) {
-            let _ = self.log.set_dirty_tail(writeback.end);
+            let _ = self.log.set_dirty_tail(writeback.batch.end);
         }
         port.ios.push_back(DiskIo::bare(&self.backing, Op::Flush, 0, 0, TOKEN_FLUSH));
     }
 
     /// A write of the batch is back.
-    pub(super) fn complete_write(&self, background: &mut Background, io: DiskIo, port: &mut Port) {
-        let writeback = &mut background.writeback;
-        writeback.outstanding -= 1;
+    pub(super) fn complete_write(&self, work: &mut Work, io: DiskIo, port: &mut Port) {
+        let writeback = &mut work.writeback;
+        writeback.writes.outstanding -= 1;
         match io.result {
             Ok(()) => {
                 self.counters.written_back_bytes.fetch_add(io.len, Ordering::Relaxed);
@@ -440,12 +438,12 @@ impl Pcache {
         }
         port.pool.put(io.buffer);
         self.emit_writes(writeback, port);
-        self.plan_retry(background);
+        self.plan_retry(work);
     }
 
     /// The flush behind the batch is back.
-    pub(super) fn complete_flush(&self, background: &mut Background, io: DiskIo, port: &mut Port) {
-        let writeback = &mut background.writeback;
+    pub(super) fn complete_flush(&self, work: &mut Work, io: DiskIo, port: &mut Port) {
+        let writeback = &mut work.writeback;
         writeback.cycle.flushed();
         match io.result.or_else(|status| match mutants::is(Mutant::FlushErrorIgnored) {
             true => Ok(()),
@@ -453,38 +451,38 @@ impl Pcache {
         }) {
             Ok(()) => {
                 writeback.cycle.succeed();
-                self.room.hope();
+                self.signals.room().hope();
                 self.counters.batches.fetch_add(1, Ordering::Relaxed);
                 if self.finish_batch(writeback) {
-                    self.go_on_writing(background, port);
+                    self.go_on_writing(work, port);
                 }
             }
             // What the device has of this batch is unknown: all of it is written again.
             Err(_) => self.pause(writeback),
         }
-        self.plan_retry(background);
+        self.plan_retry(work);
     }
 
     /// A batch has ended well: what it freed is collected, and the next one begins if write-back
     /// does not rest.
-    fn go_on_writing(&self, background: &mut Background, port: &mut Port) {
-        self.close_old_sets(background, self.is_urgent());
-        self.collect(background);
-        self.look_at_collection(background);
+    fn go_on_writing(&self, work: &mut Work, port: &mut Port) {
+        self.close_old_sets(work, self.is_urgent());
+        self.collect(work);
+        self.look_at_collection(work);
         if mutants::is(Mutant::QuarantineLate) {
-            self.set_aside_late(&background.writeback);
+            self.set_aside_late(&work.writeback);
         }
-        background.pace.batch_ended();
-        if !background.pace.is_full() && !background.pace.is_pressed() {
+        work.pace.batch_ended();
+        if !work.pace.is_full() && !work.pace.is_pressed() {
             // The next tick knows what time it is.
-            return self.events.work();
+            return self.signals.work();
         }
         let passed = self.log.dirty_tail();
-        self.writeback_step(background, port);
+        self.writeback_step(work, port);
         if self.log.dirty_tail() != passed {
             // Marks and CLEAN keys alone: no further flush will end and look again, but somebody
             // may wait for just this room.
-            self.collect(background);
+            self.collect(work);
         }
     }
 
@@ -494,22 +492,21 @@ impl Pcache {
             // In this order: a range that is dirty is never on the list for nothing.
             self.log.set_dirty_tail(match mutants::is(Mutant::TailJumpsToHead) {
                 true => self.log.head(),
-                false => writeback.end,
+                false => writeback.batch.end,
             })
         });
         if is_done.is_err() {
             writeback.is_stuck = true;
             return false;
         }
-        self.log.note_written_back(writeback.batch_keys);
-        self.cleaned_bytes.fetch_add(writeback.batch_dirty_bytes, Ordering::SeqCst);
-        writeback.marks_passed += writeback.batch_marks;
-        writeback.own_from = writeback.own_from.filter(|_| !writeback.batch_is_own);
-        if writeback.mends {
-            // The next store of the label, for whatever reason, drops it there too.
-            lock(&self.label).0.torn_until = None;
-            writeback.torn_until = None;
-            writeback.torn_since = None;
+        self.log.note_written_back(writeback.batch.keys);
+        self.stripes.note_cleaned(writeback.batch.bytes);
+        writeback.marks_passed += writeback.batch.marks;
+        writeback.own_from = writeback.own_from.filter(|_| !writeback.batch.is_own);
+        if writeback.torn.mends {
+            self.identity.forget_torn();
+            writeback.torn.until = None;
+            writeback.torn.since = None;
         }
         true
     }
@@ -520,9 +517,9 @@ impl Pcache {
             return Ok(());
         }
         let is_written = |run: &&Run| {
-            mutants::is(Mutant::SetAsideHealed) || !writeback.damaged.contains(&run.offset)
+            mutants::is(Mutant::SetAsideHealed) || !writeback.writes.damaged.contains(&run.offset)
         };
-        let mut written = writeback.runs.iter().filter(is_written);
+        let mut written = writeback.writes.runs.iter().filter(is_written);
         written.try_for_each(|run| self.forget_bad(run.offset, run.len))
     }
 
@@ -532,10 +529,10 @@ impl Pcache {
         writeback.cycle.fail();
     }
 
-    fn plan_retry(&self, background: &mut Background) {
-        let now = background.now;
-        if background.writeback.cycle.plan_retry(now) {
-            self.events.work();
+    fn plan_retry(&self, work: &mut Work) {
+        let now = work.now;
+        if work.writeback.cycle.plan_retry(now) {
+            self.signals.work();
         }
     }
 }

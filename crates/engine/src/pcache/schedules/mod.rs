@@ -12,7 +12,6 @@ use super::Pcache;
 use super::keylog::{LogReader, after};
 use super::layout::{KEY_CLEAN, Key, Record};
 use crate::schedules::Story;
-use crate::sync::lock;
 
 /// All of them.
 pub(crate) const STORIES: &[Story] = &[
@@ -40,17 +39,17 @@ pub(crate) const STORIES: &[Story] = &[
 impl Pcache {
     /// What is wrong with the accounts, if anything. Nobody is at work.
     fn audit(&self) -> Result<(), String> {
-        let background = lock(&self.background);
-        if background.writeback.is_stuck() || lock(&self.collector).is_stuck() {
+        let work = self.background.lock();
+        if work.writeback.is_stuck() || self.collector.lock().is_stuck() {
             return Err("the background takes the log for damaged".to_string());
         }
-        drop(background);
+        drop(work);
         let mut open = Vec::new();
-        for stripe in 0..self.open.stripes() {
-            self.open.collect(stripe, &mut open);
+        for stripe in 0..self.stripes.open().stripes() {
+            self.stripes.open().collect(stripe, &mut open);
         }
         let mut segments: Vec<u32> = open.iter().map(|key| key.segment.get()).collect();
-        segments.extend(lock(&self.zero_extent).as_ref().map(super::write::ZeroExtent::segment));
+        segments.extend(self.zeroes.segment());
         open.iter().try_for_each(|key| self.audit_crc(key))?;
         let is_dirty = |key: &&Key| key.flags.get() & KEY_CLEAN == 0;
         let bytes = |keys: &[Key]| {
@@ -80,8 +79,11 @@ impl Pcache {
         if !is_behind {
             return Err(format!("dirty_tail {} is not in the log", self.log.dirty_tail()));
         }
-        if dirty != self.dirty_bytes() {
-            return Err(format!("{} bytes count as dirty, but {dirty} are", self.dirty_bytes()));
+        if dirty != self.stripes.dirty_bytes() {
+            return Err(format!(
+                "{} bytes count as dirty, but {dirty} are",
+                self.stripes.dirty_bytes()
+            ));
         }
         self.segments.audit(&segments)
     }

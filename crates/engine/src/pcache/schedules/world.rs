@@ -131,7 +131,7 @@ impl World {
 
     /// Writes everything back; then the backing device is what the cache was.
     pub fn drain(&self) {
-        self.scene.drain(|| !self.cache.has_open_keys() && !self.cache.is_replaying());
+        self.scene.drain(|| !self.cache.stripes.has_open_keys() && !self.cache.is_replaying());
     }
 
     /// The server dies at this very moment; the world itself goes on.

@@ -195,7 +195,8 @@ fn make(seed: u64) -> (Media, bool) {
 
 /// Everything that a reading finds, in words.
 fn told(found: &Structures, out: &Replayed) -> Vec<String> {
-    let Replayed { index, crcs, rest, keys, keys_left, stale_keys, dirty_bytes, notes, .. } = out;
+    let Replayed { index, crcs, rest, counts, notes, .. } = out;
+    let Counts { keys, keys_left, stale_keys, dirty_bytes, .. } = counts;
     let mut told = vec![format!(
         "{keys} keys, {keys_left} left, {stale_keys} stale, {dirty_bytes} dirty, {notes:?}, {} {} \
          {} {:?} {} {:?} {} {}",
@@ -273,8 +274,8 @@ fn read_in_order(media: &Media, reading: &Reading<'_>) -> Result<(Structures, Re
             once(&mut out).map_err(|(error, _)| error)?
         }
     };
-    out.rest = (out.keys_left > 0 && !is_whole)
-        .then(|| Replay::new(out.key_tail, out.head, out.keys, out.index.sibling()));
+    out.rest = (out.counts.keys_left > 0 && !is_whole)
+        .then(|| Replay::new(out.key_tail, out.head, out.counts.keys, out.index.sibling()));
     Ok((found, out))
 }
 
@@ -323,16 +324,16 @@ fn key_in_order(
         ));
     }
     let is_clean = key.flags.get() == KEY_CLEAN;
-    survey.out.keys += 1;
-    survey.out.keys_left += u64::from(is_clean || !survey.is_dirty);
+    survey.out.counts.keys += 1;
+    survey.out.counts.keys_left += u64::from(is_clean || !survey.is_dirty);
     let is_wanted = is_whole || survey.is_dirty && (!is_clean || generation < reached);
     if is_stale(segments, key) {
-        survey.out.stale_keys += 1;
+        survey.out.counts.stale_keys += 1;
     } else {
         survey.targets[segment as usize].get_or_insert(position);
         survey.references[segment as usize] += 1;
         if survey.is_dirty && !is_clean {
-            survey.out.dirty_bytes += u64::from(key.len.get());
+            survey.out.counts.dirty_bytes += u64::from(key.len.get());
         }
     }
     if !is_wanted {
@@ -418,8 +419,12 @@ fn a_short_log_is_read_once_and_a_long_one_ends_with_the_same() {
         let (_, short) = of(1 << 20).expect("as before");
         assert!(short.rest.is_none());
         assert_eq!(content(&short.index), content(&whole.index), "seed {seed}");
-        let (found, mut long) = of(whole.keys.saturating_sub(1).min(1)).expect("as before");
-        assert_eq!((long.keys, long.keys_left), (whole.keys, whole.keys_left), "seed {seed}");
+        let (found, mut long) = of(whole.counts.keys.saturating_sub(1).min(1)).expect("as before");
+        assert_eq!(
+            (long.counts.keys, long.counts.keys_left),
+            (whole.counts.keys, whole.counts.keys_left),
+            "seed {seed}"
+        );
         rests += usize::from(long.rest.is_some());
         if long.finish(&media, &found.segments).is_err() {
             assert!(is_poisoned, "seed {seed}");

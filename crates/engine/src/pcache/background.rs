@@ -1,0 +1,183 @@
+//! The background: its work under its lock, in which order it is done, and when to look again.
+
+use crate::disk::DiskIo;
+use crate::mutants::{self, Mutant};
+use crate::sync::atomic::{AtomicBool, Ordering};
+use crate::sync::{Mutex, MutexGuard, lock};
+use crate::target::Port;
+use crate::units::{Nanos, SECOND};
+
+use super::Pcache;
+use super::gc::Sweep;
+use super::pace::Pace;
+use super::replay::Replay;
+use super::writeback::Writeback;
+
+/// An open key set with keys is logged after so long.
+const CLOSE_AFTER: Nanos = SECOND;
+/// So often the background looks whether the medium is all there.
+const LOOK_EVERY: Nanos = SECOND / 10;
+
+/// What the background is at. Its lock is the first of all.
+#[derive(Debug, Default)]
+pub(super) struct Work {
+    pub(super) now: Nanos,
+    /// When the medium is looked at next.
+    look_at: Nanos,
+    last_close: Nanos,
+    pub(super) pace: Pace,
+    pub(super) writeback: Writeback,
+    pub(super) sweep: Sweep,
+    pub(super) replay: Option<Replay>,
+    /// Keys, or regions of the index, of a replay that a tick passes.
+    pub(super) replay_slice: u64,
+}
+
+/// The background of a cache, and what it is told.
+#[derive(Debug)]
+pub(super) struct Background {
+    work: Mutex<Work>,
+    is_draining: AtomicBool,
+    is_suspended: AtomicBool,
+    /// Whether there is a [`Replay`].
+    is_replaying: AtomicBool,
+    /// What the attach found, and what was found since.
+    notes: Mutex<Vec<String>>,
+}
+
+impl Background {
+    /// With what the attach has left to do, and what it found.
+    pub(super) fn new(
+        writeback: Writeback,
+        replay: Option<Replay>,
+        replay_slice: u64,
+        notes: Vec<String>,
+    ) -> Background {
+        Background {
+            is_draining: AtomicBool::new(false),
+            is_suspended: AtomicBool::new(false),
+            is_replaying: AtomicBool::new(replay.is_some()),
+            work: Mutex::new(Work { writeback, replay, replay_slice, ..Work::default() }),
+            notes: Mutex::new(notes),
+        }
+    }
+
+    pub(super) fn lock(&self) -> MutexGuard<'_, Work> {
+        lock(&self.work)
+    }
+
+    /// Whether everything is to be written back.
+    pub(super) fn is_draining(&self) -> bool {
+        self.is_draining.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn set_draining(&self, is_draining: bool) {
+        self.is_draining.store(is_draining, Ordering::SeqCst);
+    }
+
+    pub(super) fn is_suspended(&self) -> bool {
+        self.is_suspended.load(Ordering::SeqCst)
+    }
+
+    pub(super) fn set_suspended(&self, is_suspended: bool) {
+        self.is_suspended.store(is_suspended, Ordering::SeqCst);
+    }
+
+    /// Whether a part of the log is still to be replayed.
+    pub(super) fn is_replaying(&self) -> bool {
+        self.is_replaying.load(Ordering::Acquire)
+    }
+
+    /// All of the log is replayed, or what is not never will be.
+    pub(super) fn note_replayed(&self) {
+        self.is_replaying.store(false, Ordering::Release);
+    }
+
+    /// What the user should know.
+    pub(super) fn note(&self, what: String) {
+        lock(&self.notes).push(what);
+    }
+
+    pub(super) fn notes(&self) -> Vec<String> {
+        lock(&self.notes).clone()
+    }
+}
+
+impl Pcache {
+    /// The background does what there is to do. Says when to look again.
+    pub(super) fn tick_at(&self, now: Nanos, port: &mut Port) -> Option<Nanos> {
+        let was_suspended =
+            mutants::is(Mutant::SuspendSeenEarly).then(|| self.background.is_suspended());
+        let work = &mut *self.background.lock();
+        work.now = now;
+        if was_suspended.unwrap_or_else(|| self.background.is_suspended()) {
+            return None;
+        }
+        self.look_at_medium(work);
+        self.replay_slice(work);
+        self.close_old_sets(work, self.is_urgent());
+        self.writeback_if_due(work, port);
+        self.collect_enough(work, port);
+        self.look_at_collection(work);
+        // What was kept behind nothing dirty can be given up, once write-back has passed it.
+        if work.pace.is_pressed() || self.stripes.dirty_bytes() == 0 {
+            self.writeback_if_due(work, port);
+        }
+        self.give_up_if_hopeless(work);
+        self.next_look(work)
+    }
+
+    /// A write of the background's is back.
+    pub(super) fn written_back(&self, io: DiskIo, port: &mut Port) {
+        self.complete_write(&mut self.background.lock(), io, port);
+    }
+
+    /// The flush behind a batch is back.
+    pub(super) fn flushed_back(&self, io: DiskIo, port: &mut Port) {
+        self.complete_flush(&mut self.background.lock(), io, port);
+    }
+
+    pub(super) fn is_urgent(&self) -> bool {
+        self.background.is_draining() || self.is_space_short()
+    }
+
+    /// Looks now and then whether the medium is all there. Once it has lost a part, nothing more is
+    /// acknowledged.
+    fn look_at_medium(&self, work: &mut Work) {
+        if work.now < work.look_at || self.log.has_failed() {
+            return;
+        }
+        work.look_at = work.now + LOOK_EVERY;
+        if self.media.pmem.failure().is_some() {
+            self.log.fail();
+        }
+    }
+
+    /// Logs open sets that are old, or that are all that write-back and collection wait for.
+    pub(super) fn close_old_sets(&self, work: &mut Work, is_urgent: bool) {
+        let is_old = work.now >= work.last_close + CLOSE_AFTER;
+        let is_due = work.pace.share() > 0 && self.stripes.dirty_bytes() > 0;
+        let is_waited_for = (is_urgent || is_due) && self.log.dirty_tail() == self.log.head();
+        if is_old || is_waited_for {
+            // Without room the keys stay where they are; a failed medium is latched in the log.
+            let _ = self.close_each();
+            work.last_close = work.now;
+        }
+    }
+
+    /// When to look again.
+    fn next_look(&self, work: &Work) -> Option<Nanos> {
+        let now = work.now;
+        if work.replay.is_some() {
+            self.signals.alarm().keep();
+            return Some(now);
+        }
+        let has_work = self.stripes.has_open_keys() || self.log.dirty_tail() != self.log.head();
+        if has_work {
+            self.signals.alarm().keep();
+            let next = self.writeback_deadline(work).unwrap_or(Nanos::MAX);
+            return Some(next.clamp(now, now + CLOSE_AFTER));
+        }
+        self.signals.alarm().next_look(now, CLOSE_AFTER)
+    }
+}

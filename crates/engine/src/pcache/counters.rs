@@ -1,0 +1,43 @@
+//! Counters of what a cache did: told as facts, and nothing else depends on them but decisions that
+//! may be a little wrong.
+
+use crate::sync::atomic::{AtomicU64, Ordering};
+
+/// A counter that threads raise all the time: by port, so that they do not wait for each other's
+/// cache line.
+#[derive(Debug, Default)]
+pub(super) struct BusyCounter([Line; 8]);
+
+#[derive(Debug, Default)]
+#[repr(align(128))]
+struct Line(AtomicU64);
+
+impl BusyCounter {
+    pub(super) fn raise(&self, port: usize) {
+        self.0[port % self.0.len()].0.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(super) fn sum(&self) -> u64 {
+        self.0.iter().map(|line| line.0.load(Ordering::Relaxed)).sum()
+    }
+}
+
+/// What a cache has done since its attach.
+#[derive(Debug, Default)]
+pub(super) struct Counters {
+    pub(super) read_hits: BusyCounter,
+    pub(super) read_misses: AtomicU64,
+    pub(super) filled_bytes: AtomicU64,
+    pub(super) damaged_reads: AtomicU64,
+    pub(super) damaged_runs: AtomicU64,
+    pub(super) batches: AtomicU64,
+    pub(super) written_back_bytes: AtomicU64,
+    pub(super) writeback_failures: AtomicU64,
+    pub(super) collected_keys: AtomicU64,
+    pub(super) recycled_segments: AtomicU64,
+    pub(super) kept_bytes: AtomicU64,
+    pub(super) moved_bytes: AtomicU64,
+    pub(super) dropped_bytes: AtomicU64,
+    pub(super) yielded_bytes: AtomicU64,
+    pub(super) helped: AtomicU64,
+}

@@ -1,0 +1,131 @@
+//! What a cache says of itself on its medium while it is served: the label, cache_info, and what
+//! the superblock said.
+
+use zerocopy::IntoBytes;
+
+use crate::error::{Result, Status};
+use crate::mutants::{self, Mutant};
+use crate::shm::SharedWords;
+use crate::slots::SlotState;
+use crate::sync::atomic::{AtomicU32, Ordering};
+use crate::sync::{Mutex, lock};
+
+use super::attach::Structures;
+use super::label::{BadRange, Label, Serving};
+use super::layout::{
+    CACHE_INFO_AT, CacheInfo, INFO_GC_SHIFT, PAGE_STRIDE, Position, gc_percent_of,
+};
+use super::media::{Found, Media};
+use super::openset::OpenSets;
+
+/// The records that are stored again while the cache is in use.
+#[derive(Debug)]
+pub(super) struct Identity {
+    media: Media,
+    label: Mutex<(Label, SlotState)>,
+    info: Mutex<Found<CacheInfo>>,
+    /// cache_info's flags, for those who only look.
+    flags: AtomicU32,
+    superblock_flags: u32,
+    seg_num: u32,
+}
+
+impl Identity {
+    /// Of a cache with this label, as it was found.
+    pub(super) fn new(media: &Media, found: &Structures, label: (Label, SlotState)) -> Identity {
+        Identity {
+            media: media.clone(),
+            label: Mutex::new(label),
+            info: Mutex::new(found.info),
+            flags: AtomicU32::new(found.info.record.flags.get()),
+            superblock_flags: found.superblock.flags.get(),
+            seg_num: found.superblock.seg_num.get(),
+        }
+    }
+
+    /// cache_info's flags.
+    pub(super) fn flags(&self) -> u32 {
+        self.flags.load(Ordering::Relaxed)
+    }
+
+    /// In percent, how much is in use when collection begins.
+    pub(super) fn gc_percent(&self) -> u32 {
+        gc_percent_of(self.flags())
+    }
+
+    /// Flags and segments, as the superblock has them.
+    pub(super) fn superblock(&self) -> (u32, u32) {
+        (self.superblock_flags, self.seg_num)
+    }
+
+    /// Changes the label and stores it.
+    fn store_label(&self, change: impl FnOnce(&mut Label)) -> std::result::Result<(), Status> {
+        let (label, slot) = &mut *lock(&self.label);
+        change(label);
+        label.store(&self.media, slot)
+    }
+
+    /// The same in both slots.
+    fn store_label_twice(
+        &self,
+        change: impl FnOnce(&mut Label),
+    ) -> std::result::Result<(), Status> {
+        let (label, slot) = &mut *lock(&self.label);
+        change(label);
+        label.store_twice(&self.media, slot)
+    }
+
+    /// For a mutant: what an attach says before anybody is served.
+    pub(super) fn say_served(&self) {
+        let boot = self.media.shared.as_ref().map_or(0, SharedWords::boot);
+        let serving = Serving { boot, place: String::new() };
+        let _ = self.store_label_twice(|label| label.served = Some(serving));
+    }
+
+    /// Nobody serves the cache any more. Whether that could be stored.
+    pub(super) fn say_at_rest(&self) -> bool {
+        self.store_label_twice(|label| label.served = None).is_ok()
+    }
+
+    /// Write-back that reaches beyond flush marks is on its way to here.
+    pub(super) fn store_torn(&self, until: Option<Position>) -> std::result::Result<(), Status> {
+        if mutants::is(Mutant::TornOriginUnlabelled) {
+            lock(&self.label).0.torn_until = until;
+            return Ok(());
+        }
+        self.store_label(|label| label.torn_until = until)
+    }
+
+    /// It has come there. The next store of the label, for whatever reason, drops it there too.
+    pub(super) fn forget_torn(&self) {
+        lock(&self.label).0.torn_until = None;
+    }
+
+    /// These ranges are bad.
+    pub(super) fn store_bad(&self, bad: Vec<BadRange>) -> std::result::Result<(), Status> {
+        self.store_label(|label| label.bad = bad)
+    }
+
+    /// Stores at how much in use collection begins. The memory of the open sets, and the label,
+    /// must know the record by the time it can be found on media.
+    pub(super) fn set_gc_percent(&self, percent: u32, open: &OpenSets) -> Result<()> {
+        let mut info = lock(&self.info);
+        let next = info.slot.next();
+        let flags = info.record.flags.get() & !(0x7F << INFO_GC_SHIFT) | percent << INFO_GC_SHIFT;
+        let record = CacheInfo::new(
+            next.seq,
+            info.record.first_segment.get(),
+            info.record.n_segs.get(),
+            flags,
+        );
+        let failed =
+            |status: Status| self.media.damaged(format_args!("cannot store cache_info: {status}"));
+        open.announce_info(&record);
+        self.media.store_slot(CACHE_INFO_AT, PAGE_STRIDE, next, &record).map_err(failed)?;
+        open.confirm_info(&record);
+        info.record = record;
+        info.slot = next;
+        self.flags.store(flags, Ordering::Relaxed);
+        self.store_label(|label| label.info.copy_from_slice(record.as_bytes())).map_err(failed)
+    }
+}

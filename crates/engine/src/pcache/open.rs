@@ -1,0 +1,445 @@
+//! Opening a cache: makes sure that the device holds one that fits the table, reads it, and puts
+//! the parts together: from what the attach found to a running target.
+
+use zerocopy::IntoBytes;
+
+use crate::attaching::AttachProgress;
+use crate::disk::{Disk, DiskLimits};
+use crate::error::{Error, Kind, Result};
+use crate::mutants::{self, Mutant};
+use crate::pmem::Pmem;
+use crate::probe;
+use crate::shm::{Keeper, SharedWords};
+use crate::slots::SlotState;
+use crate::sync::{Arc, Mutex};
+use crate::units::{BLOCK, human_bytes, human_pair};
+
+use super::args::TableArgs;
+use super::attach::{self, Structures, check_size, has_data_crc};
+use super::background::Background;
+use super::batch::Sharing;
+use super::counters::Counters;
+use super::format::{Content, content, format, is_blank};
+use super::gc::{Collector, Gc};
+use super::identity::Identity;
+use super::index::{FLAT_FROM, Index};
+use super::inspect;
+use super::keylog::KeyLog;
+use super::label::Label;
+use super::layout::{CacheInfo, Geometry, Key, Position};
+use super::media::Media;
+use super::memory::{self, Memory};
+use super::openset::{self, OpenSets};
+use super::quarantine::Quarantine;
+use super::replay::ReplayPace;
+use super::signals::Signals;
+use super::stripes::{STRIPES_MAX, Stripes};
+use super::survey::{Reading, Replayed, survey};
+use super::takeup::{Left, keys_left, log_taken_up, take_up};
+use super::writeback::Writeback;
+use super::zero::Zeroes;
+use super::{BACKING_BYTES_MAX, Pcache};
+
+/// How a cache is opened; what the table line does not say.
+#[derive(Clone, Debug)]
+pub struct OpenOptions {
+    /// Format the device even if it may hold something else.
+    pub force_format: bool,
+    /// Size of segments; the kernel's except in tests.
+    pub geometry: Geometry,
+    /// Open key sets, 1 to 16.
+    pub stripes: usize,
+    /// A fresh random number: names this attach.
+    pub attach_id: u64,
+    /// Is told how far it is.
+    pub progress: Arc<AttachProgress>,
+    /// What of the log is replayed before the first request, and how fast the rest.
+    pub replay: ReplayPace,
+    /// From how many slots on a 4 MiB region of the index has them in an array. Any is right.
+    pub flat_from: usize,
+    /// Threads that may share the reading of a long log.
+    pub threads: usize,
+}
+
+impl OpenOptions {
+    /// The kernel's geometry, eight stripes, and one thread.
+    pub fn new(attach_id: u64) -> OpenOptions {
+        OpenOptions {
+            force_format: false,
+            geometry: Geometry::KERNEL,
+            stripes: 8,
+            attach_id,
+            progress: Arc::default(),
+            replay: ReplayPace::default(),
+            flat_from: FLAT_FROM,
+            threads: 1,
+        }
+    }
+}
+
+impl Pcache {
+    /// Opens the cache that `args` describes, formatting the device if it is empty.
+    pub fn open(
+        args: TableArgs,
+        len_bytes: u64,
+        cache: Arc<dyn Pmem>,
+        backing: Arc<dyn Disk>,
+        memory: impl Into<Keeper>,
+        options: &OpenOptions,
+    ) -> Result<Pcache> {
+        assert!((1..=STRIPES_MAX).contains(&options.stripes));
+        let geometry = options.geometry;
+        let media = Media { pmem: cache, geometry, shared: None };
+        let keeper = memory.into();
+        let limits = backing.limits().clone();
+        if limits.size_bytes > BACKING_BYTES_MAX {
+            let (found, most) = human_pair(limits.size_bytes, BACKING_BYTES_MAX);
+            return Err(Error::new(
+                Kind::Invalid,
+                format!(
+                    "pcache: backing device {} has {found}; more than {most} is not supported",
+                    limits.name
+                ),
+            ));
+        }
+        if len_bytes > limits.size_bytes {
+            return Err(Error::new(
+                Kind::Invalid,
+                format!(
+                    "pcache: the table is {len_bytes} bytes long, but backing device {} has {}",
+                    limits.name, limits.size_bytes
+                ),
+            ));
+        }
+        prepare_media(&media, &backing, &args, options, &keeper)?;
+        let opening = Opening { args, media, backing, keeper, options };
+        match opening.attach(None)? {
+            Attached::Open(pcache) => Ok(*pcache),
+            Attached::OtherMemory(note) => match opening.attach(Some(note))? {
+                Attached::Open(pcache) => Ok(*pcache),
+                Attached::OtherMemory(_) => unreachable!("new memory is of nobody else"),
+            },
+        }
+    }
+}
+
+/// Makes sure that the device holds a pcache: formats it where that can do no harm.
+fn prepare_media(
+    media: &Media,
+    backing: &Arc<dyn Disk>,
+    args: &TableArgs,
+    options: &OpenOptions,
+    keeper: &Keeper,
+) -> Result<()> {
+    let len = media.pmem.len_bytes();
+    if len < media.geometry.device_bytes_min {
+        let cut = attach::cut_short(media);
+        let (len, needed) = human_pair(len, media.geometry.device_bytes_min);
+        return Err(Error::new(
+            Kind::NoSpace,
+            format!(
+                "pcache: cache device {} has {len}, but at least {needed} is needed{cut}",
+                media.name()
+            ),
+        ));
+    }
+    check_size(media)?;
+    // Before anything is written, by force or not.
+    Label::refuse_newer(media)?;
+    let unseen = match options.force_format {
+        true => memory::unseen(media, keeper, args)?,
+        false => None,
+    };
+    match content(media)? {
+        Content::CutFormat => format(media, args.has_data_crc),
+        Content::Other if options.force_format => format(media, args.has_data_crc),
+        Content::Other => {
+            refuse_contents(media, backing)?;
+            format(media, args.has_data_crc)
+        }
+        Content::Pcache if options.force_format => format_again(media, args),
+        // Nobody has attached since; whether all of that format is durable, nobody knows.
+        Content::Pcache if is_untouched(media) => format(media, args.has_data_crc),
+        Content::Pcache => Ok(()),
+    }?;
+    unseen.iter().for_each(SharedWords::remove);
+    Ok(())
+}
+
+/// Whether a format was the last that happened to the cache: a kernel that attaches stores a newer
+/// cache_info.
+fn is_untouched(media: &Media) -> bool {
+    let is_of_format = Label::load(media).is_some_and(|(label, _)| label.is_of_format());
+    is_of_format
+        && attach::load_info(media).is_ok_and(|info| info.slot.seq == 1)
+        && inspect::inspect(media.pmem.clone(), media.geometry).is_ok_and(|report| report.keys == 0)
+}
+
+/// Whatever is on a device that is no pcache is not formatted over without being asked.
+fn refuse_contents(media: &Media, backing: &Arc<dyn Disk>) -> Result<()> {
+    let found = probe::pmem(&*media.pmem, 0);
+    let origin = probe::disk(backing, 0);
+    let order = "pcache CACHE-DEVICE BACKING-DEVICE";
+    let names = (&*backing.limits().name, order);
+    match probe::objection(&found, is_blank(media)?, &origin, names) {
+        None => Ok(()),
+        Some(why) => {
+            let what = format!("pcache: {} is not a pcache: {why}", media.name());
+            Err(Error::new(Kind::Refused, what))
+        }
+    }
+}
+
+/// Formats a cache anew, unless dirty data is in it.
+fn format_again(media: &Media, args: &TableArgs) -> Result<()> {
+    if attach::load_info(media).is_err() {
+        // Nothing can be found without it: whoever says so may start over.
+        return format(media, args.has_data_crc);
+    }
+    let report = inspect::inspect(media.pmem.clone(), media.geometry).map_err(|error| {
+        let what = "damaged, and may hold dirty data: erase its first 64 KiB if it may be lost";
+        Error::new(error.kind(), format!("pcache: {error}; {what}"))
+    })?;
+    if report.dirty_bytes > 0 {
+        return Err(Error::new(
+            Kind::Refused,
+            format!(
+                "pcache: {} holds {} of dirty data that no other device has: write it back with \
+                 `udm recover`, or erase its first 64 KiB if it may be lost",
+                media.name(),
+                human_bytes(report.dirty_bytes)
+            ),
+        ));
+    }
+    format(media, args.has_data_crc)
+}
+
+/// Checks that table, cache and backing device belong together.
+pub(super) fn check_binding(
+    media: &Media,
+    found: &Structures,
+    args: &TableArgs,
+    limits: &DiskLimits,
+) -> Result<()> {
+    let stored = has_data_crc(&found.info.record);
+    if args.has_data_crc != stored {
+        return Err(Error::new(
+            Kind::Invalid,
+            format!(
+                "pcache: {}: invalid option for data_crc: the cache was formatted with data_crc \
+                 {stored}, the table says {}",
+                media.name(),
+                args.has_data_crc
+            ),
+        ));
+    }
+    let Some((label, _)) = &found.label else { return Ok(()) };
+    if !args.rebinds && !label.is_bound_to(&limits.identity, limits.size_bytes) {
+        let (known, found) = human_pair(label.backing_bytes, limits.size_bytes);
+        return Err(Error::new(
+            Kind::Refused,
+            format!(
+                "pcache: {} caches another backing device ({}, {known}), not {} ({}, {found}); if \
+                 it is the same data in a new place, add `rebind true` to the table",
+                media.name(),
+                label.identity,
+                limits.name,
+                limits.identity
+            ),
+        ));
+    }
+    Ok(())
+}
+
+/// A cache that is being opened.
+struct Opening<'a> {
+    args: TableArgs,
+    media: Media,
+    backing: Arc<dyn Disk>,
+    keeper: Keeper,
+    options: &'a OpenOptions,
+}
+
+/// How an opening ends.
+enum Attached {
+    Open(Box<Pcache>),
+    /// The memory that was found is not this medium's, and the user accepts what is lost; a note
+    /// says what that is.
+    OtherMemory(String),
+}
+
+impl Opening<'_> {
+    /// Reads the cache, and attaches. `forgotten`: without the memory that is there, and why.
+    fn attach(&self, forgotten: Option<String>) -> Result<Attached> {
+        let Opening { args, options, .. } = self;
+        let limits = self.backing.limits();
+        let keeper = self.keeper.clone();
+        let memory = Memory::of(&self.media, keeper, args, options, forgotten.is_some())?;
+        let media = Media { shared: Some(memory.words()), ..self.media.clone() };
+        let mut found = attach::load_structures(&media)?;
+        // A refused medium is not touched.
+        check_binding(&media, &found, args, limits)?;
+        let is_rewritten = openset::has_failed(&memory.words());
+        if is_rewritten {
+            media.rewrite()?;
+            found = attach::load_structures(&media)?;
+        }
+        let reading = Reading {
+            backing_bytes: limits.size_bytes,
+            log_damage: args.log_damage,
+            at_once_max: options.replay.at_once_max,
+            sharing: Sharing::among(options.threads),
+            new_index: &|| Index::with_flats(limits.size_bytes, options.flat_from),
+            progress: &options.progress,
+        };
+        let mut replayed = survey(&media, &found, &reading)?;
+        if replayed.counts.keys <= options.replay.at_once_max {
+            replayed.finish(&media, &found.segments)?;
+        }
+        if is_rewritten {
+            let note = "a flush of the cache device had failed: all it holds was stored again";
+            replayed.notes.push(note.to_string());
+        }
+        replayed.notes.extend(memory.notes.iter().cloned().chain(forgotten));
+        self.assemble(media, memory, found, replayed)
+    }
+
+    /// Turns what was found into a running cache: takes up the keys that a dead server left in
+    /// memory, and names this attach on the label. memory.rs says why in this order.
+    fn assemble(
+        &self,
+        media: Media,
+        mut memory: Memory,
+        found: Structures,
+        mut replayed: Replayed,
+    ) -> Result<Attached> {
+        let (args, options) = (self.args.clone(), self.options);
+        let backing = Arc::clone(&self.backing);
+        let info = found.info.record;
+        // First of all: it may refuse, and a refused medium is not touched.
+        let left = memory.left()?;
+        let left = match keys_left(&media, &found, &mut replayed, left, &args)? {
+            Left::Keys(keys) => keys,
+            Left::OfAnother(note) => return Ok(Attached::OtherMemory(note)),
+        };
+        let marks_from = first_mark(&found, &replayed, &info);
+        memory.name(options.stripes, &info, replayed.head)?;
+        let (label, slot) =
+            name_attach(&media, &backing, &memory, options, &found, &replayed, marks_from)?;
+        let (log, open) = self.take_over(&media, &memory, &found, &mut replayed, &left)?;
+        let segments = Arc::clone(&found.segments);
+        // A kernel would mis-count keys of reused segments: collection passes them first of all.
+        let stale_until = (replayed.counts.stale_keys > 0).then_some(replayed.dirty_tail);
+        let gc = Gc::new(stale_until, replayed.hidden_until);
+        let writeback = Writeback::new(&log, marks_from, replayed.torn_until);
+        let room_bytes = segments.blocks() * BLOCK;
+        Ok(Attached::Open(Box::new(Pcache {
+            crcs: replayed.crcs,
+            stripes: Stripes::new(open, replayed.counts.dirty_bytes),
+            zeroes: Zeroes::default(),
+            misses: Mutex::default(),
+            background: Background::new(
+                writeback,
+                replayed.rest,
+                options.replay.slice,
+                replayed.notes,
+            ),
+            collector: Collector::new(gc, args.retention.policy(segments.blocks()), &segments),
+            bad: Quarantine::new(&label.bad, backing.limits().size_bytes),
+            backing,
+            identity: Identity::new(&media, &found, (label, slot)),
+            signals: Signals::new(segments.count(), room_bytes, args.high_watermark),
+            counters: Counters::default(),
+            index: replayed.index,
+            segments,
+            args,
+            media,
+            log,
+        })))
+    }
+
+    /// The log takes up the keys that were left in memory, which belongs to this attach alone then.
+    fn take_over(
+        &self,
+        media: &Media,
+        memory: &Memory,
+        found: &Structures,
+        replayed: &mut Replayed,
+        left: &[Key],
+    ) -> Result<(KeyLog, OpenSets)> {
+        let (options, info) = (self.options, found.info.record);
+        let log = log_found(media, found, replayed)?;
+        let keys = take_up(media, found, replayed, self.backing.limits().size_bytes, left)?;
+        if mutants::is(Mutant::SharedClearedFirst) {
+            let at = log.head();
+            let _ = OpenSets::begin(memory.words(), options.stripes, options.attach_id, &info, at);
+        }
+        log_taken_up(&log, media, &keys, replayed.is_unmarked)?;
+        // From here on the memory is this attach's alone: the keys in it are in the log.
+        let open =
+            OpenSets::begin(memory.words(), options.stripes, options.attach_id, &info, log.head());
+        memory.words().keep_last_name();
+        Ok((log, open))
+    }
+}
+
+/// The log as it was found, with its tails where the attach wants them.
+fn log_found(media: &Media, found: &Structures, replayed: &mut Replayed) -> Result<KeyLog> {
+    let segments = Arc::clone(&found.segments);
+    let (head, key_tail, dirty_tail) = (replayed.head, found.key_tail, found.dirty_tail);
+    let log = KeyLog::new(media.clone(), segments, head, key_tail, dirty_tail);
+    log.note_logged(replayed.key_counts());
+    let failed = |status| media.damaged(format_args!("cannot store: {status}"));
+    if mutants::is(Mutant::DirtyTailAtHead) {
+        replayed.dirty_tail = replayed.head;
+    }
+    log.set_dirty_tail(replayed.dirty_tail).map_err(failed)?;
+    log.set_key_tail(replayed.key_tail).map_err(failed)?;
+    Ok(log)
+}
+
+/// Stores the label of this attach.
+fn name_attach(
+    media: &Media,
+    backing: &Arc<dyn Disk>,
+    memory: &Memory,
+    options: &OpenOptions,
+    found: &Structures,
+    replayed: &Replayed,
+    marks_from: Option<Position>,
+) -> Result<(Label, SlotState)> {
+    let limits = backing.limits();
+    let mut label = Label {
+        attach_id: options.attach_id,
+        backing_bytes: limits.size_bytes,
+        identity: limits.identity.clone(),
+        marks_from: marks_from.unwrap_or(replayed.dirty_tail),
+        info: [0; 24],
+        bad: found.label.as_ref().map_or_else(Vec::new, |(label, _)| label.bad.clone()),
+        torn_until: replayed.torn_until,
+        served: memory.serving(),
+    };
+    label.info.copy_from_slice(found.info.record.as_bytes());
+    // Also beside a label that a format left, which counts for nothing else.
+    let mut slot = Label::load(media).map_or(SlotState::unwritten(0), |(_, slot)| slot);
+    if mutants::is(Mutant::LabelUnwritten) {
+        return Ok((label, slot));
+    }
+    label
+        .store_twice(media, &mut slot)
+        .map_err(|status| media.damaged(format_args!("cannot store the label: {status}")))?;
+    Ok((label, slot))
+}
+
+/// From where on the log surely carries flush marks; `None`: from dirty_tail on.
+fn first_mark(found: &Structures, replayed: &Replayed, info: &CacheInfo) -> Option<Position> {
+    let was_ours = found.label.as_ref().is_some_and(|(label, _)| {
+        label.info == *info.as_bytes() || mutants::is(Mutant::MarksOnKernelLog)
+    });
+    match &found.label {
+        // Only we have written since, and the place where we began is before dirty_tail.
+        Some(_) if was_ours && !replayed.has_met_marks => None,
+        Some((label, _)) if was_ours => Some(label.marks_from),
+        _ => Some(replayed.head),
+    }
+}

@@ -1,0 +1,125 @@
+//! Who is told what, and when: the background that there is work, and waiting bios that there is
+//! room.
+
+use crate::alarm::Alarm;
+use crate::bio::Bio;
+use crate::room::Room;
+use crate::sync::Arc;
+use crate::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use crate::target::{Events, Port};
+
+/// Rings once for each segment taken.
+#[derive(Debug, Default)]
+struct Bell {
+    /// Segments in use when it rang last; 0: that was long ago.
+    told: AtomicU32,
+}
+
+impl Bell {
+    fn is_news(&self, used: u32) -> bool {
+        self.told.load(Ordering::Relaxed) != used && self.told.swap(used, Ordering::Relaxed) != used
+    }
+
+    fn forget(&self) {
+        self.told.store(0, Ordering::Relaxed);
+    }
+}
+
+/// The bells of a cache.
+#[derive(Debug)]
+pub(super) struct Signals {
+    events: Arc<Events>,
+    alarm: Alarm,
+    room: Room,
+    /// With so many segments in use, so much may be dirty that write-back has to begin.
+    filled_from: u32,
+    filled: Bell,
+    /// Segments get short.
+    short: Bell,
+    /// A write did a piece of collection.
+    helped: Bell,
+    /// Lately, writes waited for write-back and for nothing else.
+    is_origin_limiting: AtomicBool,
+}
+
+impl Signals {
+    /// For a cache of so many segments with room for so many bytes, of which `high_watermark`
+    /// percent may be dirty.
+    pub(super) fn new(segments: u32, room_bytes: u64, high_watermark: u32) -> Signals {
+        let events = Arc::default();
+        Signals {
+            alarm: Alarm::new(&events),
+            room: Room::new(&events, room_bytes),
+            events,
+            filled_from: (u64::from(segments) * u64::from(high_watermark) / 100) as u32,
+            filled: Bell::default(),
+            short: Bell::default(),
+            helped: Bell::default(),
+            is_origin_limiting: AtomicBool::new(false),
+        }
+    }
+
+    pub(super) fn events(&self) -> &Arc<Events> {
+        &self.events
+    }
+
+    pub(super) fn alarm(&self) -> &Alarm {
+        &self.alarm
+    }
+
+    pub(super) fn room(&self) -> &Room {
+        &self.room
+    }
+
+    /// The background is to look now.
+    pub(super) fn work(&self) {
+        self.events.work();
+    }
+
+    /// The background is to look. While somebody waits for room, a key that came since it looked
+    /// may be all that keeps that room, so it is woken in any case.
+    pub(super) fn arm(&self) {
+        self.alarm.arm(self.room.is_wanted());
+    }
+
+    /// So many segments are in use. Tells the background if that is news; `is_short`: so many that
+    /// collection should begin.
+    pub(super) fn note_used(&self, used: u32, is_short: bool) {
+        let is_news = is_short && self.short.is_news(used);
+        let is_filled = used >= self.filled_from && self.filled.is_news(used);
+        if is_filled || is_news || self.room.is_wanted() {
+            self.work();
+        }
+    }
+
+    /// Whether a write shall do a piece of collection: once for each segment taken.
+    pub(super) fn is_help_due(&self, used: u32) -> bool {
+        self.helped.is_news(used)
+    }
+
+    /// Collection is done: the next segment taken is news again.
+    pub(super) fn note_collected(&self) {
+        self.short.forget();
+        self.helped.forget();
+    }
+
+    /// The bio waits for room.
+    pub(super) fn wait(&self, bio: Bio, port: &mut Port) {
+        self.room.wait(bio, port);
+    }
+
+    /// Whether the backing device is what limits the rate of writes.
+    pub(super) fn set_origin_limiting(&self, is_limiting: bool) {
+        self.is_origin_limiting.store(is_limiting, Ordering::Relaxed);
+    }
+
+    /// There are so many bytes of room: waiting bios hear of it.
+    pub(super) fn tell_room(&self, bytes: u64) {
+        if bytes > 0 {
+            self.room.hope();
+        }
+        if bytes > 0 || self.room.has_stepped_back() {
+            self.room.tell(bytes, self.is_origin_limiting.load(Ordering::Relaxed));
+        }
+    }
+}

@@ -1,0 +1,226 @@
+//! Stripes: the locks of the device's regions, and what changes under them. Every `n`-th 4 MiB
+//! region shares a short lock, an open key set, and a count of the dirty bytes that came.
+//!
+//! Keys join the open set of their stripe, and the set is logged when it is full, old or asked for.
+
+use zerocopy::FromZeros;
+
+use crate::mutants::{self, Mutant};
+use crate::sync::atomic::{AtomicU64, Ordering};
+use crate::sync::{Mutex, MutexGuard, lock, lock_soon};
+
+use super::Pcache;
+use super::keylog::AppendError;
+use super::layout::{KEY_CLEAN, KEYS_MAX, Key, REGION_BYTES};
+use super::openset::OpenSets;
+use super::read::Fills;
+use super::segment::Space;
+use super::write::Sums;
+
+/// Most stripes, that is open key sets.
+pub(super) const STRIPES_MAX: usize = 16;
+
+/// How an append to an open key set ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Close {
+    /// The set stays open, unless it is full.
+    No,
+    /// The set is logged.
+    Yes,
+    /// The set is logged with a flush mark behind it.
+    Marked,
+}
+
+/// The lock of every `n`-th 4 MiB region, on a cache line of its own.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+struct Stripe {
+    fills: Mutex<Fills>,
+    /// Dirty bytes that were ever written here. Changes under the lock, is read without it.
+    dirtied_bytes: AtomicU64,
+}
+
+/// All stripes of a cache.
+#[derive(Debug)]
+pub(super) struct Stripes {
+    stripes: Box<[Stripe]>,
+    open: OpenSets,
+    /// Where the keys of a set are gathered to be logged.
+    scratch: Mutex<Vec<Key>>,
+    /// Dirty bytes that the attach found.
+    dirty_at_start: u64,
+    /// Dirty bytes that were written back since.
+    cleaned_bytes: AtomicU64,
+}
+
+impl Stripes {
+    /// One for each open set, of a cache that has so many dirty bytes.
+    pub(super) fn new(open: OpenSets, dirty_bytes: u64) -> Stripes {
+        let count = open.stripes();
+        Stripes {
+            stripes: (0..count).map(|_| Stripe::default()).collect(),
+            open,
+            scratch: Mutex::new(Vec::with_capacity(count * KEYS_MAX)),
+            dirty_at_start: dirty_bytes,
+            cleaned_bytes: AtomicU64::new(0),
+        }
+    }
+
+    /// The stripe of a byte of the device.
+    pub(super) fn of(&self, offset: u64) -> usize {
+        (offset / REGION_BYTES) as usize % self.stripes.len()
+    }
+
+    pub(super) fn lock(&self, stripe: usize) -> MutexGuard<'_, Fills> {
+        lock(&self.stripes[stripe].fills)
+    }
+
+    /// For writes, which would not have slept yet when they get it.
+    pub(super) fn lock_soon(&self, stripe: usize) -> MutexGuard<'_, Fills> {
+        lock_soon(&self.stripes[stripe].fills)
+    }
+
+    /// The open key sets.
+    pub(super) fn open(&self) -> &OpenSets {
+        &self.open
+    }
+
+    pub(super) fn has_open_keys(&self) -> bool {
+        (0..self.open.stripes()).any(|stripe| self.open.len(stripe) > 0)
+    }
+
+    /// The caller holds the stripe's lock, so this needs no atomic addition.
+    pub(super) fn add_dirty(&self, stripe: usize, bytes: u64) {
+        let dirtied = &self.stripes[stripe].dirtied_bytes;
+        let sum = dirtied.load(Ordering::Relaxed) + bytes;
+        dirtied.store(sum, Ordering::Release);
+    }
+
+    /// So many dirty bytes are on the backing device now.
+    pub(super) fn note_cleaned(&self, bytes: u64) {
+        self.cleaned_bytes.fetch_add(bytes, Ordering::SeqCst);
+    }
+
+    /// Dirty bytes that were written back since the attach.
+    pub(super) fn cleaned_bytes(&self) -> u64 {
+        self.cleaned_bytes.load(Ordering::SeqCst)
+    }
+
+    /// All dirty bytes that ever came, with those that the attach found.
+    pub(super) fn came_bytes(&self) -> u64 {
+        let dirtied = |stripe: &Stripe| stripe.dirtied_bytes.load(Ordering::Acquire);
+        self.dirty_at_start + self.stripes.iter().map(dirtied).sum::<u64>()
+    }
+
+    /// Bytes that only the cache has.
+    pub(super) fn dirty_bytes(&self) -> u64 {
+        // First what went, then what came: so nothing goes that has not come.
+        let cleaned = self.cleaned_bytes();
+        self.came_bytes().saturating_sub(cleaned)
+    }
+}
+
+impl Pcache {
+    /// A full set is one whose logging failed before for lack of room: try again, before
+    /// anything else changes.
+    pub(super) fn make_set_room(&self, stripe: usize) -> Result<(), AppendError> {
+        match self.stripes.open.len(stripe) {
+            KEYS_MAX => self.close_set(stripe, false),
+            _ => Ok(()),
+        }
+    }
+
+    /// The set has room, its stripe is locked.
+    pub(super) fn push_key(&self, stripe: usize, at: u64, space: Space, sums: Sums, flags: u32) {
+        let mut key = Key::new_zeroed();
+        key.off.set(at);
+        key.len.set(space.len);
+        key.flags.set(flags);
+        key.segment.set(space.segment);
+        key.segment_off.set(space.offset);
+        key.generation.set(space.generation);
+        key.data_crc.set(sums.crc);
+        self.stripes.open.push(stripe, &key, sums.look);
+    }
+
+    /// Logs the set if it is full or `close` says so. A full set that finds no room stays open:
+    /// its keys are in no more danger than those of any open set.
+    pub(super) fn close_after_push(&self, stripe: usize, close: Close) -> Result<(), AppendError> {
+        if close == Close::No {
+            if self.stripes.open.len(stripe) == KEYS_MAX {
+                match self.close_set(stripe, false) {
+                    Err(AppendError::NoRoom) | Ok(()) => {}
+                    failed => return failed,
+                }
+            }
+            return Ok(());
+        }
+        self.close_set(stripe, close == Close::Marked)
+    }
+
+    /// Logs one open set, durably. Its stripe is locked.
+    fn close_set(&self, stripe: usize, mark: bool) -> Result<(), AppendError> {
+        if mutants::is(Mutant::ServedSaidLate) {
+            self.identity.say_served();
+        }
+        if self.stripes.open.len(stripe) == 1 {
+            // A FUA write, mostly: nothing that other stripes use is needed.
+            self.log.append(&[self.stripes.open.key(stripe, 0)], mark)?;
+            self.stripes.open.clear(stripe);
+            return Ok(());
+        }
+        let mut keys = lock_soon(&self.stripes.scratch);
+        keys.clear();
+        self.stripes.open.collect(stripe, &mut keys);
+        self.log.append(&keys, mark)?;
+        self.stripes.open.clear(stripe);
+        Ok(())
+    }
+
+    /// Logs every open set, one after the other: a write waits for no more than one of them.
+    pub(super) fn close_each(&self) -> Result<(), AppendError> {
+        (0..self.stripes.open.stripes()).try_for_each(|stripe| {
+            let _state = self.stripes.lock_soon(stripe);
+            match self.stripes.open.len(stripe) {
+                0 => Ok(()),
+                _ => self.close_set(stripe, false),
+            }
+        })
+    }
+
+    /// Logs every open set, together, durably. With `mark`, as a client's flush.
+    pub(super) fn close_all(&self, mark: bool) -> Result<(), AppendError> {
+        // All stripes at once, in order: a key of a locked stripe cannot overtake one that is
+        // being logged, and keys of many stripes share key sets.
+        let guards: [_; STRIPES_MAX] = std::array::from_fn(|nth| {
+            self.stripes.stripes.get(nth).map(|stripe| lock(&stripe.fills))
+        });
+        let mut keys = lock(&self.stripes.scratch);
+        keys.clear();
+        let skipped = usize::from(mutants::is(Mutant::FlushSkipsStripe));
+        for stripe in 0..self.stripes.open.stripes() - skipped {
+            self.stripes.open.collect(stripe, &mut keys);
+        }
+        if keys.is_empty() && !mark {
+            return Ok(());
+        }
+        let guards = (!mutants::is(Mutant::SetClearedUnlocked)).then_some(guards);
+        self.log.append(&keys, mark)?;
+        for stripe in 0..self.stripes.open.stripes() - skipped {
+            self.stripes.open.clear(stripe);
+        }
+        drop(guards);
+        Ok(())
+    }
+
+    /// A CLEAN key for data that the backing device has too.
+    pub(super) fn push_clean(&self, stripe: usize, at: u64, space: Space, sums: Sums) {
+        self.point(at, space, sums);
+        self.push_clean_key(stripe, at, space, sums);
+    }
+
+    /// As [`Pcache::push_clean`], for data that the index has there already.
+    pub(super) fn push_clean_key(&self, stripe: usize, at: u64, space: Space, sums: Sums) {
+        self.push_key(stripe, at, space, sums, KEY_CLEAN);
+    }
+}
