@@ -8,15 +8,24 @@ use crate::target::Port;
 use crate::units::{Nanos, SECOND};
 
 use super::Pcache;
-use super::gc::Sweep;
+use super::attach::Replay;
+use super::gc::{ROUNDS_MAX, Sweep};
 use super::pace::Pace;
-use super::replay::Replay;
 use super::writeback::Writeback;
 
 /// An open key set with keys is logged after so long.
 const CLOSE_AFTER: Nanos = SECOND;
 /// So often the background looks whether the medium is all there.
 const LOOK_EVERY: Nanos = SECOND / 10;
+
+/// Why the background works.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Occasion {
+    /// It is time, or somebody has called.
+    Tick,
+    /// A batch is on the backing device: what it freed is collected, and the next one may begin.
+    BatchEnded,
+}
 
 /// What the background is at. Its lock is the first of all.
 #[derive(Debug, Default)]
@@ -115,29 +124,87 @@ impl Pcache {
         }
         self.look_at_medium(work);
         self.replay_slice(work);
-        self.close_old_sets(work, self.is_urgent());
-        self.writeback_if_due(work, port);
-        self.collect_enough(work, port);
-        self.look_at_collection(work);
-        // What was kept behind nothing dirty can be given up, once write-back has passed it.
-        if work.pace.is_pressed() || self.stripes.dirty_bytes() == 0 {
-            self.writeback_if_due(work, port);
-        }
+        self.work(work, Occasion::Tick, port);
         self.give_up_if_hopeless(work);
         self.next_look(work)
     }
 
     /// A write of the background's is back.
     pub(super) fn written_back(&self, io: DiskIo, port: &mut Port) {
-        self.complete_write(&mut self.background.lock(), io, port);
+        let work = &mut *self.background.lock();
+        self.complete_write(&mut work.writeback, io, port);
+        self.plan_retry(work);
     }
 
     /// The flush behind a batch is back.
     pub(super) fn flushed_back(&self, io: DiskIo, port: &mut Port) {
-        self.complete_flush(&mut self.background.lock(), io, port);
+        let work = &mut *self.background.lock();
+        if self.complete_flush(&mut work.writeback, &io) {
+            self.work(work, Occasion::BatchEnded, port);
+        }
+        self.plan_retry(work);
     }
 
-    pub(super) fn is_urgent(&self) -> bool {
+    /// Does what there is to do, in this order: what waits in memory is logged, what is logged is
+    /// written back, what is written back is collected, and makes room for what waits.
+    fn work(&self, work: &mut Work, occasion: Occasion, port: &mut Port) {
+        self.close_old_sets(work, self.is_urgent());
+        match occasion {
+            Occasion::Tick => {
+                self.writeback_if_due(work, port);
+                self.collect_enough(work, port);
+            }
+            Occasion::BatchEnded => self.collect(work),
+        }
+        self.look_at_collection(work);
+        match occasion {
+            // What was kept behind nothing dirty can be given up, once write-back has passed it.
+            Occasion::Tick if work.pace.is_pressed() || self.stripes.dirty_bytes() == 0 => {
+                self.writeback_if_due(work, port);
+            }
+            Occasion::Tick => {}
+            Occasion::BatchEnded => self.go_on_writing(work, port),
+        }
+    }
+
+    /// A batch has ended well: the next one begins if write-back does not rest.
+    fn go_on_writing(&self, work: &mut Work, port: &mut Port) {
+        if mutants::is(Mutant::QuarantineLate) {
+            self.set_aside_late(&work.writeback);
+        }
+        work.pace.batch_ended();
+        if !work.pace.is_full() && !work.pace.is_pressed() {
+            // The next tick knows what time it is.
+            return self.signals.work();
+        }
+        let passed = self.log.dirty_tail();
+        self.writeback_step(work, port);
+        if self.log.dirty_tail() != passed {
+            // Marks and CLEAN keys alone: no further flush will end and look again, but somebody
+            // may wait for just this room.
+            self.collect(work);
+        }
+    }
+
+    /// Collects; and when all that could be passed was passed, and much of it was kept, once more:
+    /// each time more is condemned.
+    fn collect_enough(&self, work: &mut Work, port: &mut Port) {
+        self.collect(work);
+        for _ in 0..ROUNDS_MAX {
+            let is_over = !self.is_space_short() || self.background.is_suspended();
+            if is_over || self.collector.lock().is_futile() {
+                break;
+            }
+            self.close_old_sets(work, true);
+            work.pace.press();
+            self.writeback_if_due(work, port);
+            self.press_collection();
+            self.collect(work);
+        }
+        self.collector.lock().relax();
+    }
+
+    fn is_urgent(&self) -> bool {
         self.background.is_draining() || self.is_space_short()
     }
 
@@ -154,7 +221,7 @@ impl Pcache {
     }
 
     /// Logs open sets that are old, or that are all that write-back and collection wait for.
-    pub(super) fn close_old_sets(&self, work: &mut Work, is_urgent: bool) {
+    fn close_old_sets(&self, work: &mut Work, is_urgent: bool) {
         let is_old = work.now >= work.last_close + CLOSE_AFTER;
         let is_due = work.pace.share() > 0 && self.stripes.dirty_bytes() > 0;
         let is_waited_for = (is_urgent || is_due) && self.log.dirty_tail() == self.log.head();

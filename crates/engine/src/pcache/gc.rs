@@ -10,7 +10,6 @@ use crate::error::Status;
 use crate::mutants::{self, Mutant};
 use crate::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use crate::sync::{Mutex, MutexGuard, lock};
-use crate::target::Port;
 use crate::units::BLOCK;
 
 use super::Pcache;
@@ -23,7 +22,7 @@ use super::retention::{Retention, USES_MAX};
 use super::segment::{LOG_RESERVE, Segments};
 
 /// So often a tick passes the log; a use is lost each time, so then what is condemned goes.
-const ROUNDS_MAX: u32 = USES_MAX as u32 + 1;
+pub(super) const ROUNDS_MAX: u32 = USES_MAX as u32 + 1;
 /// So often the index is swept while as many segments are reused as there are: between two sweeps
 /// no more slots die than half the cache has blocks.
 const SWEEPS_PER_TURN: u64 = 2;
@@ -86,6 +85,16 @@ impl Gc {
     /// Damage in the log stops collection.
     pub(super) fn is_stuck(&self) -> bool {
         self.is_stuck
+    }
+
+    /// Whether passing the log once more would find nothing that could go.
+    pub(super) fn is_futile(&self) -> bool {
+        self.is_stuck || !self.keeper.has_kept()
+    }
+
+    /// Nothing more is to be condemned.
+    pub(super) fn relax(&mut self) {
+        self.is_pressed = false;
     }
 
     /// What was being done has failed: key_tail may not be where the references say.
@@ -215,26 +224,11 @@ impl Pcache {
             || self.signals.room().is_wanted() && !self.has_room()
     }
 
-    /// Collects; and when all that could be passed was passed, and much of it was kept, once more:
-    /// each time more is condemned.
-    pub(super) fn collect_enough(&self, work: &mut Work, port: &mut Port) {
-        self.collect(work);
-        for _ in 0..ROUNDS_MAX {
-            let is_over = !self.is_space_short() || self.background.is_suspended();
-            let is_futile = |gc: &Gc| gc.is_stuck || !gc.keeper.has_kept();
-            if is_over || is_futile(&self.collector.lock()) {
-                break;
-            }
-            self.close_old_sets(work, true);
-            work.pace.press();
-            self.writeback_if_due(work, port);
-            let mut gc = self.collector.lock();
-            self.condemn_more(self.missing());
-            gc.is_pressed = true;
-            drop(gc);
-            self.collect(work);
-        }
-        self.collector.lock().is_pressed = false;
+    /// Passing everything once was not enough: more is condemned.
+    pub(super) fn press_collection(&self) {
+        let mut gc = self.collector.lock();
+        self.condemn_more(self.missing());
+        gc.is_pressed = true;
     }
 
     /// Free segments that are missing, at least one.

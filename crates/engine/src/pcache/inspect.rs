@@ -6,8 +6,7 @@ use crate::pmem::Pmem;
 use crate::shm::{Keeper, Served};
 use crate::sync::Arc;
 
-use super::attach::{LogDamage, extent, has_data_crc, load_structures};
-use super::batch::Sharing;
+use super::attach::{LogDamage, Reading, Sharing, extent, has_data_crc, load_structures, survey};
 use super::index::Index;
 use super::label::Label;
 use super::layout::{
@@ -15,7 +14,6 @@ use super::layout::{
 };
 use super::media::Media;
 use super::memory::served;
-use super::survey::{Reading, survey};
 
 /// What a cache device holds.
 #[derive(Clone, Debug)]

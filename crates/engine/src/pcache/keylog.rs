@@ -16,7 +16,7 @@ use crate::slots::SlotState;
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use crate::sync::{Arc, Mutex, lock, lock_soon};
 
-use super::attach::check_key;
+use super::key::check_key;
 use super::layout::{
     DIRTY_TAIL_AT, KEY_BYTES, KEY_CLEAN, KEY_TAIL_AT, KEYS_MAX, KSET_BYTES_MAX, KSET_HEADER_BYTES,
     Key, KsetHeader, Position, Record, SMALL_STRIDE, Tail, kset_bytes, parse_record, seal_kset,

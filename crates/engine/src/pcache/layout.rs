@@ -48,6 +48,9 @@ pub const SMALL_STRIDE: u64 = 16;
 pub const DEVICE_BYTES_MIN: u64 = 512 * MIB;
 /// Most segments a cache may have.
 pub const SEGMENTS_MAX: u64 = 1 << 20;
+/// No segment was ever reused so often; a larger generation on media is damage, and would
+/// overflow.
+pub const GENERATION_MAX: u64 = 1 << 62;
 /// Keys in a full key set.
 pub const KEYS_MAX: usize = 128;
 /// Bytes of a key.

@@ -11,20 +11,19 @@
 //! | `facts`, `counters` | what is told beyond the status | |
 //! | `layout`, `media` | every on-media byte; typed access to them | `*.h` |
 //! | `format`, `open`, `attach` | making a cache, opening one | `cache.c` |
-//! | `survey`, `batch`, `walk`, `replay` | what its log says | `cache.c` |
 //! | `label`, `identity` | knowing a cache again | |
-//! | `segment`, `chain` | allocation, references, generations | `cache_segment.c` |
+//! | `segment`, `classes` | allocation, references, generations | `cache_segment.c` |
 //! | `index` | logical block to place | `cache_key.c` |
 //! | `stripes`, `openset` | keys in memory, under the locks of their regions | `cache_key.c` |
-//! | `memory`, `takeup` | those of a dead server | |
-//! | `keylog` | keys on media | `cache_key.c` |
+//! | `memory` | where those of a dead server are | |
+//! | `keylog`, `key` | keys on media, and what they say | `cache_key.c` |
 //! | `write`, `zero`, `read` | the life of a request | `cache_req.c` |
 //! | `control` | status, table, messages, suspend and the end | `dm_pcache.c` |
 //! | `background` | in which order the background works | |
 //! | `signals` | who is told that there is work, or room | |
 //! | `writeback`, `pace`, `latest` | what goes to the backing device, when | `cache_writeback.c` |
 //! | `gc` | room is made | `cache_gc.c` |
-//! | `retention`, `retain`, `classes` | which data stays when space is short, and how | |
+//! | `retention`, `retain` | which data stays when space is short, and how | |
 //! | `pressure` | what is done when writes would wait for room | |
 //! | `datacrc`, `quarantine` | damage: found, and kept from spreading | |
 //! | `salvage` | what a cache has that is not to be changed, or was cut short | |
@@ -38,8 +37,6 @@
 mod args;
 mod attach;
 mod background;
-mod batch;
-mod chain;
 mod classes;
 pub mod contents;
 mod control;
@@ -51,6 +48,7 @@ mod gc;
 mod identity;
 pub mod index;
 pub mod inspect;
+mod key;
 mod keylog;
 mod label;
 mod latest;
@@ -66,7 +64,6 @@ mod pace;
 mod pressure;
 mod quarantine;
 mod read;
-mod replay;
 mod retain;
 mod retention;
 pub mod salvage;
@@ -76,9 +73,6 @@ pub(crate) mod schedules;
 mod segment;
 mod signals;
 mod stripes;
-mod survey;
-mod takeup;
-mod walk;
 mod write;
 mod writeback;
 mod zero;
@@ -92,7 +86,7 @@ use crate::target::{Dirty, Events, Extent, Fact, Health, Port, Target, TargetLim
 use crate::units::Nanos;
 
 pub use args::{TableArgs, WORDS, WritebackOrder};
-pub use attach::LogDamage;
+pub use attach::{LogDamage, ReplayPace};
 use background::Background;
 use counters::Counters;
 use datacrc::DataCrcs;
@@ -105,7 +99,6 @@ use media::Media;
 pub use open::OpenOptions;
 use quarantine::Quarantine;
 use read::Misses;
-pub use replay::ReplayPace;
 pub use retention::RetentionKind;
 use segment::Segments;
 use signals::Signals;

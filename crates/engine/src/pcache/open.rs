@@ -15,9 +15,11 @@ use crate::sync::{Arc, Mutex};
 use crate::units::{BLOCK, human_bytes, human_pair};
 
 use super::args::TableArgs;
-use super::attach::{self, Structures, check_size, has_data_crc};
+use super::attach::{
+    self, Left, Reading, ReplayPace, Replayed, Sharing, Structures, check_size, has_data_crc,
+    keys_left, log_taken_up, survey, take_up,
+};
 use super::background::Background;
-use super::batch::Sharing;
 use super::counters::Counters;
 use super::format::{Content, content, format, is_blank};
 use super::gc::{Collector, Gc};
@@ -31,11 +33,8 @@ use super::media::Media;
 use super::memory::{self, Memory};
 use super::openset::{self, OpenSets};
 use super::quarantine::Quarantine;
-use super::replay::ReplayPace;
 use super::signals::Signals;
 use super::stripes::{STRIPES_MAX, Stripes};
-use super::survey::{Reading, Replayed, survey};
-use super::takeup::{Left, keys_left, log_taken_up, take_up};
 use super::writeback::Writeback;
 use super::zero::Zeroes;
 use super::{BACKING_BYTES_MAX, Pcache};

@@ -4,7 +4,7 @@
 
 use loom::thread;
 
-use super::chain::SegmentOnMedia;
+use super::attach::SegmentOnMedia;
 use super::index::{Index, Place};
 use super::layout::{Geometry, REGION_BYTES, SEGMENT_META_BYTES, SEGMENTS_AT};
 use super::media::Media;

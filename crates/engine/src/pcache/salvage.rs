@@ -24,9 +24,12 @@ use crate::sync::Arc;
 use crate::units::{SECTOR, human_bytes};
 
 use super::args::TableArgs;
-use super::attach::{LogDamage, Structures, check_key, has_data_crc, load_info, load_structures};
-use super::batch::Sharing;
+use super::attach::{
+    LogDamage, Reading, Sharing, Step, Structures, Walk, damage_behind, difference, has_data_crc,
+    load_info, load_structures, outline, survey,
+};
 use super::index::Index;
+use super::key::check_key;
 use super::layout::{
     Geometry, KEY_CLEAN, Key, Position, SEGMENTS_MAX, SUPERBLOCK_AT, SUPERBLOCK_MAGIC, Sealed,
     Superblock,
@@ -36,9 +39,6 @@ use super::memory::its_memory;
 use super::open::check_binding;
 use super::openset::{self, LeftBehind, OpenSets};
 use super::segment::Segments;
-use super::survey::{Reading, survey};
-use super::takeup::difference;
-use super::walk::{Step, Walk, damage_behind, outline};
 
 /// How much is missing of the pcache on `pmem`, if it is one and was cut short; and whether its
 /// keys have checksums.

@@ -20,9 +20,9 @@ use crate::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering, 
 use crate::sync::{Mutex, lock};
 use crate::units::{BLOCK, SECTOR};
 
-use super::chain::SegmentOnMedia;
+use super::attach::SegmentOnMedia;
 use super::index::Place;
-use super::layout::{Generation, SMALL_STRIDE};
+use super::layout::{GENERATION_MAX, Generation, SMALL_STRIDE};
 use super::media::Media;
 use super::retention::Class;
 
@@ -30,9 +30,6 @@ use super::retention::Class;
 pub const LOG_RESERVE: u32 = 2;
 /// With fewer segments nothing could be written: one holds the log, one is for data.
 pub const SEGMENTS_MIN: u32 = LOG_RESERVE + 2;
-/// No segment was ever reused so often; a larger generation on media is damage, and would
-/// overflow.
-pub const GENERATION_MAX: u64 = 1 << 62;
 /// At most so many data heads; each pins a segment until it is full.
 pub const HEADS_MAX: usize = 8;
 

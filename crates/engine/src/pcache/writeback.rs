@@ -407,7 +407,7 @@ impl Pcache {
     }
 
     /// As [`Mutant::QuarantineLate`] does it.
-    fn set_aside_late(&self, writeback: &Writeback) {
+    pub(super) fn set_aside_late(&self, writeback: &Writeback) {
         let is_damaged = |run: &&Run| writeback.writes.damaged.contains(&run.offset);
         for run in writeback.writes.runs.iter().filter(is_damaged) {
             let _ = self.set_aside(*run);
@@ -426,8 +426,7 @@ impl Pcache {
     }
 
     /// A write of the batch is back.
-    pub(super) fn complete_write(&self, work: &mut Work, io: DiskIo, port: &mut Port) {
-        let writeback = &mut work.writeback;
+    pub(super) fn complete_write(&self, writeback: &mut Writeback, io: DiskIo, port: &mut Port) {
         writeback.writes.outstanding -= 1;
         match io.result {
             Ok(()) => {
@@ -438,52 +437,20 @@ impl Pcache {
         }
         port.pool.put(io.buffer);
         self.emit_writes(writeback, port);
-        self.plan_retry(work);
     }
 
-    /// The flush behind the batch is back.
-    pub(super) fn complete_flush(&self, work: &mut Work, io: DiskIo, port: &mut Port) {
-        let writeback = &mut work.writeback;
+    /// The flush behind the batch is back. Says whether the batch has ended well.
+    pub(super) fn complete_flush(&self, writeback: &mut Writeback, io: &DiskIo) -> bool {
         writeback.cycle.flushed();
-        match io.result.or_else(|status| match mutants::is(Mutant::FlushErrorIgnored) {
-            true => Ok(()),
-            false => Err(status),
-        }) {
-            Ok(()) => {
-                writeback.cycle.succeed();
-                self.signals.room().hope();
-                self.counters.batches.fetch_add(1, Ordering::Relaxed);
-                if self.finish_batch(writeback) {
-                    self.go_on_writing(work, port);
-                }
-            }
+        if io.result.is_err() && !mutants::is(Mutant::FlushErrorIgnored) {
             // What the device has of this batch is unknown: all of it is written again.
-            Err(_) => self.pause(writeback),
+            self.pause(writeback);
+            return false;
         }
-        self.plan_retry(work);
-    }
-
-    /// A batch has ended well: what it freed is collected, and the next one begins if write-back
-    /// does not rest.
-    fn go_on_writing(&self, work: &mut Work, port: &mut Port) {
-        self.close_old_sets(work, self.is_urgent());
-        self.collect(work);
-        self.look_at_collection(work);
-        if mutants::is(Mutant::QuarantineLate) {
-            self.set_aside_late(&work.writeback);
-        }
-        work.pace.batch_ended();
-        if !work.pace.is_full() && !work.pace.is_pressed() {
-            // The next tick knows what time it is.
-            return self.signals.work();
-        }
-        let passed = self.log.dirty_tail();
-        self.writeback_step(work, port);
-        if self.log.dirty_tail() != passed {
-            // Marks and CLEAN keys alone: no further flush will end and look again, but somebody
-            // may wait for just this room.
-            self.collect(work);
-        }
+        writeback.cycle.succeed();
+        self.signals.room().hope();
+        self.counters.batches.fetch_add(1, Ordering::Relaxed);
+        self.finish_batch(writeback)
     }
 
     /// Everything before the batch's end is on the backing device.
@@ -529,7 +496,7 @@ impl Pcache {
         writeback.cycle.fail();
     }
 
-    fn plan_retry(&self, work: &mut Work) {
+    pub(super) fn plan_retry(&self, work: &mut Work) {
         let now = work.now;
         if work.writeback.cycle.plan_retry(now) {
             self.signals.work();

@@ -12,14 +12,11 @@ use crate::units::{BLOCK, SECTOR};
 
 use super::flat::{Flat, Flats, Form};
 use super::packed::Packed;
-use super::rows::Rows;
+use super::rows::{Row, Rows};
 use super::{
     BLOCK_SECTORS, KIND_GHOST, KIND_PLACE, KIND_ROW, KIND_SHIFT, Piece, Place, REGION_BLOCKS,
     USES_MASK, USES_SHIFT, is_cached, uses_of, with_uses_after,
 };
-
-/// The slots of a block in pieces, one for each sector.
-pub(super) type Row = [u64; BLOCK_SECTORS];
 
 /// A region with so many slots is flat. From there on a flat array, which is faster, takes 12 bytes
 /// for each slot in use at most.

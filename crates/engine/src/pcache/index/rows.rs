@@ -3,7 +3,10 @@
 
 use std::ops::{Index, IndexMut};
 
-use super::region::Row;
+use super::BLOCK_SECTORS;
+
+/// The slots of a block in pieces, one for each sector.
+pub(super) type Row = [u64; BLOCK_SECTORS];
 
 /// Rows that are allocated at once.
 const CHUNK: usize = 16;

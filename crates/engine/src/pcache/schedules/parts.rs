@@ -3,7 +3,7 @@
 use shuttle::thread;
 
 use super::world::GEOMETRY;
-use crate::pcache::chain::SegmentOnMedia;
+use crate::pcache::attach::SegmentOnMedia;
 use crate::pcache::datacrc::DataCrcs;
 use crate::pcache::index::{Index, Place};
 use crate::pcache::layout::{REGION_BYTES, SEGMENTS_AT};

@@ -13,18 +13,19 @@ use crate::look::{look_places, mix_look};
 use crate::mutants::{self, Mutant};
 use crate::units::human_bytes;
 
-use super::args::TableArgs;
-use super::attach::{LogDamage, Structures, check_key};
-use super::index::Place;
-use super::keylog::KeyLog;
-use super::layout::{CACHE_INFO_AT, KEY_CLEAN, Key, PAGE_STRIDE, Position};
-use super::media::Media;
-use super::openset::{self, LastSet, LeftBehind, LogEnd};
-use super::segment::Segments;
+use super::structures::{LogDamage, Structures};
 use super::survey::Replayed;
+use crate::pcache::args::TableArgs;
+use crate::pcache::index::Place;
+use crate::pcache::key::check_key;
+use crate::pcache::keylog::KeyLog;
+use crate::pcache::layout::{CACHE_INFO_AT, KEY_CLEAN, Key, PAGE_STRIDE, Position};
+use crate::pcache::media::Media;
+use crate::pcache::openset::{self, LastSet, LeftBehind, LogEnd};
+use crate::pcache::segment::Segments;
 
 /// What to do with the memory that was found.
-pub(super) enum Left {
+pub(in crate::pcache) enum Left {
     /// It is this medium's: these keys are taken up.
     Keys(Vec<Key>),
     /// It is another medium's, of which this is a copy, or which this once was; and the user
@@ -33,7 +34,7 @@ pub(super) enum Left {
 }
 
 /// The keys to take up. Refuses, or adds a note, when there are some that cannot be.
-pub(super) fn keys_left(
+pub(in crate::pcache) fn keys_left(
     media: &Media,
     found: &Structures,
     replayed: &mut Replayed,
@@ -102,7 +103,7 @@ pub(super) fn keys_left(
 
 /// Where memory and medium do not fit together: the log ends elsewhere than it did, or data that a
 /// key in memory names is not there. `head`: the log's end, if that is known.
-pub(super) fn difference(
+pub(in crate::pcache) fn difference(
     media: &Media,
     found: &Structures,
     head: Option<Position>,
@@ -186,7 +187,7 @@ fn loss(left: &LeftBehind, replayed: &Replayed) -> Option<String> {
 }
 
 /// Puts keys that were only in memory into index and accounts; the caller logs them.
-pub(super) fn take_up(
+pub(in crate::pcache) fn take_up(
     media: &Media,
     found: &Structures,
     replayed: &mut Replayed,
@@ -231,7 +232,7 @@ pub(super) fn take_up(
 }
 
 /// Logs the keys that a dead server left, between the marks that ordered write-back needs.
-pub(super) fn log_taken_up(
+pub(in crate::pcache) fn log_taken_up(
     log: &KeyLog,
     media: &Media,
     keys: &[Key],

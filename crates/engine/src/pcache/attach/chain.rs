@@ -4,11 +4,11 @@
 use crate::error::{Error, Kind, Result};
 use crate::slots::SlotState;
 
-use super::layout::{
-    Generation, PAGE_STRIDE, SEGMENT_HAS_NEXT, SEGMENT_META_BYTES, SMALL_STRIDE, SegmentInfo,
+use crate::pcache::layout::{
+    GENERATION_MAX, Generation, PAGE_STRIDE, SEGMENT_HAS_NEXT, SEGMENT_META_BYTES, SMALL_STRIDE,
+    SegmentInfo,
 };
-use super::media::Media;
-use super::segment::GENERATION_MAX;
+use crate::pcache::media::Media;
 
 /// A segment as the attach found it.
 #[derive(Clone, Copy, Debug)]

@@ -17,20 +17,19 @@ use crate::error::{Error, Kind, Result};
 use crate::rescue::CUT_ADVICE;
 use crate::slots::SlotState;
 use crate::sync::Arc;
-use crate::units::SECTOR;
 
 use super::chain::load_chain;
-use super::keylog::TailOnMedia;
-use super::label::Label;
-use super::layout::{
-    CACHE_INFO_AT, CacheInfo, DIRTY_TAIL_AT, INFO_DATA_CRC, INFO_INIT_DONE, KEY_CLEAN, KEY_TAIL_AT,
-    KSET_HEADER_BYTES, Key, PAGE_STRIDE, REGION_BYTES, SEGMENTS_MAX, SMALL_STRIDE, SUPERBLOCK_AT,
+use super::walk::{Step, Walk};
+use crate::pcache::keylog::TailOnMedia;
+use crate::pcache::label::Label;
+use crate::pcache::layout::{
+    CACHE_INFO_AT, CacheInfo, DIRTY_TAIL_AT, INFO_DATA_CRC, INFO_INIT_DONE, KEY_TAIL_AT,
+    KSET_HEADER_BYTES, PAGE_STRIDE, SEGMENTS_MAX, SMALL_STRIDE, SUPERBLOCK_AT,
     SUPERBLOCK_BIG_ENDIAN, SUPERBLOCK_MAGIC, Sealed, Superblock, Tail,
 };
-use super::media::{Found, Media};
-use super::salvage::missing;
-use super::segment::{SEGMENTS_MIN, Segments};
-use super::walk::{Step, Walk};
+use crate::pcache::media::{Found, Media};
+use crate::pcache::salvage::missing;
+use crate::pcache::segment::{SEGMENTS_MIN, Segments};
 
 /// What to do about a log that ends in the middle of damage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -178,41 +177,11 @@ pub fn extent(media: &Media, found: &Structures) -> Result<u64> {
             Step::Keys(set) => {
                 let ends =
                     set.iter().map(|key| key.off.get().saturating_add(u64::from(key.len.get())));
-                extent = ends.filter(|end| *end <= super::BACKING_BYTES_MAX).fold(extent, u64::max);
+                extent = ends
+                    .filter(|end| *end <= crate::pcache::BACKING_BYTES_MAX)
+                    .fold(extent, u64::max);
                 keys = set;
             }
         }
     }
-}
-
-/// Checks what does not depend on generations.
-pub fn check_key(
-    media: &Media,
-    segments: &Segments,
-    backing_bytes: u64,
-    key: &Key,
-) -> std::result::Result<(), String> {
-    let (off, len) = (key.off.get(), u64::from(key.len.get()));
-    let (segment, at) = (key.segment.get(), u64::from(key.segment_off.get()));
-    if key.flags.get() & !KEY_CLEAN != 0 {
-        return Err(format!("unknown flags {:#x}", key.flags.get()));
-    }
-    if len == 0 || len % SECTOR != 0 || off % SECTOR != 0 || at % SECTOR != 0 {
-        return Err(format!("{len} bytes at {off}, cached at {at}: not whole sectors"));
-    }
-    if off.checked_add(len).is_none_or(|end| end > backing_bytes) {
-        return Err(format!(
-            "{len} bytes at {off}, but the backing device has {backing_bytes} bytes"
-        ));
-    }
-    if off / REGION_BYTES != (off + len - 1) / REGION_BYTES {
-        return Err(format!("{len} bytes at {off} cross a border of 4 MiB"));
-    }
-    if segment >= segments.count() {
-        return Err(format!("data in segment {segment} of {}", segments.count()));
-    }
-    if at + len > u64::from(media.geometry.data_bytes()) {
-        return Err(format!("data at {at} + {len} leaves segment {segment}"));
-    }
-    Ok(())
 }

@@ -1,5 +1,5 @@
 //! The one walk over the whole log before a cache serves: it checks every key, finds which segments
-//! are in use, and puts into the index what only the cache has. batch.rs does the work on the keys;
+//! are in use, and puts into the index what only the cache has. read.rs does the work on the keys;
 //! here is what it means.
 //!
 //! A short log goes into the index whole while it is checked, and is read once. Of a long one the
@@ -10,16 +10,16 @@
 use crate::attaching::AttachProgress;
 use crate::error::{Error, Result};
 
-use super::attach::{LogDamage, Structures, has_data_crc};
-use super::batch::{Batch, Counts, Headers, Rules, Run, Sharing, Told};
-use super::datacrc::DataCrcs;
-use super::index::Index;
-use super::keylog::KeyCounts;
-use super::layout::Position;
-use super::media::Media;
+use super::read::{Batch, Counts, Headers, Rules, Run, Sharing, Told};
 use super::replay::Replay;
-use super::segment::Segments;
+use super::structures::{LogDamage, Structures, has_data_crc};
 use super::walk::{Walk, damage_behind, outline};
+use crate::pcache::datacrc::DataCrcs;
+use crate::pcache::index::Index;
+use crate::pcache::keylog::KeyCounts;
+use crate::pcache::layout::Position;
+use crate::pcache::media::Media;
+use crate::pcache::segment::Segments;
 
 /// What the log says.
 #[derive(Debug)]

@@ -24,18 +24,18 @@ use crate::crew;
 use crate::error::Result;
 use crate::mutants::{self, Mutant};
 
-use super::attach::check_key;
-use super::datacrc::DataCrcs;
-use super::index::Index;
-use super::keylog::KeyCounts;
-use super::layout::{
+use super::walk::check_way;
+use crate::pcache::datacrc::DataCrcs;
+use crate::pcache::index::Index;
+use crate::pcache::key::check_key;
+use crate::pcache::key::{is_stale, keep_crc, put};
+use crate::pcache::keylog::KeyCounts;
+use crate::pcache::layout::{
     Heading, KEY_BYTES, KEY_CLEAN, KSET_HEADER_BYTES, Key, Position, REGION_BYTES, Record,
     kset_bytes, parse_heading, parse_record,
 };
-use super::media::Media;
-use super::replay::{is_stale, keep_crc, put};
-use super::segment::Segments;
-use super::walk::check_way;
+use crate::pcache::media::Media;
+use crate::pcache::segment::Segments;
 
 /// Memory of the index is asked for so many keys ahead, in two steps: what the first has brought
 /// near says where the second goes.
@@ -47,18 +47,18 @@ const LOADED_TOGETHER: usize = 16;
 
 /// How threads share the work.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Sharing {
+pub(in crate::pcache) struct Sharing {
     /// How many.
-    pub(super) threads: usize,
+    pub(in crate::pcache) threads: usize,
     /// Bytes of the log that a batch has for each of them.
-    pub(super) stretch_bytes: u32,
+    pub(in crate::pcache) stretch_bytes: u32,
     /// So many there must be at least for each.
-    pub(super) stretch_bytes_min: u32,
+    pub(in crate::pcache) stretch_bytes_min: u32,
 }
 
 impl Sharing {
     /// One thread has what its caches hold; several have enough to be worth starting them.
-    pub(super) fn among(threads: usize) -> Sharing {
+    pub(in crate::pcache) fn among(threads: usize) -> Sharing {
         let threads = threads.clamp(1, THREADS_MAX);
         let stretch_bytes = if threads == 1 { 128 << 10 } else { 1 << 20 };
         Sharing { threads, stretch_bytes, stretch_bytes_min: 256 << 10 }
@@ -76,13 +76,13 @@ impl Sharing {
 
 /// A record, as its header tells of it.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Told {
+pub(in crate::pcache) struct Told {
     /// Where it stands.
-    pub(super) position: Position,
+    pub(in crate::pcache) position: Position,
     /// What follows it.
-    pub(super) next: Position,
+    pub(in crate::pcache) next: Position,
     /// Whether dirty_tail was passed before it.
-    pub(super) is_dirty: bool,
+    pub(in crate::pcache) is_dirty: bool,
     bytes: u32,
     /// Bytes of the batch up to its end.
     end: u32,
@@ -90,12 +90,12 @@ pub(super) struct Told {
 
 impl Told {
     /// Whether it is a LAST record: the log does not go on in the same segment.
-    pub(super) fn is_last(&self) -> bool {
+    pub(in crate::pcache) fn is_last(&self) -> bool {
         self.next.segment != self.position.segment
     }
 
     /// Whether it is a key set with keys.
-    pub(super) fn has_keys(&self) -> bool {
+    pub(in crate::pcache) fn has_keys(&self) -> bool {
         !self.is_last() && self.bytes > KSET_HEADER_BYTES as u32
     }
 
@@ -109,19 +109,19 @@ impl Told {
 }
 
 /// Follows the log by the headers of its records.
-pub(super) struct Headers<'a> {
+pub(in crate::pcache) struct Headers<'a> {
     media: &'a Media,
     segments: &'a Segments,
     /// Where it has come to.
-    pub(super) position: Position,
+    pub(in crate::pcache) position: Position,
     dirty_tail: Position,
     /// Whether it has passed dirty_tail.
-    pub(super) is_dirty: bool,
+    pub(in crate::pcache) is_dirty: bool,
     is_log: Vec<bool>,
 }
 
 impl<'a> Headers<'a> {
-    pub(super) fn new(
+    pub(in crate::pcache) fn new(
         media: &'a Media,
         segments: &'a Segments,
         from: Position,
@@ -160,7 +160,7 @@ impl<'a> Headers<'a> {
     }
 
     /// Whether the log has at most so many records and keys.
-    pub(super) fn has_at_most(mut self, keys_max: u64) -> bool {
+    pub(in crate::pcache) fn has_at_most(mut self, keys_max: u64) -> bool {
         let mut keys = 0;
         // An end that is an error is met again.
         while let Ok(Some(record)) = self.next() {
@@ -183,14 +183,14 @@ fn load(media: &Media, segments: &Segments, position: Position, into: &mut [u8])
 
 /// What keys are checked against, and what is to be done with them.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Rules<'a> {
-    pub(super) media: &'a Media,
-    pub(super) segments: &'a Segments,
-    pub(super) backing_bytes: u64,
+pub(in crate::pcache) struct Rules<'a> {
+    pub(in crate::pcache) media: &'a Media,
+    pub(in crate::pcache) segments: &'a Segments,
+    pub(in crate::pcache) backing_bytes: u64,
     /// Whether all keys go to the index, or only what the backing device does not have.
-    pub(super) is_whole: bool,
+    pub(in crate::pcache) is_whole: bool,
     /// Whether keys carry CRCs.
-    pub(super) has_crcs: bool,
+    pub(in crate::pcache) has_crcs: bool,
 }
 
 /// What was counted of keys.
@@ -211,7 +211,7 @@ pub struct Counts {
 
 impl Counts {
     /// Both together.
-    pub(super) fn add(&mut self, more: &Counts) {
+    pub(in crate::pcache) fn add(&mut self, more: &Counts) {
         self.keys += more.keys;
         self.keys_dirty += more.keys_dirty;
         self.keys_kept += more.keys_kept;
@@ -221,18 +221,18 @@ impl Counts {
     }
 
     /// What the log counts for itself.
-    pub(super) fn of_log(&self) -> KeyCounts {
+    pub(in crate::pcache) fn of_log(&self) -> KeyCounts {
         KeyCounts { all: self.keys, dirty: self.keys_dirty, kept: self.keys_kept }
     }
 }
 
 /// Keys one after the other that point into the same segment.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Run {
-    pub(super) segment: u32,
-    pub(super) keys: u32,
+pub(in crate::pcache) struct Run {
+    pub(in crate::pcache) segment: u32,
+    pub(in crate::pcache) keys: u32,
     /// Where the first of them stands in the log.
-    pub(super) position: Position,
+    pub(in crate::pcache) position: Position,
 }
 
 /// What is found in a stretch.
@@ -266,23 +266,23 @@ struct Share {
 
 /// A piece of the log, and memory to work on it.
 #[derive(Debug)]
-pub(super) struct Batch {
+pub(in crate::pcache) struct Batch {
     sharing: Sharing,
-    pub(super) records: Vec<Told>,
+    pub(in crate::pcache) records: Vec<Told>,
     stretches: Vec<Stretch>,
     /// How many of them are in use.
     count: usize,
 }
 
 impl Batch {
-    pub(super) fn new(sharing: Sharing) -> Batch {
+    pub(in crate::pcache) fn new(sharing: Sharing) -> Batch {
         let stretches = (0..sharing.threads).map(|_| Stretch::default()).collect();
         Batch { sharing, records: Vec::new(), stretches, count: 0 }
     }
 
     /// Takes what comes next. `Some`: there is no more, for now as far as headers tell; an error
     /// stands behind all that is in the batch.
-    pub(super) fn fill(&mut self, headers: &mut Headers<'_>) -> Option<Result<()>> {
+    pub(in crate::pcache) fn fill(&mut self, headers: &mut Headers<'_>) -> Option<Result<()>> {
         let batch_bytes = self.sharing.batch_bytes();
         self.records.clear();
         let mut bytes = 0;
@@ -301,7 +301,7 @@ impl Batch {
 
     /// Checks all that is in the batch. The first record with which the log ends after all, or
     /// which is damaged.
-    pub(super) fn check(&mut self, rules: &Rules<'_>) -> Option<(usize, Result<()>)> {
+    pub(in crate::pcache) fn check(&mut self, rules: &Rules<'_>) -> Option<(usize, Result<()>)> {
         self.cut();
         let (records, count) = (&self.records, self.count);
         crew::each(&mut self.stretches[..count], |stretch| stretch.check(records, rules, count));
@@ -326,14 +326,14 @@ impl Batch {
     }
 
     /// What was counted in each stretch, and which segments its keys need.
-    pub(super) fn found(&self) -> impl Iterator<Item = (&Counts, &[Run])> {
+    pub(in crate::pcache) fn found(&self) -> impl Iterator<Item = (&Counts, &[Run])> {
         let stretches = self.stretches[..self.count].iter();
         stretches.map(|stretch| (&stretch.found.counts, &stretch.found.runs[..]))
     }
 
     /// Puts what was found into index and checksums. The end of the last key set with a CLEAN key
     /// that other keys hide.
-    pub(super) fn put(
+    pub(in crate::pcache) fn put(
         &self,
         segments: &Segments,
         index: &Index,

@@ -5,37 +5,41 @@ use zerocopy::FromBytes;
 
 use crate::error::Result;
 
-use super::keylog::{LogReader, ZERO_BEHIND, after};
-use super::layout::{
+use crate::pcache::keylog::{LogReader, ZERO_BEHIND, after};
+use crate::pcache::layout::{
     KSET_HEADER_BYTES, KSET_LAST, KSET_MAGIC, Key, KsetHeader, Position, Record, parse_record,
 };
-use super::media::Media;
-use super::segment::Segments;
+use crate::pcache::media::Media;
+use crate::pcache::segment::Segments;
 
 /// A walk along the log, checking what holds it together.
-pub(super) struct Walk<'a> {
-    pub(super) media: &'a Media,
-    pub(super) segments: &'a Segments,
-    pub(super) reader: LogReader,
-    pub(super) position: Position,
-    pub(super) is_log: Vec<bool>,
+pub(in crate::pcache) struct Walk<'a> {
+    pub(in crate::pcache) media: &'a Media,
+    pub(in crate::pcache) segments: &'a Segments,
+    pub(in crate::pcache) reader: LogReader,
+    pub(in crate::pcache) position: Position,
+    pub(in crate::pcache) is_log: Vec<bool>,
 }
 
-pub(super) enum Step {
+pub(in crate::pcache) enum Step {
     Keys(Vec<Key>),
     Last,
     End,
 }
 
 impl<'a> Walk<'a> {
-    pub(super) fn new(media: &'a Media, segments: &'a Segments, from: Position) -> Walk<'a> {
+    pub(in crate::pcache) fn new(
+        media: &'a Media,
+        segments: &'a Segments,
+        from: Position,
+    ) -> Walk<'a> {
         let mut is_log = vec![false; segments.count() as usize];
         is_log[from.segment as usize] = true;
         Walk { media, segments, reader: LogReader::default(), position: from, is_log }
     }
 
     /// The record at the present position; moves behind it. `keys` is scratch space.
-    pub(super) fn step(&mut self, keys: &mut Vec<Key>) -> Result<Step> {
+    pub(in crate::pcache) fn step(&mut self, keys: &mut Vec<Key>) -> Result<Step> {
         let position = self.position;
         let record =
             self.reader.read(self.media, self.segments, position, None).map_err(|status| {
@@ -65,7 +69,7 @@ impl<'a> Walk<'a> {
     }
 
     /// Whether 24 zero bytes stand at the present position, as behind every whole log.
-    pub(super) fn ends_cleanly(&self) -> bool {
+    pub(in crate::pcache) fn ends_cleanly(&self) -> bool {
         let mut end = [0xFF; KSET_HEADER_BYTES];
         let at = self.segments.data_at(self.position.segment, self.position.offset);
         self.media.pmem.load(at, &mut end).is_ok() && end == [0; KSET_HEADER_BYTES]
@@ -73,7 +77,7 @@ impl<'a> Walk<'a> {
 }
 
 /// Checks that the log may go on in `segment` behind `position`, and notes that it does.
-pub(super) fn check_way(
+pub(in crate::pcache) fn check_way(
     media: &Media,
     is_log: &mut [bool],
     position: Position,
@@ -95,14 +99,14 @@ pub(super) fn check_way(
 
 /// Follows the log from `from` to its end; whether `wanted` was passed, where it ended, whether
 /// the end is a clean one, and how many records there were.
-pub(super) struct Outline {
-    pub(super) has_met: bool,
-    pub(super) end: Position,
-    pub(super) is_clean: bool,
-    pub(super) records: u64,
+pub(in crate::pcache) struct Outline {
+    pub(in crate::pcache) has_met: bool,
+    pub(in crate::pcache) end: Position,
+    pub(in crate::pcache) is_clean: bool,
+    pub(in crate::pcache) records: u64,
 }
 
-pub(super) fn outline(
+pub(in crate::pcache) fn outline(
     media: &Media,
     segments: &Segments,
     from: Position,
@@ -128,7 +132,7 @@ pub(super) fn outline(
 
 /// What is wrong behind a log's end that is none of zeroes: that ends in a torn append, or in
 /// damage. It is damage when something follows that was appended later.
-pub(super) fn damage_behind(
+pub(in crate::pcache) fn damage_behind(
     media: &Media,
     segments: &Segments,
     end: Position,

@@ -3,15 +3,15 @@
 
 use zerocopy::IntoBytes;
 
-use super::super::attach::{check_key, load_structures};
-use super::super::format::format;
-use super::super::layout::{
+use super::super::structures::load_structures;
+use super::super::walk::Step;
+use super::*;
+use crate::pcache::format::format;
+use crate::pcache::key::{check_key, is_stale, keep_crc, put};
+use crate::pcache::layout::{
     DIRTY_TAIL_AT, Generation, Geometry, KEY_CLEAN, KEY_TAIL_AT, KEYS_MAX, KSET_HEADER_BYTES, Key,
     KsetHeader, REGION_BYTES, SEGMENTS_AT, Tail, kset_bytes, seal_kset,
 };
-use super::super::replay::{is_stale, keep_crc, put};
-use super::super::walk::Step;
-use super::*;
 use crate::pmem::Persistence;
 use crate::pmem::sim::SimPmem;
 use crate::prng::Prng;

@@ -2,7 +2,7 @@
 //! work, a slice with each tick, into an index of its own, which then joins the one that
 //! readers see.
 //!
-//! The survey (attach.rs) has walked the whole log and checked every key, knows which segments the
+//! The survey (survey.rs) has walked the whole log and checked every key, knows which segments the
 //! log needs, and has put into the live index what only the cache has: the keys at or behind
 //! dirty_tail that are not CLEAN. What is missing there is on the backing device, so a miss is
 //! right, only slow. That what is added later is right as well rests on this:
@@ -26,14 +26,15 @@
 use crate::error::Status;
 use crate::mutants::{self, Mutant};
 
-use super::Pcache;
-use super::background::Work;
-use super::datacrc::DataCrcs;
-use super::index::{Index, Place};
-use super::keylog::{LogReader, after};
-use super::layout::{KEY_CLEAN, Key, Position, REGION_BYTES, Record};
-use super::media::Media;
-use super::segment::Segments;
+use crate::pcache::Pcache;
+use crate::pcache::background::Work;
+use crate::pcache::datacrc::DataCrcs;
+use crate::pcache::index::Index;
+use crate::pcache::key::{keep_crc, put};
+use crate::pcache::keylog::{LogReader, after};
+use crate::pcache::layout::{Position, REGION_BYTES, Record};
+use crate::pcache::media::Media;
+use crate::pcache::segment::Segments;
 
 /// How the part of a log that can wait is replayed.
 #[derive(Clone, Copy, Debug)]
@@ -53,7 +54,7 @@ impl Default for ReplayPace {
 
 /// A replay under way.
 #[derive(Debug)]
-pub(super) struct Replay {
+pub(in crate::pcache) struct Replay {
     reader: LogReader,
     at: Position,
     until: Position,
@@ -74,7 +75,12 @@ pub(super) struct Replay {
 
 impl Replay {
     /// A replay of the `total` keys that stand in the log from `at` to `until`.
-    pub(super) fn new(at: Position, until: Position, total: u64, index: Index) -> Replay {
+    pub(in crate::pcache) fn new(
+        at: Position,
+        until: Position,
+        total: u64,
+        index: Index,
+    ) -> Replay {
         Replay {
             reader: LogReader::default(),
             at,
@@ -90,17 +96,17 @@ impl Replay {
     }
 
     /// Keys that are still to be read.
-    pub(super) fn keys_left(&self) -> u64 {
+    pub(in crate::pcache) fn keys_left(&self) -> u64 {
         self.total.saturating_sub(self.keys)
     }
 
     /// The index, and what must not outlive what hides it, of a replay that has read all.
-    pub(super) fn into_parts(self) -> (Index, Option<Position>) {
+    pub(in crate::pcache) fn into_parts(self) -> (Index, Option<Position>) {
         (self.index, self.hidden_until)
     }
 
     /// Reads `count` keys more, in whole key sets. `false`: all is read.
-    pub(super) fn read(
+    pub(in crate::pcache) fn read(
         &mut self,
         media: &Media,
         segments: &Segments,
@@ -134,59 +140,9 @@ impl Replay {
     }
 
     /// The live index has forgotten this range.
-    pub(super) fn note_dropped(&mut self, offset: u64, len: u64) {
+    pub(in crate::pcache) fn note_dropped(&mut self, offset: u64, len: u64) {
         self.dropped.push((offset, len));
     }
-}
-
-/// Keeps the checksum of a checked key's data, if the data is still there.
-pub(super) fn keep_crc(segments: &Segments, crcs: &DataCrcs, key: &Key) {
-    if !is_stale(segments, key) {
-        let (segment, offset) = (key.segment.get(), key.segment_off.get());
-        crcs.insert(segment, offset, key.len.get(), key.data_crc.get());
-    }
-}
-
-/// Whether the segment of a checked key was reused since.
-pub(super) fn is_stale(segments: &Segments, key: &Key) -> bool {
-    key.generation.get() < segments.generation(key.segment.get())
-        && !mutants::is(Mutant::StaleKeyBelieved)
-}
-
-/// Puts a checked key into an index; says whether it is CLEAN and other keys hide some of it.
-pub(super) fn put(index: &Index, segments: &Segments, key: &Key) -> bool {
-    let (off, len) = (key.off.get(), u64::from(key.len.get()));
-    if is_stale(segments, key) {
-        if !mutants::is(Mutant::StaleKeySkipped) {
-            index.set(off, len, None);
-        }
-        return false;
-    }
-    let segment = key.segment.get();
-    let place = Place::new(segment, key.segment_off.get(), segments.generation(segment));
-    if key.flags.get() & KEY_CLEAN != 0 && !mutants::is(Mutant::CleanHidesDirty) {
-        return fill_gaps(index, off, off + len, place);
-    }
-    index.set(off, len, Some(place));
-    false
-}
-
-/// Says whether there was anything but gaps.
-fn fill_gaps(index: &Index, offset: u64, end: u64, place: Place) -> bool {
-    let mut has_met = false;
-    let mut at = offset;
-    while at < end {
-        let piece = index.lookup(at, end, |_| true);
-        let place = place.plus(at - offset);
-        if piece.place.is_none() {
-            index.set(at, piece.len, Some(place));
-        } else if piece.place != Some(place) {
-            // Not the key of data that was kept in its place, which is logged again.
-            has_met = true;
-        }
-        at += piece.len;
-    }
-    has_met
 }
 
 impl Pcache {
@@ -196,7 +152,7 @@ impl Pcache {
     }
 
     /// Replays a slice of what is left.
-    pub(super) fn replay_slice(&self, work: &mut Work) {
+    pub(in crate::pcache) fn replay_slice(&self, work: &mut Work) {
         let Some(replay) = &mut work.replay else { return };
         let slice = work.replay_slice;
         match replay.read(&self.media, &self.segments, self.crcs.as_ref(), slice) {
