@@ -7,10 +7,10 @@
 mod formats;
 #[path = "tidy/rooms.rs"]
 mod rooms;
-#[path = "tidy/words.rs"]
-mod words;
 #[path = "tidy/structs.rs"]
 mod structs;
+#[path = "tidy/words.rs"]
+mod words;
 
 use std::fs;
 use std::path::{Path, PathBuf};

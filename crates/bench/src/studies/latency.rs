@@ -17,7 +17,7 @@ use udm::units::MIB;
 
 use crate::fio::{self, JobResult};
 use crate::job::{Job, Rw};
-use crate::load::{fill, fill_often, refill, time};
+use crate::load::{fill, refill, time};
 use crate::results::{Plot, Study, Table};
 use crate::rig::{Export, FILLS, Setup, has_fio_nbd, settle};
 use crate::stats::{Histogram, median};
@@ -85,22 +85,26 @@ pub fn run(setup: &Setup) -> Result<Study> {
         "how long each kind of request takes",
         "4 KiB, one request at a time, in process and with fio over NBD, on a cache that was \
          filled three times, while write-back and collection run beside. Flush: a write and the \
-         flush behind it; a read miss goes to the backing device. Looking at the clock is in each \
-         time in process.",
+         flush behind it; a read miss goes to the backing device and is cached. Looking at the \
+         clock is in each time in process.",
     );
     let disk: Arc<dyn Disk> = setup.backing_disk()?;
     let span = span(setup)?;
-    // Reads that miss are not cached, or the second one would hit. In the order `ordered` all the
-    // flushes would have to be repeated on the backing device before the study could go on.
-    let words = "0 read_fill never writeback_order fast";
+    let misses = Misses { from: span, blocks: (setup.backing_bytes()? - span) / BLOCK, repeats };
+    // In the order `ordered` all the flushes would have to be repeated on the backing device before
+    // the study could go on.
+    let words = "0 writeback_order fast";
     let device = setup.target(&mut study, disk, words)?;
     study.fact("repeats", repeats.to_string());
     let mut inside = vec![Kind::default(); KINDS.len()];
     {
         let _background = Queue::background("udm-background", &device)?;
-        fill_often(&device, FILLS * setup.cache_bytes())?;
+        // Only what is written later too: the rest of the device must not be in the cache.
+        for _ in 0..(FILLS * setup.cache_bytes()).div_ceil(span) {
+            refill(&device, span)?;
+        }
         for repeat in 0..repeats {
-            in_process(setup, &device, runtime, repeat as u64, &mut inside)?;
+            in_process(setup, &device, runtime, repeat, &misses, &mut inside)?;
         }
     }
     show(&mut study, "in process", &KINDS, &inside);
@@ -112,7 +116,8 @@ pub fn run(setup: &Setup) -> Result<Study> {
         for repeat in 0..repeats {
             let job = Job { runtime, size: span, randseed: repeat as u64 + 1, ..Job::default() };
             let job = Job { io_size: COUNT_MAX * BLOCK, ..job };
-            let results = over_nbd(setup, &device, &socket, &job)?;
+            let miss = misses.over_nbd(repeat);
+            let results = over_nbd(setup, &device, &socket, &job, miss)?;
             for (kind, percentiles) in outside.iter_mut().zip(results) {
                 kind.add_fio(&percentiles);
             }
@@ -126,7 +131,35 @@ pub fn run(setup: &Setup) -> Result<Study> {
     Ok(study)
 }
 
-/// Bytes that are written; the same number after them are only read.
+/// The part of the device that is only read, each block once: what misses is cached.
+struct Misses {
+    from: u64,
+    blocks: u64,
+    repeats: usize,
+}
+
+impl Misses {
+    /// Blocks of one repeat, in process or over NBD.
+    fn count(&self) -> u64 {
+        (self.blocks / (2 * self.repeats as u64)).clamp(1, COUNT_MAX)
+    }
+
+    /// Where the `nth` block of a repeat in process is: never next to the one before.
+    fn at(&self, repeat: usize, nth: u64) -> u64 {
+        // A prime number that is larger than the count: each block once.
+        const STRIDE: u64 = 1_000_003;
+        let block = repeat as u64 * self.count() + nth * STRIDE % self.count();
+        self.from + block * BLOCK
+    }
+
+    /// First byte and bytes of a repeat over NBD.
+    fn over_nbd(&self, repeat: usize) -> (u64, u64) {
+        let first = (self.repeats + repeat) as u64 * self.count();
+        (self.from + first * BLOCK, self.count() * BLOCK)
+    }
+}
+
+/// Bytes that are written; what is after them is only read.
 fn span(setup: &Setup) -> Result<u64> {
     Ok(setup.backing_bytes()?.min(256 * MIB) / 2)
 }
@@ -141,12 +174,13 @@ fn in_process(
     setup: &Setup,
     device: &Arc<Device>,
     runtime: Duration,
-    seed: u64,
+    repeat: usize,
+    misses: &Misses,
     kinds: &mut [Kind],
 ) -> Result<()> {
     let span = span(setup)?;
     let mut local = Local::new(device)?;
-    let mut prng = Prng::new(seed);
+    let mut prng = Prng::new(repeat as u64);
     let mut spare = Some(Buffer::zeroed(BLOCK as usize));
     let mut carry_out = |local: &mut Local, make: &dyn Fn(Buffer) -> Bio| -> Result<()> {
         let buffer = spare.take().ok_or_else(|| anyhow!("a buffer got lost"))?;
@@ -161,7 +195,8 @@ fn in_process(
         if nth == 3 {
             make_hits(setup, device, span)?;
         }
-        let times = time(runtime, COUNT_MAX, |_| {
+        let count_max = if nth == 4 { misses.count() } else { COUNT_MAX };
+        let times = time(runtime, count_max, |turn| {
             let at = below(span);
             match nth {
                 0 | 1 => carry_out(&mut local, &|buffer| Bio::write(at, buffer, nth == 1, 0)),
@@ -170,7 +205,10 @@ fn in_process(
                     local.flush().map_err(|status| anyhow!("a flush failed: {status:?}"))
                 }
                 3 => carry_out(&mut local, &|buffer| Bio::read(at, buffer, 0)),
-                _ => carry_out(&mut local, &|buffer| Bio::read(span + at, buffer, 0)),
+                _ => {
+                    let at = misses.at(repeat, turn);
+                    carry_out(&mut local, &|buffer| Bio::read(at, buffer, 0))
+                }
             }
         })?;
         kind.add(&times);
@@ -185,6 +223,7 @@ fn over_nbd(
     device: &Arc<Device>,
     socket: &Path,
     job: &Job,
+    (miss_at, miss_bytes): (u64, u64),
 ) -> Result<Vec<Vec<f64>>> {
     let run = |job: Job| -> Result<JobResult> {
         let result = fio::nbd(socket, &job, &PERCENTS)?;
@@ -195,7 +234,9 @@ fn over_nbd(
     let flush = run(Job { fsync: 1, ..job.clone() })?;
     make_hits(setup, device, job.size)?;
     let hit = run(Job { rw: Rw::Randread, ..job.clone() })?;
-    let miss = run(Job { rw: Rw::Randread, offset: job.size, ..job.clone() })?;
+    let io_size = miss_bytes;
+    let job = Job { rw: Rw::Randread, offset: miss_at, size: miss_bytes, io_size, ..job.clone() };
+    let miss = run(job)?;
     let flushes = flush.sync_percentiles;
     ensure!(flushes.len() == PERCENTS.len(), "fio had no time for a flush: raise --runtime");
     Ok(vec![write.percentiles, flushes, hit.percentiles, miss.percentiles])

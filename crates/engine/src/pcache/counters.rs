@@ -14,7 +14,11 @@ struct Line(AtomicU64);
 
 impl BusyCounter {
     pub(super) fn raise(&self, port: usize) {
-        self.0[port % self.0.len()].0.fetch_add(1, Ordering::Relaxed);
+        self.add(port, 1);
+    }
+
+    pub(super) fn add(&self, port: usize, count: u64) {
+        self.0[port % self.0.len()].0.fetch_add(count, Ordering::Relaxed);
     }
 
     pub(super) fn sum(&self) -> u64 {
@@ -26,8 +30,8 @@ impl BusyCounter {
 #[derive(Debug, Default)]
 pub(super) struct Counters {
     pub(super) read_hits: BusyCounter,
-    pub(super) read_misses: AtomicU64,
-    pub(super) filled_bytes: AtomicU64,
+    pub(super) read_misses: BusyCounter,
+    pub(super) filled_bytes: BusyCounter,
     pub(super) damaged_reads: AtomicU64,
     pub(super) damaged_runs: AtomicU64,
     pub(super) batches: AtomicU64,

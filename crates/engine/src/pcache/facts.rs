@@ -164,12 +164,12 @@ impl Pcache {
         let batches_failed = &counters.writeback_failures;
         [
             number("read_hits_total", counters.read_hits.sum(), "reads served by the cache alone"),
-            count(
+            number(
                 "read_misses_total",
-                &counters.read_misses,
+                counters.read_misses.sum(),
                 "reads that asked the backing device",
             ),
-            count("filled_bytes_total", &counters.filled_bytes, "cached after a miss"),
+            number("filled_bytes_total", counters.filled_bytes.sum(), "cached after a miss"),
             count("damaged_reads_total", &counters.damaged_reads, "cached data failed its CRC"),
             count("damaged_runs_total", &counters.damaged_runs, "dirty data set aside as damaged"),
             count("parked_total", &self.signals.room().waited, "requests that waited for room"),

@@ -17,7 +17,7 @@
 //! | `stripes`, `openset` | keys in memory, under the locks of their regions | `cache_key.c` |
 //! | `memory` | where those of a dead server are | |
 //! | `keylog`, `key` | keys on media, and what they say | `cache_key.c` |
-//! | `write`, `zero`, `read` | the life of a request | `cache_req.c` |
+//! | `write`, `zero`, `read`, `fills` | the life of a request | `cache_req.c` |
 //! | `control` | status, table, messages, suspend and the end | `dm_pcache.c` |
 //! | `background` | in which order the background works | |
 //! | `signals` | who is told that there is work, or room | |
@@ -43,6 +43,7 @@ mod control;
 mod counters;
 mod datacrc;
 mod facts;
+mod fills;
 mod format;
 mod gc;
 mod identity;
@@ -80,8 +81,9 @@ mod zero;
 use crate::bio::{Bio, Op};
 use crate::disk::{Disk, DiskIo};
 use crate::error::{Result, Status};
+use crate::per_port::PerPort;
+use crate::sync::Arc;
 use crate::sync::atomic::Ordering;
-use crate::sync::{Arc, Mutex};
 use crate::target::{Dirty, Events, Extent, Fact, Health, Port, Target, TargetLimits};
 use crate::units::Nanos;
 
@@ -98,7 +100,7 @@ use keylog::KeyLog;
 use media::Media;
 pub use open::OpenOptions;
 use quarantine::Quarantine;
-use read::Misses;
+use read::Miss;
 pub use retention::RetentionKind;
 use segment::Segments;
 use signals::Signals;
@@ -110,6 +112,8 @@ const TOKEN_KIND: u64 = 0xFF << 56;
 const TOKEN_MISS: u64 = 1 << 56;
 const TOKEN_WRITEBACK: u64 = 2 << 56;
 const TOKEN_FLUSH: u64 = 3 << 56;
+/// Of a miss: what is read is offered to the cache.
+const TOKEN_FILL: u64 = 1 << 55;
 
 /// The largest backing device: bounds the memory that the index takes before anything is cached
 /// (28 bytes for each 4 MiB).
@@ -133,7 +137,7 @@ pub struct Pcache {
     crcs: Option<DataCrcs>,
     stripes: Stripes,
     zeroes: Zeroes,
-    misses: Mutex<Misses>,
+    misses: PerPort<Miss>,
     bad: Quarantine,
     identity: Identity,
     background: Background,

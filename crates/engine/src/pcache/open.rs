@@ -7,11 +7,12 @@ use crate::attaching::AttachProgress;
 use crate::disk::{Disk, DiskLimits};
 use crate::error::{Error, Kind, Result};
 use crate::mutants::{self, Mutant};
+use crate::per_port::PerPort;
 use crate::pmem::Pmem;
 use crate::probe;
 use crate::shm::{Keeper, SharedWords};
 use crate::slots::SlotState;
-use crate::sync::{Arc, Mutex};
+use crate::sync::Arc;
 use crate::units::{BLOCK, human_bytes, human_pair};
 
 use super::args::TableArgs;
@@ -336,7 +337,7 @@ impl Opening<'_> {
             crcs: replayed.crcs,
             stripes: Stripes::new(open, replayed.counts.dirty_bytes),
             zeroes: Zeroes::default(),
-            misses: Mutex::default(),
+            misses: PerPort::default(),
             background: Background::new(
                 writeback,
                 replayed.rest,

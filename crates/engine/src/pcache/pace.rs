@@ -15,7 +15,6 @@
 
 use std::collections::VecDeque;
 
-use crate::sync::atomic::Ordering;
 use crate::target::Port;
 use crate::units::{MIB, Nanos, SECOND};
 
@@ -221,7 +220,7 @@ impl Pcache {
         let (now, max_age) = (work.now, self.max_age());
         let (came, went) = (self.stripes.came_bytes(), self.stripes.cleaned_bytes());
         let pace = &mut work.pace;
-        let misses = self.counters.read_misses.load(Ordering::Relaxed);
+        let misses = self.counters.read_misses.sum();
         pace.look_at_clients(now, came + misses + self.counters.read_hits.sum());
         pace.look_at_ages(now, came, went, max_age);
         let is_idle = now >= pace.active_at + IDLE_AFTER;

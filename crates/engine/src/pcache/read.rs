@@ -4,22 +4,25 @@
 //! A hit is safe against reuse of its segment because the generation is checked before and after
 //! the copy. A fill is safe against writes that overtake it because the gap is registered, under
 //! the stripe's lock, before the backing device is asked: a write cancels what it overlaps.
+//!
+//! A miss takes no lock that all threads share: what waits for the backing device is in the table
+//! of its port, and two times its stripe is locked, if what it reads is to be cached.
 
 use crate::bio::{Bio, Op};
 use crate::disk::DiskIo;
 use crate::error::Status;
 use crate::mutants::{self, Mutant};
 use crate::sync::atomic::Ordering;
-use crate::sync::lock;
 use crate::target::Port;
 
 use super::background::Work;
+use super::fills::Gap;
 use super::index::{Piece, Place};
 use super::keylog::{LogReader, after};
 use super::layout::{KEY_CLEAN, KEYS_MAX, Key, REGION_BYTES, Record};
-use super::stripes::Close;
-use super::write::Sums;
-use super::{Pcache, TOKEN_MISS};
+use super::segment::Space;
+use super::stripes::{Close, Sums};
+use super::{Pcache, TOKEN_FILL, TOKEN_MISS};
 
 /// A read that waits for the backing device.
 #[derive(Debug)]
@@ -27,37 +30,6 @@ pub(super) struct Miss {
     bio: Bio,
     outstanding: u32,
     status: Result<(), Status>,
-}
-
-/// Reads in flight, by the number in their token.
-#[derive(Debug, Default)]
-pub(super) struct Misses {
-    slots: Vec<Option<Miss>>,
-    free: Vec<u32>,
-}
-
-/// A range that is being read from the backing device to be cached.
-#[derive(Clone, Copy, Debug)]
-struct Fill {
-    offset: u64,
-    len: u64,
-    miss: u32,
-    is_cancelled: bool,
-}
-
-/// Those of a stripe.
-#[derive(Debug, Default)]
-pub(super) struct Fills(Vec<Fill>);
-
-impl Fills {
-    /// A write makes whatever is being read from the backing device for its range outdated.
-    pub(super) fn cancel(&mut self, at: u64, len: u64) {
-        if !self.0.is_empty() && !mutants::is(Mutant::FillNotCancelled) {
-            for fill in &mut self.0 {
-                fill.is_cancelled |= fill.offset < at + len && at < fill.offset + fill.len;
-            }
-        }
-    }
 }
 
 impl Pcache {
@@ -76,7 +48,7 @@ impl Pcache {
             match read {
                 Ok(true) => self.index.note_use(piece.offset, piece.len),
                 Ok(false) if piece.place.is_some() => continue,
-                Ok(false) => gaps.push((piece.offset, piece.len)),
+                Ok(false) => push_gap(&mut gaps, piece.offset, piece.len),
                 Err(status) => return port.finish(bio, Err(status)),
             }
             at += piece.len;
@@ -85,7 +57,7 @@ impl Pcache {
             self.counters.read_hits.raise(port.id);
             return port.finish(bio, Ok(()));
         }
-        self.counters.read_misses.fetch_add(1, Ordering::Relaxed);
+        self.counters.read_misses.raise(port.id);
         self.read_gaps(bio, &gaps, port);
     }
 
@@ -165,123 +137,103 @@ impl Pcache {
         false
     }
 
+    /// Asks the backing device for the gaps of a bio.
     fn read_gaps(&self, bio: Bio, gaps: &[(u64, u64)], port: &mut Port) {
         if gaps.iter().any(|&(at, len)| self.bad.overlaps(at, len)) {
             return port.finish(bio, Err(Status::Corrupt));
         }
-        // Pieces within a region: a fill belongs to one stripe.
-        let mut pieces = Vec::with_capacity(gaps.len());
-        for &(mut at, len) in gaps {
-            let end = at + len;
-            while at < end {
-                let len = (end - at).min(REGION_BYTES - at % REGION_BYTES);
-                pieces.push((at, len));
-                at += len;
+        let miss = Miss { bio, outstanding: gaps.len() as u32, status: Ok(()) };
+        let place = self.misses.of(port).insert(miss);
+        let fills = self.args.fills_reads && !self.is_replaying();
+        for &(offset, len) in gaps {
+            let gap = Gap { offset, len, port: port.id, place };
+            let mut token = TOKEN_MISS | u64::from(place);
+            if fills && self.register_fill(gap) {
+                token |= TOKEN_FILL;
             }
-        }
-        let miss = Miss { bio, outstanding: pieces.len() as u32, status: Ok(()) };
-        let id = lock(&self.misses).add(miss);
-        let fills = self.fills_reads();
-        for (offset, len) in pieces {
-            if fills {
-                self.register_fill(offset, len, id);
-            }
-            let (buffer, token) = (port.pool.take(len as usize), TOKEN_MISS | u64::from(id));
+            let buffer = port.pool.take(len as usize);
             port.ios.push_back(DiskIo::new(&self.backing, Op::Read, offset, buffer, token));
         }
     }
 
-    /// Whether what is read from the backing device is offered to the cache.
-    fn fills_reads(&self) -> bool {
-        self.args.fills_reads && !self.is_replaying()
-    }
-
     /// Registers a gap that is about to be read, if it still is one: since it was seen, a write
     /// may have come and even been evicted again, but from here on none goes unnoticed.
-    fn register_fill(&self, offset: u64, len: u64, miss: u32) {
-        let mut stripe = self.stripes.lock(self.stripes.of(offset));
-        let now = self.index.lookup(offset, offset + len, |place| self.is_live(place));
-        let is_gap = now.place.is_none() && now.len == len;
-        if is_gap || mutants::is(Mutant::GapNotRechecked) {
-            stripe.0.push(Fill { offset, len, miss, is_cancelled: false });
+    fn register_fill(&self, gap: Gap) -> bool {
+        let mut fills = self.stripes.lock(self.stripes.of(gap.offset));
+        let end = gap.offset + gap.len;
+        let now = self.index.lookup(gap.offset, end, |place| self.is_live(place));
+        let is_gap = now.place.is_none() && now.len == gap.len;
+        let is_filled = is_gap || mutants::is(Mutant::GapNotRechecked);
+        if is_filled {
+            fills.add(gap);
         }
+        is_filled
     }
 
     /// A read from the backing device is back.
     pub(super) fn complete_miss(&self, mut io: DiskIo, port: &mut Port) {
-        let id = io.token as u32;
-        if io.result.is_ok() && self.fills_reads() {
-            self.fill(&io, id, port);
-        } else {
-            self.take_fill(io.offset, io.len, id);
+        let place = io.token as u32;
+        if io.token & TOKEN_FILL != 0 {
+            let gap = Gap { offset: io.offset, len: io.len, port: port.id, place };
+            match io.result {
+                Ok(()) => self.fill(gap, io.buffer.as_slice(), port),
+                Err(_) => self.end_fill(gap),
+            }
         }
-        let mut misses = lock(&self.misses);
-        let miss = misses.slots[id as usize].as_mut().expect("an I/O in flight has its miss");
+        let mut misses = self.misses.of(port);
+        let miss = misses.value(place);
         match io.result {
             Ok(()) => {
                 if mutants::is(Mutant::LastMissCounts) {
                     miss.status = Ok(());
                 }
-                let from = (io.offset - miss.bio.offset) as usize;
-                let into = &mut miss.bio.buffer.as_mut_slice()[from..from + io.len as usize];
-                into.copy_from_slice(io.buffer.as_slice());
+                miss.take(&mut io);
             }
             Err(status) => miss.status = Err(status),
         }
         miss.outstanding -= 1;
-        let done = if miss.outstanding == 0 { misses.remove(id) } else { None };
+        let done = (miss.outstanding == 0).then(|| misses.remove(place));
         drop(misses);
-        port.pool.put(std::mem::replace(&mut io.buffer, crate::buffer::Buffer::empty()));
+        port.pool.put(io.buffer);
         if let Some(miss) = done {
             port.finish(miss.bio, miss.status);
         }
     }
 
     /// Caches what was read, unless it was overtaken.
-    fn fill(&self, io: &DiskIo, miss: u32, port: &Port) {
+    fn fill(&self, gap: Gap, data: &[u8], port: &Port) {
         let reserve = self.fill_reserve();
         let mut done = 0;
-        while done < io.len && self.log.has_room() {
-            let at = io.offset + done;
-            let len = self.piece_len(at, io.len - done);
-            let Some(space) =
-                self.segments.take(port.id, len as u32, reserve, self.admitted_to(at))
-            else {
+        while done < gap.len && self.log.has_room() {
+            let at = gap.offset + done;
+            let len = self.piece_len(at, gap.len - done);
+            let class = self.admitted_to(at);
+            let Some(space) = self.segments.take(port.id, len as u32, reserve, class) else {
                 break;
             };
-            let data = &io.buffer.as_slice()[done as usize..(done + u64::from(space.len)) as usize];
+            let data = &data[done as usize..][..space.len as usize];
             self.media.store(self.segments.data_at(space.segment, space.offset), data);
             let sums = self.sums_of(data);
             let is_stored = self.media.pmem.drain().is_ok();
-            if !is_stored || !self.commit_fill(io, at, space, sums, miss) {
+            if !is_stored || !self.commit_fill(gap, at, space, sums) {
                 self.segments.release(space.segment);
                 break;
             }
-            self.counters.filled_bytes.fetch_add(u64::from(space.len), Ordering::Relaxed);
+            self.counters.filled_bytes.add(port.id, u64::from(space.len));
             done += u64::from(space.len);
         }
-        self.take_fill(io.offset, io.len, miss);
+        if done < gap.len {
+            self.end_fill(gap);
+        }
         self.look_at_space();
     }
 
-    /// The key of a piece of a fill. `false`: the fill was overtaken, or there is no room.
-    fn commit_fill(
-        &self,
-        io: &DiskIo,
-        at: u64,
-        space: super::segment::Space,
-        sums: Sums,
-        miss: u32,
-    ) -> bool {
+    /// The key of a piece of a fill. With the last one, the fill ends. `false`: the fill was
+    /// overtaken, or there is no room.
+    fn commit_fill(&self, gap: Gap, at: u64, space: Space, sums: Sums) -> bool {
         let stripe = self.stripes.of(at);
-        let fills = self.stripes.lock(stripe);
-        let is_wanted = fills.0.iter().any(|fill| {
-            fill.miss == miss
-                && fill.offset == io.offset
-                && fill.len == io.len
-                && !fill.is_cancelled
-        });
-        if !is_wanted
+        let mut fills = self.stripes.lock(stripe);
+        if !fills.is_wanted(gap)
             || self.make_set_room(stripe).is_err()
             || self.stripes.open().len(stripe) == KEYS_MAX
         {
@@ -290,33 +242,38 @@ impl Pcache {
         self.push_clean(stripe, at, space, sums);
         // The key is in the set; whether the set could be logged is the next append's concern.
         let _ = self.close_after_push(stripe, Close::No);
+        if at + u64::from(space.len) == gap.offset + gap.len {
+            fills.remove(gap);
+        }
         drop(fills);
         self.signals.arm();
         true
     }
 
-    fn take_fill(&self, offset: u64, len: u64, miss: u32) {
-        let mut stripe = self.stripes.lock(self.stripes.of(offset));
-        stripe.0.retain(|fill| !(fill.miss == miss && fill.offset == offset && fill.len == len));
+    fn end_fill(&self, gap: Gap) {
+        self.stripes.lock(self.stripes.of(gap.offset)).remove(gap);
     }
 }
 
-impl Misses {
-    fn add(&mut self, miss: Miss) -> u32 {
-        match self.free.pop() {
-            Some(id) => {
-                self.slots[id as usize] = Some(miss);
-                id
-            }
-            None => {
-                self.slots.push(Some(miss));
-                (self.slots.len() - 1) as u32
-            }
-        }
+/// Adds a gap in pieces within a region: a fill belongs to one stripe.
+fn push_gap(gaps: &mut Vec<(u64, u64)>, mut at: u64, len: u64) {
+    let end = at + len;
+    while at < end {
+        let len = (end - at).min(REGION_BYTES - at % REGION_BYTES);
+        gaps.push((at, len));
+        at += len;
     }
+}
 
-    fn remove(&mut self, id: u32) -> Option<Miss> {
-        self.free.push(id);
-        self.slots[id as usize].take()
+impl Miss {
+    /// Takes what an I/O has read. The cache has its copy by now, so if that is all that was asked
+    /// for, the bio gets the memory itself.
+    fn take(&mut self, io: &mut DiskIo) {
+        if io.offset == self.bio.offset && io.len == self.bio.len {
+            return std::mem::swap(&mut self.bio.buffer, &mut io.buffer);
+        }
+        let from = (io.offset - self.bio.offset) as usize;
+        let into = &mut self.bio.buffer.as_mut_slice()[from..from + io.len as usize];
+        into.copy_from_slice(io.buffer.as_slice());
     }
 }

@@ -22,8 +22,7 @@ use super::index::Place;
 use super::layout::{KEYS_MAX, Key, Position};
 use super::retention::{Class, Verdict};
 use super::segment::Space;
-use super::stripes::Close;
-use super::write::Sums;
+use super::stripes::{Close, Sums};
 
 /// Most bytes that are moved at once.
 const MOVE_BYTES: u64 = 64 << 10;

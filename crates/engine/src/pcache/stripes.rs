@@ -10,15 +10,23 @@ use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::{Mutex, MutexGuard, lock, lock_soon};
 
 use super::Pcache;
+use super::fills::Fills;
 use super::keylog::AppendError;
 use super::layout::{KEY_CLEAN, KEYS_MAX, Key, REGION_BYTES};
 use super::openset::OpenSets;
-use super::read::Fills;
 use super::segment::Space;
-use super::write::Sums;
 
 /// Most stripes, that is open key sets.
 pub(super) const STRIPES_MAX: usize = 16;
+
+/// What is remembered of data with its key.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Sums {
+    /// Its CRC, with `data_crc`.
+    pub(super) crc: u32,
+    /// What it looks like, for whoever finds the key in memory.
+    pub(super) look: u32,
+}
 
 /// How an append to an open key set ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -19,20 +19,11 @@ use super::keylog::AppendError;
 use super::layout::REGION_BYTES;
 use super::retention::{Class, Seen};
 use super::segment::Space;
-use super::stripes::Close;
+use super::stripes::{Close, Sums};
 
 /// With data CRCs, no key covers more than so many bytes: a read of any part of a key checks all
 /// of it.
 const CRC_EXTENT_BYTES: u64 = 16 << 10;
-/// What is remembered of data with its key.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Sums {
-    /// Its CRC, with `data_crc`.
-    pub(super) crc: u32,
-    /// What it looks like, for whoever finds the key in memory.
-    pub(super) look: u32,
-}
-
 impl Pcache {
     /// Stores the bio's data in the cache.
     pub(super) fn write(&self, mut bio: Bio, port: &mut Port) {

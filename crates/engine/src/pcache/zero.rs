@@ -17,7 +17,7 @@ use super::keylog::AppendError;
 use super::layout::REGION_BYTES;
 use super::retention::Class;
 use super::segment::Space;
-use super::write::Sums;
+use super::stripes::Sums;
 
 /// Zeroes are kept once and named by many keys; this is the longest run one key can name.
 const ZERO_EXTENT_BYTES: u64 = MIB;
