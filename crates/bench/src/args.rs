@@ -105,6 +105,7 @@ Examples:
   udm bench latency --target writecache-p
   udm bench copy --cache /dev/dax0.0            measures, remembers, leaves the content alone
   udm bench hitratio --trace OLTP.lis.zst
+  udm bench hitratio --blocks 32K,256K,1M --trace OLTP.lis.zst
   udm bench job --rw randrw --bs 8k --iodepth 4 --numjobs 2 --runtime 10
   udm bench all --small --report report.html --json=results.json
   udm bench --from results.json --markdown numbers.md")]
@@ -135,6 +136,9 @@ pub struct BenchArgs {
     #[arg(long, value_name = "N,...", value_delimiter = ',')]
     #[arg(value_parser = clap::value_parser!(u64).range(32..=1 << 24))]
     pub cache_blocks: Vec<u64>,
+    /// hitratio: the policies of the target `cache`, with blocks of these sizes, on paper
+    #[arg(long, value_name = "SIZE,...", value_delimiter = ',', value_parser = parse_block)]
+    pub blocks: Vec<u64>,
     /// Less of everything: seconds instead of minutes
     #[arg(long)]
     pub small: bool,
@@ -236,6 +240,15 @@ fn parse_size(text: &str) -> Result<u64, String> {
     match bytes > 0 && bytes.is_multiple_of(udm::units::SECTOR) {
         true => Ok(bytes),
         false => Err("a size is a multiple of 512".into()),
+    }
+}
+
+/// The size of a block of the target `cache`.
+fn parse_block(text: &str) -> Result<u64, String> {
+    let bytes = parse_size(text)?;
+    match bytes % (32 << 10) == 0 && bytes <= 1 << 30 {
+        true => Ok(bytes),
+        false => Err("blocks are multiples of 32 KiB, at most 1 GiB".to_owned()),
     }
 }
 

@@ -8,7 +8,7 @@
 //! |---|---|
 //! | [`args`], `job` | arguments; loads in fio's terms |
 //! | `studies` | one file for each study |
-//! | `trace`, `policies` | recorded requests; caches on paper |
+//! | `trace`, `policies`, `paper` | recorded requests; caches on paper |
 //! | `load`, `fio` | the load generator; fio as a user runs it |
 //! | `timeline`, `cpu` | requests over time; processor time, of clients and of the background |
 //! | `rig`, `pcache_rig`, `targets` | files and disks; caches over them |
@@ -33,6 +33,7 @@ mod load;
 mod machine;
 mod markdown;
 mod noise;
+mod paper;
 mod pcache_rig;
 mod policies;
 mod results;

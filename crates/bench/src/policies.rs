@@ -36,23 +36,35 @@ impl Policy {
 
     /// Hits among `references` to `unique` different blocks, with room for `capacity` of them.
     pub fn hits(self, references: &[u32], unique: usize, capacity: usize) -> u64 {
+        let mut hits = 0;
+        self.run(references, unique, capacity, |_| hits += 1);
+        hits
+    }
+
+    /// The same; says which references are hits, by their place.
+    pub fn run(
+        self,
+        references: &[u32],
+        unique: usize,
+        capacity: usize,
+        mut hit: impl FnMut(usize),
+    ) {
         match self {
-            Policy::Fifo => fifo(references, unique, capacity),
-            Policy::Lru => lru(references, unique, capacity),
-            Policy::Arc => arc(references, unique, capacity),
-            Policy::S3Fifo => s3_fifo(references, unique, capacity),
-            Policy::Min => min(references, unique, capacity),
+            Policy::Fifo => fifo(references, unique, capacity, &mut hit),
+            Policy::Lru => lru(references, unique, capacity, &mut hit),
+            Policy::Arc => arc(references, unique, capacity, &mut hit),
+            Policy::S3Fifo => s3_fifo(references, unique, capacity, &mut hit),
+            Policy::Min => min(references, unique, capacity, &mut hit),
         }
     }
 }
 
-fn fifo(references: &[u32], unique: usize, capacity: usize) -> u64 {
+fn fifo(references: &[u32], unique: usize, capacity: usize, hit: &mut dyn FnMut(usize)) {
     let mut is_cached = vec![false; unique];
     let mut queue = VecDeque::new();
-    let mut hits = 0;
-    for &block in references {
+    for (at, &block) in references.iter().enumerate() {
         if is_cached[block as usize] {
-            hits += 1;
+            hit(at);
             continue;
         }
         if queue.len() == capacity
@@ -63,7 +75,6 @@ fn fifo(references: &[u32], unique: usize, capacity: usize) -> u64 {
         queue.push_back(block);
         is_cached[block as usize] = true;
     }
-    hits
 }
 
 /// Lists of blocks in the order of their last use; a block is in one of them, or in none.
@@ -110,37 +121,35 @@ impl Recency {
     }
 }
 
-fn lru(references: &[u32], unique: usize, capacity: usize) -> u64 {
+fn lru(references: &[u32], unique: usize, capacity: usize, hit: &mut dyn FnMut(usize)) {
     let mut blocks = Recency::new(unique);
-    let mut hits = 0;
-    for &block in references {
+    for (at, &block) in references.iter().enumerate() {
         if blocks.list_of(block) == 0 {
-            hits += 1;
+            hit(at);
         } else if blocks.len(0) == capacity {
             blocks.shift(0, NOWHERE);
         }
         blocks.put(block, 0);
     }
-    hits
 }
 
-fn arc(references: &[u32], unique: usize, capacity: usize) -> u64 {
+fn arc(references: &[u32], unique: usize, capacity: usize, hit: &mut dyn FnMut(usize)) {
     const T1: u8 = 0;
     const T2: u8 = 1;
     const B1: u8 = 2;
     const B2: u8 = 3;
     let mut blocks = Recency::new(unique);
-    let (mut target, mut hits) = (0.0_f64, 0);
+    let mut target = 0.0_f64;
     let replace = |blocks: &mut Recency, target: f64, is_b2: bool| {
         let recent = blocks.len(T1);
         let is_over = recent as f64 > target || is_b2 && recent as f64 == target;
         if recent > 0 && is_over { blocks.shift(T1, B1) } else { blocks.shift(T2, B2) }
     };
-    for &block in references {
+    for (at, &block) in references.iter().enumerate() {
         let list = blocks.list_of(block);
         let (b1, b2) = (blocks.len(B1) as f64, blocks.len(B2) as f64);
         match list {
-            T1 | T2 => hits += 1,
+            T1 | T2 => hit(at),
             B1 => {
                 target = (target + (b2 / b1).max(1.0)).min(capacity as f64);
                 replace(&mut blocks, target, false);
@@ -169,7 +178,6 @@ fn arc(references: &[u32], unique: usize, capacity: usize) -> u64 {
         }
         blocks.put(block, if list == NOWHERE { T1 } else { T2 });
     }
-    hits
 }
 
 /// Where a block is in S3-FIFO.
@@ -181,16 +189,16 @@ struct Standing {
     left_at: Option<u64>,
 }
 
-fn s3_fifo(references: &[u32], unique: usize, capacity: usize) -> u64 {
+fn s3_fifo(references: &[u32], unique: usize, capacity: usize, hit: &mut dyn FnMut(usize)) {
     let mut blocks = vec![Standing::default(); unique];
     let (mut small, mut main) = (VecDeque::new(), VecDeque::new());
     let small_max = (capacity / 10).max(1);
     let memory = (capacity - small_max) as u64;
-    let (mut hits, mut left) = (0, 0);
-    for &block in references {
+    let mut left = 0;
+    for (at, &block) in references.iter().enumerate() {
         let standing = &mut blocks[block as usize];
         if standing.is_cached {
-            hits += 1;
+            hit(at);
             standing.uses = (standing.uses + 1).min(3);
             continue;
         }
@@ -215,10 +223,9 @@ fn s3_fifo(references: &[u32], unique: usize, capacity: usize) -> u64 {
         blocks[block as usize] = Standing { is_cached: true, uses: 0, left_at: None };
         if is_remembered { main.push_back(block) } else { small.push_back(block) }
     }
-    hits
 }
 
-fn min(references: &[u32], unique: usize, capacity: usize) -> u64 {
+fn min(references: &[u32], unique: usize, capacity: usize, hit: &mut dyn FnMut(usize)) {
     let never = references.len();
     let mut next = vec![never; references.len()];
     let mut soonest = vec![never; unique];
@@ -227,9 +234,10 @@ fn min(references: &[u32], unique: usize, capacity: usize) -> u64 {
     }
     // By when they are wanted again, the latest last.
     let mut cached = BTreeSet::new();
-    let mut hits = 0;
     for (at, &block) in references.iter().enumerate() {
-        hits += u64::from(cached.remove(&(at, block)));
+        if cached.remove(&(at, block)) {
+            hit(at);
+        }
         if next[at] < never {
             cached.insert((next[at], block));
             if cached.len() > capacity {
@@ -237,7 +245,6 @@ fn min(references: &[u32], unique: usize, capacity: usize) -> u64 {
             }
         }
     }
-    hits
 }
 
 #[cfg(test)]

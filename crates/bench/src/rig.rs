@@ -50,6 +50,7 @@ pub struct Setup {
     cache_bytes: u64,
     traces: Vec<PathBuf>,
     cache_blocks: Vec<u64>,
+    blocks: Vec<u64>,
     backing: OnceLock<Backing>,
     /// Files made where the user said; removed in the end.
     made: Vec<MadeFile>,
@@ -101,6 +102,7 @@ impl Setup {
             cache_bytes,
             traces: args.trace.clone(),
             cache_blocks: args.cache_blocks.clone(),
+            blocks: args.blocks.clone(),
             backing: OnceLock::new(),
             made,
         })
@@ -120,6 +122,11 @@ impl Setup {
     /// Sizes of caches to replay them with.
     pub fn cache_blocks(&self) -> &[u64] {
         &self.cache_blocks
+    }
+
+    /// Sizes of the blocks of a `cache`, in bytes.
+    pub fn blocks(&self) -> &[u64] {
+        &self.blocks
     }
 
     /// One of two choices.

@@ -30,6 +30,8 @@ pub struct Trace {
     pub name: String,
     /// The requests, in their order.
     pub requests: Vec<Request>,
+    /// When each of them came, in seconds since the first one; empty where nobody wrote it down.
+    pub seconds: Vec<f32>,
 }
 
 impl Trace {
@@ -40,15 +42,15 @@ impl Trace {
         let shown = path.display();
         let (bytes, inner) = unpack(path)?;
         let text = || std::str::from_utf8(&bytes).with_context(|| format!("{shown} is no text"));
-        let requests = match inner.extension().and_then(|ext| ext.to_str()) {
+        let found = match inner.extension().and_then(|ext| ext.to_str()) {
             Some("csv") => parse_csv(text()?),
-            Some("lis") => parse_lis(text()?),
-            _ => parse_array(&bytes),
+            Some("lis") => parse_lis(text()?).map(|requests| (requests, Vec::new())),
+            _ => parse_array(&bytes).map(|requests| (requests, Vec::new())),
         };
-        let requests = requests.with_context(|| format!("{shown} is no trace"))?;
+        let (requests, seconds) = found.with_context(|| format!("{shown} is no trace"))?;
         ensure!(!requests.is_empty(), "{shown} has no requests");
         let name = inner.file_stem().unwrap_or_default().to_string_lossy().into_owned();
-        Ok(Trace { name, requests })
+        Ok(Trace { name, requests, seconds })
     }
 
     /// A made-up trace: a popular part and a tail of rare blocks, with scans in between.
@@ -71,7 +73,7 @@ impl Trace {
             requests.push(one(skewed * prng.below(1000) / 1000));
         }
         requests.truncate(references);
-        Trace { name: format!("synthetic, seed {seed}"), requests }
+        Trace { name: format!("synthetic, seed {seed}"), requests, seconds: Vec::new() }
     }
 
     /// Every block that is asked for, in order, by its number among the different ones; and how
@@ -131,15 +133,17 @@ fn push_range(requests: &mut Vec<Request>, offset: u64, len: u64, is_write: bool
 }
 
 /// `op` is a SCSI opcode in hexadecimal, or begins with r or w; `size` is in bytes, `lbn` in
-/// sectors.
-fn parse_csv(text: &str) -> Result<Vec<Request>> {
+/// sectors, `time`, if there is one, in seconds.
+fn parse_csv(text: &str) -> Result<(Vec<Request>, Vec<f32>)> {
     let mut lines = text.lines();
     let header: Vec<&str> = lines.next().unwrap_or_default().split(',').map(str::trim).collect();
     let column = |name: &str| {
         header.iter().position(|head| *head == name).with_context(|| format!("no column '{name}'"))
     };
     let (op, size, lbn) = (column("op")?, column("size")?, column("lbn")?);
-    let mut requests = Vec::new();
+    let time = column("time").ok();
+    let (mut requests, mut seconds) = (Vec::new(), Vec::new());
+    let mut first = None;
     for (nth, line) in lines.enumerate() {
         let fields: Vec<&str> = line.split(',').map(str::trim).collect();
         let number = |at: usize| fields.get(at).and_then(|field| field.parse::<u64>().ok());
@@ -156,8 +160,14 @@ fn parse_csv(text: &str) -> Result<Vec<Request>> {
         let offset = lbn.checked_mul(SECTOR).filter(|offset| *offset < 1 << 60);
         let Some(offset) = offset else { bail!("line {}: sector {lbn}", nth + 2) };
         push_range(&mut requests, offset, size, is_write);
+        if let Some(time) = time {
+            let time = fields.get(time).and_then(|field| field.parse::<f64>().ok());
+            let Some(time) = time else { bail!("line {}: '{line}'", nth + 2) };
+            let since = time - *first.get_or_insert(time);
+            seconds.resize(requests.len(), since as f32);
+        }
     }
-    Ok(requests)
+    Ok((requests, seconds))
 }
 
 fn parse_lis(text: &str) -> Result<Vec<Request>> {
@@ -194,7 +204,8 @@ mod tests {
     #[test]
     fn formats_are_read() {
         let csv = "version,time,op,size,lbn\n1,5,2a,512,9\n1,6,28,8192,12\n1,6,35,0,0\n";
-        let read = parse_csv(csv).unwrap();
+        let (read, seconds) = parse_csv(csv).unwrap();
+        assert_eq!(seconds, [0.0, 1.0]);
         assert_eq!(read, [request(1, 1, true), request(1, 3, false)], "whole blocks, 12 is in 1");
         let lis = parse_lis("7 1 0 0\n9 2 0 1\n").unwrap();
         assert_eq!(lis, [request(7, 1, false), request(9, 2, false)]);
@@ -207,7 +218,7 @@ mod tests {
     #[test]
     fn references_are_numbered_as_they_come() {
         let requests = vec![request(90, 2, false), request(5, 1, true), request(91, 1, false)];
-        let trace = Trace { name: String::new(), requests };
+        let trace = Trace { name: String::new(), requests, seconds: Vec::new() };
         assert_eq!(trace.references(), (vec![0, 1, 2, 1], 3));
         assert_eq!(trace.device_blocks(), 92);
         let made = Trace::synthetic(1, 5000);

@@ -1,6 +1,8 @@
 //! What stays in the cache: the share of references that find their block there, for the engine
 //! itself with each of its policies, and for policies from the literature on paper.
 
+mod blocks;
+
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -98,6 +100,9 @@ pub fn run(setup: &Setup) -> Result<Study> {
          the fixed 12 KiB of each segment do not. The other policies are computed on paper: they \
          keep any blocks at no cost. MIN knows the future.",
     );
+    if !setup.blocks().is_empty() {
+        return by_block_size(setup, study);
+    }
     let mut found = Vec::new();
     for path in setup.traces() {
         found.push(replay_all(setup, &Trace::read(path)?, &mut study)?);
@@ -125,6 +130,18 @@ pub fn run(setup: &Setup) -> Result<Study> {
             one.trace
         );
         study.claims.push(Claim::new(what, &[least], promise));
+    }
+    Ok(study)
+}
+
+/// The policies of the target `cache` instead.
+fn by_block_size(setup: &Setup, mut study: Study) -> Result<Study> {
+    for path in setup.traces() {
+        blocks::add(setup, &Trace::read(path)?, &mut study)?;
+    }
+    if setup.traces().is_empty() {
+        let trace = Trace::synthetic(1, setup.choose(60_000, 600_000));
+        blocks::add(setup, &trace, &mut study)?;
     }
     Ok(study)
 }
