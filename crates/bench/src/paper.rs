@@ -1,5 +1,5 @@
 //! A `cache` on paper: the engine's own policies decide, and what they would move is counted. There
-//! is no data, and every copy is done at once.
+//! is no data, and every copy takes no time.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use crate::trace::{Request, Trace};
 const REQUESTS_PER_SECOND: u64 = 1000;
 /// The kernel's policy looks at its clock at most this often, in nanoseconds.
 const TICK: u64 = SECOND / 100;
-/// Asked so often in a row for what is to leave, a policy has nothing.
+/// A policy that was asked this often in a row for what is to leave has nothing.
 const ASKED_MAX: usize = 100_000;
 
 /// The policies of the target `cache`.

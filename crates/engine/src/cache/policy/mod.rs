@@ -1,5 +1,5 @@
-//! Which blocks of the origin the cache has. Pure decisions: the engine asks, carries out what it
-//! is told, and says what it has done. A policy knows no data, no disks and no clock of its own.
+//! Which blocks of the origin the cache has. Pure decisions: the engine asks, acts, and says what
+//! it has done. A policy knows no data, no disks and no clock of its own.
 //!
 //! A block enters a *slot* of the fast device, and leaves it. In between it is *partial* (the slot
 //! has some of its sectors, and only memory knows which) or *whole* (it can be named on the
@@ -9,7 +9,7 @@
 //!
 //! | policy | what it does |
 //! |---|---|
-//! | [`Smq`] | the kernel's: levels that blocks climb, whole blocks only; its hints are on the medium |
+//! | [`Smq`] | the kernel's: blocks climb levels, and are whole; hints are on the medium |
 //! | [`Probation`] | ours: blocks enter in part, and stay if they are used again |
 
 mod ghosts;

@@ -8,12 +8,12 @@
 //! 3. Only kept blocks are on the medium; the hint of one is its uses.
 
 use std::collections::VecDeque;
-use std::sync::Arc;
 
 use super::ghosts::Ghosts;
 use super::streams::Streams;
 use super::uses::{USES_MAX, Uses};
 use super::{Admission, Fill, Miss, Next, Policy, Shape};
+use crate::sync::Arc;
 
 /// A block that was used this often when its probation ends stays.
 const USES_TO_STAY: u8 = 3;

@@ -7,15 +7,15 @@
 //! Levels are on the medium as hints, so the kernel goes on where this policy stopped.
 //!
 //! The kernel's rules keep a cache frozen for up to a minute: blocks enter at the highest level,
-//! blocks leave from the lower half only, and levels are shared out anew once a minute. By
+//! blocks leave from the lower half only, and levels are shared out again once a minute. By
 //! [`Rules::MENDED`] time is counted in accesses, and blocks enter where they can leave.
 
 use std::collections::HashMap;
-use std::sync::Arc;
 
 use super::levels::{Entries, LEVELS, Queue};
 use super::uses::Uses;
 use super::{Admission, Fill, Miss, Next, Policy, Shape};
+use crate::sync::Arc;
 use crate::units::SECOND;
 
 /// The least number of pieces in the hotspot queue.

@@ -1,6 +1,6 @@
 //! How often the block in each slot was used lately: one byte for each slot, raised without a lock.
 
-use std::sync::atomic::{AtomicU8, Ordering};
+use crate::sync::atomic::{AtomicU8, Ordering};
 
 /// Uses are counted up to here.
 pub(super) const USES_MAX: u8 = 3;
