@@ -45,10 +45,10 @@ use listener::SocketFile;
 pub use uri::Uri;
 
 /// Most connections to one server. One more replaces the oldest that is still in its handshake; if
-/// there is none, the oldest that has made no request in [`UNUSED_SECONDS_MAX`]; if there is none
-/// either, the new one is closed immediately.
+/// there is none, the oldest that has made no request [`UNUSED_SECONDS_MAX`] after it connected; if
+/// there is none either, the new one is closed immediately.
 pub const CONNECTIONS_MAX: usize = 64;
-/// A client without any request for this long may be replaced by a new one.
+/// A client that has made no request this long after it connected may be replaced by a new one.
 pub const UNUSED_SECONDS_MAX: u64 = 10;
 /// Connections that were closed to make room, and have not ended yet.
 const LEAVING_MAX: usize = 64;
