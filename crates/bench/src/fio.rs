@@ -80,7 +80,7 @@ pub fn write(arguments: &[String]) -> Result<JobResult> {
     run("write", 0, arguments, &[50.0])
 }
 
-/// Runs one job; `direction` is "read" or "write", whichever its JSON is to be looked up for.
+/// Runs one job; `direction` is "read" or "write": the part of its JSON to return.
 fn run(
     direction: &str,
     read_percent: u32,

@@ -73,7 +73,7 @@ impl Drop for Keeper {
     }
 }
 
-/// The keeper looks for itself what there is to do.
+/// The keeper finds work by itself.
 #[derive(Debug)]
 struct Deaf;
 

@@ -97,7 +97,7 @@ struct Worker<'a> {
     reached: Reached,
 }
 
-/// Runs `job` on `device`, whose background work somebody else does.
+/// Runs `job` on `device`, whose background work is done elsewhere.
 pub fn run(device: &Arc<Device>, job: &Job) -> Result<Reached> {
     let size = job.size.min(device.size_bytes().saturating_sub(job.offset));
     ensure!(size / job.bs > 0, "size={size} holds no request of bs={}", job.bs);

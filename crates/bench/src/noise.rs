@@ -35,7 +35,7 @@ pub struct Noise {
 /// Processor time, in the kernel's ticks.
 #[derive(Clone, Copy, Debug, Default)]
 struct Ticks {
-    /// Anybody's, without what was idle, waiting or stolen.
+    /// Of all processes, without idle, waiting and stolen time.
     busy: u64,
     idle: u64,
     steal: u64,

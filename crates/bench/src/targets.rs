@@ -19,7 +19,7 @@ use crate::machine::file_system;
 use crate::results::Study;
 use crate::rig::{Setup, open_disk, open_pmem, write_out};
 
-/// What a writecache stands on, and with that its mode.
+/// The cache device of a writecache, and with that its mode.
 #[derive(Debug)]
 pub enum Ground {
     /// Mode `p`.
@@ -34,12 +34,12 @@ pub fn writecache(words: &str, origin: Arc<dyn Disk>, ground: Ground) -> Result<
     open_writecache(words, origin, ground, writecache_memory(), &options)
 }
 
-/// Memory for what is not committed, which a server shares with its successor.
+/// Memory for uncommitted blocks, which a server shares with its successor.
 pub fn writecache_memory() -> SharedWords {
     SharedWords::private(shared_words(OpenOptions::new(1).stripes))
 }
 
-/// The writecache that `options` say in front of `origin`.
+/// The writecache that `options` describe in front of `origin`.
 pub fn open_writecache(
     words: &str,
     origin: Arc<dyn Disk>,
@@ -58,7 +58,7 @@ pub fn open_writecache(
     Ok(Device::with_table("writecache", LoadedTable::single(Arc::new(cache?), bytes))?)
 }
 
-/// What others left on a disk must not be taken for a cache.
+/// Remains on a disk must not be taken for a cache.
 pub fn forget(path: &Path) -> Result<()> {
     let file = File::options().write(true).open(path).context("cannot open the cache device")?;
     file.write_all_at(&[0; 4096], 0)?;
@@ -66,7 +66,7 @@ pub fn forget(path: &Path) -> Result<()> {
 }
 
 impl Setup {
-    /// A fresh cache of the target that was asked for in front of `backing`, described in `study`.
+    /// A fresh cache of the chosen target in front of `backing`, described in `study`.
     /// `pcache_words` are those of a pcache's table; a writecache has the kernel's settings.
     pub fn target(
         &self,
@@ -81,7 +81,7 @@ impl Setup {
         Ok(device)
     }
 
-    /// The same, with what the cache stands on in words.
+    /// The same, with the kind of its cache device in words.
     pub fn fresh_target(
         &self,
         name: &str,
@@ -102,8 +102,8 @@ impl Setup {
         }
     }
 
-    /// A cache device for a writecache in the mode that was asked for. On a disk it has `bytes`
-    /// bytes, all written.
+    /// A cache device for a writecache in the chosen mode. On a disk it has `bytes` bytes, all
+    /// written.
     pub fn writecache_path(&self, name: &str, bytes: u64) -> Result<PathBuf> {
         if self.target == TargetName::WritecacheP {
             return self.cache_path(&self.places.memory, name, self.cache_bytes());
@@ -115,7 +115,8 @@ impl Setup {
         Ok(path)
     }
 
-    /// A fresh writecache there, with the kernel's settings, and what it stands on in words.
+    /// A fresh writecache there, with the kernel's settings, and the kind of its cache device in
+    /// words.
     pub fn fresh_writecache(
         &self,
         path: &Path,

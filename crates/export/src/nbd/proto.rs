@@ -44,7 +44,7 @@ pub enum Violation {
     Truncated,
 }
 
-/// Longest data of an option that is looked at; longer ones are skipped and refused.
+/// Longest data of an option that is parsed; longer ones are skipped and refused.
 pub const OPTION_BYTES_MAX: u32 = 32 << 10;
 /// Longest data of an option that is skipped; a longer one ends the connection.
 pub const OPTION_SKIP_MAX: u32 = 1 << 20;
@@ -88,9 +88,9 @@ pub mod option {
     pub const GO: u32 = 7;
     /// Replies in chunks from here on.
     pub const STRUCTURED_REPLY: u32 = 8;
-    /// List what BLOCK_STATUS could tell.
+    /// List the contexts of BLOCK_STATUS.
     pub const LIST_META_CONTEXT: u32 = 9;
-    /// Choose what BLOCK_STATUS shall tell.
+    /// Choose contexts for BLOCK_STATUS.
     pub const SET_META_CONTEXT: u32 = 10;
 }
 
@@ -103,7 +103,7 @@ pub mod reply {
     pub const SERVER: u32 = 2;
     /// A fact about an export.
     pub const INFO: u32 = 3;
-    /// A context that BLOCK_STATUS can tell.
+    /// A context of BLOCK_STATUS.
     pub const META_CONTEXT: u32 = 4;
     /// Option unknown.
     pub const ERR_UNSUP: u32 = ERROR | 1;
@@ -232,7 +232,7 @@ pub const STRING_BYTES_MAX: usize = 4096;
 /// Zero bytes after the answer to EXPORT_NAME, unless the client knows better.
 pub const EXPORT_NAME_ZEROES: usize = 124;
 
-/// The only context we tell, and the number we give it.
+/// The only context that the server has, and its number.
 pub const BASE_ALLOCATION: &str = "base:allocation";
 /// See [`BASE_ALLOCATION`].
 pub const BASE_ALLOCATION_ID: u32 = 1;
@@ -305,9 +305,9 @@ impl OptionHeader {
 pub struct GoOption<'a> {
     /// The export.
     pub name: &'a str,
-    /// Whether the client wants to hear the canonical name.
+    /// Whether the client asks for the canonical name.
     pub wants_name: bool,
-    /// Whether it wants to hear a description.
+    /// Whether it asks for a description.
     pub wants_description: bool,
 }
 
