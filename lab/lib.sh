@@ -112,7 +112,7 @@ kernel() {
   sed 's/^/    /' "$console"
   [ $code = 0 ] || die "the virtual machine's payload ended with code $code"
 }
-# said WORD: what the guest printed behind WORD, the last time.
+# said WORD: what the guest printed after WORD, the last time.
 said() { sed -n "s/.*$1: //p" "$console" | tail -1; }
 
 # The kernel reads the media as the model says, and so is the backing device once it has drained.

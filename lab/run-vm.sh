@@ -11,7 +11,7 @@
 #     -t SEC         timeout (default 1800)
 #     -x             the guest is expected to reset itself: exit 0 when it ends after LAB-CRASH
 #     -k REGEX       kill -9 QEMU when the console shows REGEX: a power cut; exit 0 then
-#     -w SEC         not at once, but this much later
+#     -w SEC         not immediately, but this much later
 #     -g             show the kernel's log
 # Exit: the payload's code; 124 timeout; 125 the guest died unexpectedly (an oops is a panic is an exit).
 #

@@ -5,7 +5,7 @@
 #
 # LAB_KERNEL (default: bzImage in LAB_SCRATCH) is the kernel, UDM (default: the release build) the
 # program under test, LAB_MEDIA (default /dev/shm) where media files are made, LAB_JOBS (default 1)
-# how many tests run at once. What each test said is in lab/results/NAME.log.
+# how many tests run in parallel. What each test said is in lab/results/NAME.log.
 set -u
 here=$(cd "$(dirname "$0")" && pwd)
 export LAB_SCRATCH=${LAB_SCRATCH:-$here/scratch}

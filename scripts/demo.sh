@@ -71,7 +71,7 @@ measure() {
     --group_reporting --percentile_list=50:99 --output-format=terse --terse-version=3 2> "$run/fio" |
     awk -F';' '
       $1 == 3 {
-        # Write side: field 49 is IOPS; percentiles stand as 50.000000%=N among the fields behind.
+        # Write side: field 49 is IOPS; percentiles stand as 50.000000%=N among the fields after it.
         for (i = 50; i <= NF; i++) {
           if ($i ~ /^50\.0+%=/) { split($i, p, "="); median = p[2] }
           if ($i ~ /^99\.0+%=/) { split($i, p, "="); late = p[2] }

@@ -4,7 +4,7 @@
 # holds the documents against the numbers (crates/bench/tests/readme.rs) writes them here.
 #
 #   make bench TRACES=/path/to/traces && scripts/readme-numbers.sh
-#   scripts/readme-numbers.sh docs/bench-numbers.json     shows the same numbers anew
+#   scripts/readme-numbers.sh docs/bench-numbers.json     shows the same numbers again
 set -euo pipefail
 cd "$(dirname "$0")/.."
 numbers=${1:-report/numbers.json}

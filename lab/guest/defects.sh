@@ -4,7 +4,7 @@
 #   defects.sh WHO STEP...
 #
 # WHO is the target that is tried: udm, or kernel. Steps, in order:
-#   attach:WORDS  create the device; behind the block size, the table has these words
+#   attach:WORDS  create the device; after the block size, the table has these words
 #   run:FILE      execute an ops file of the host's work folder
 #   hold          from now on the origin keeps every write to itself, for hours
 #   fail, heal    the origin fails whatever it is asked; it is well again

@@ -80,7 +80,7 @@ w $at 32768 p $((at + 3))"
   newest C2 young
 ) || exit 1
 
-# E: the origin fails during write-back, and is well again later. Nobody waits for ever.
+# E: the origin fails during write-back, and is well again later. Nothing waits for ever.
 (
   media
   operations failed 42 200 65536 fs4
