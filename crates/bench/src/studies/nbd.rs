@@ -8,7 +8,6 @@
 //!
 //! Processor time is the server's, for each request, until all of it is written back: that of the
 //! door's threads, and separately that of the background. For nbdkit it is that of its process.
-//! door's threads, and that of the background apart. nbdkit is asked for by its process.
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
