@@ -1,6 +1,6 @@
 //! Deliberate bugs, one at a time, for the crash-state explorer and for the tests of schedules:
-//! each must be found, or the test is not worth its name. Without the feature `mutants` nothing of
-//! this is compiled in.
+//! each must be found, or the tests are not good enough. Without the feature `mutants` none of this
+//! is compiled in.
 
 #[cfg(feature = "mutants")]
 use std::cell::Cell;

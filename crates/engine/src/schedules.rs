@@ -1,6 +1,6 @@
 //! Interleavings of threads, tried from seeds: the engine's own code with `shuttle`'s locks and
-//! atomics (see `sync`), where every access is a point at which another thread may go on. One
-//! seed decides the schedule and the story's own choices; the same seed does the same again.
+//! atomics (see `sync`), where another thread may run at every access. One seed decides the
+//! schedule and the story's own choices; the same seed gives the same run.
 //!
 //! Variables: `SCHEDULES_STORY=name` plays only that story, `SCHEDULES_SEED=s` only that schedule
 //! (with the long run: begins there), `SCHEDULES_MUTANT=Name` tries only that mutant,
@@ -26,8 +26,8 @@ pub mod stage;
 
 /// Schedules of each story in the normal run.
 const SCHEDULES: u64 = 512;
-/// Mutants must be killed within this many times as many: what a change elsewhere does to the
-/// schedules must not make a survivor by chance.
+/// Mutants must be killed within this many times as many schedules: a change elsewhere also changes
+/// the schedules, and must not let a mutant survive by chance.
 const PATIENCE: u64 = 4;
 /// Schedules played before it is another story's turn.
 const TURN: u64 = 16;
@@ -43,11 +43,11 @@ pub(crate) struct Story {
     pub(crate) name: &'static str,
     /// Plays it with choices of its own.
     pub(crate) play: fn(Prng),
-    /// How many times as often it is played as others: it is short, or what it looks for is rare.
+    /// How many times as often as others it is played: it is short, or it looks for something rare.
     pub(crate) times: u64,
 }
 
-/// What was gone through.
+/// Counts of a run.
 #[derive(Debug, Default)]
 struct Counts {
     schedules: u64,
@@ -55,7 +55,7 @@ struct Counts {
     choices: u64,
     /// Hashes of the choices made.
     distinct: HashSet<u64>,
-    /// What it took of the processors; others may be using the machine.
+    /// Processor time; others may be using the machine.
     time: Duration,
 }
 
@@ -76,13 +76,13 @@ impl std::fmt::Display for Counts {
     }
 }
 
-/// How threads are chosen. Each finds what others miss: bugs that need many switches, few at the
-/// right places, or one thread that is held up for long.
+/// How threads are chosen. Each mode finds bugs that the others miss: those that need many
+/// switches, few at the right places, or one thread that is held up for long.
 #[derive(Debug)]
 enum Mode {
     /// Any thread at any point.
     Uniform,
-    /// The same thread goes on, but once in this many points.
+    /// The same thread continues, except once in this many points.
     Sticky(u64),
     /// The thread of the highest priority; at some points it becomes the lowest.
     Priorities { of: HashMap<TaskId, u64>, changes: Vec<u64>, lowest: u64 },
@@ -111,7 +111,7 @@ impl Seeded {
         Seeded { seeds, stage, prng: Prng::new(0), mode: Mode::Uniform, step: 0, hash: 0 }
     }
 
-    /// Books the schedule that is over.
+    /// Counts the schedule that is over.
     fn book(&mut self) {
         if self.step > 0 {
             let mut counts = self.stage.counts.lock().unwrap();
@@ -195,11 +195,11 @@ impl Drop for Seeded {
 }
 
 std::thread_local! {
-    /// What the first panic of a schedule on this thread said; `None`: no schedule is played.
+    /// The message of the first panic of a schedule on this thread; `None`: no schedule is played.
     static SAID: std::cell::RefCell<Option<String>> = const { std::cell::RefCell::new(None) };
 }
 
-/// Keeps what panics of schedules say, instead of printing it.
+/// Stores the messages of schedules' panics instead of printing them.
 fn listen_to_panics() {
     static ONCE: std::sync::Once = std::sync::Once::new();
     ONCE.call_once(|| {
@@ -219,7 +219,7 @@ fn listen_to_panics() {
     });
 }
 
-/// Lists of stories, and of the deliberate races that they are to find.
+/// Lists of stories, and of the deliberate races that they must find.
 type Room = (&'static [&'static [Story]], &'static [&'static [Mutant]]);
 
 const ROOMS: [Room; 2] = [
@@ -230,8 +230,8 @@ const ROOMS: [Room; 2] = [
     (&[writecache::schedules::STORIES], &[Mutant::WRITECACHE_RACES]),
 ];
 
-/// Plays `story` under the schedules of `seeds` until one fails; says which, and how. On a thread
-/// of its own: the scheduler's state there is of no use after a failure.
+/// Plays `story` under the schedules of `seeds` until one fails; returns which, and how. On a
+/// thread of its own: the scheduler's state there cannot be used after a failure.
 fn play(
     story: &Story,
     mutant: Option<Mutant>,
@@ -291,7 +291,7 @@ fn wanted_stories() -> Vec<&'static Story> {
         .collect()
 }
 
-/// What this thread took of its processor.
+/// Processor time of this thread.
 fn processor_time() -> Duration {
     let times = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
     Duration::from_nanos(times.split(' ').next().and_then(|n| n.parse().ok()).unwrap_or(1))

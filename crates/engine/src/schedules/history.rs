@@ -1,4 +1,4 @@
-//! What clients did to single sectors, and when: is there one order that explains it?
+//! Operations of clients on single sectors, and their times: is there one order that explains them?
 //!
 //! Every write has a tag of its own, so that a register's history can be judged exactly (Gibbons
 //! and Korach 1997): the operations on a value span a *zone* from the first end to the last
@@ -8,9 +8,9 @@
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard};
 
-/// What the backing device holds before anybody writes.
+/// The content of the backing device before any write.
 pub const INITIAL: u64 = 1;
-/// What zeroes are.
+/// The tag of zeroes.
 pub const ZERO: u64 = 0;
 
 /// An operation on one sector that has not ended.
@@ -37,7 +37,7 @@ pub struct Record {
     flushes: Vec<(u64, u64)>,
 }
 
-/// The record that threads share. Never held where another thread may go on.
+/// The record that threads share. Never held where another thread may run.
 #[derive(Debug, Default)]
 pub struct History(Mutex<Record>);
 
@@ -46,7 +46,7 @@ impl History {
         self.0.lock().unwrap()
     }
 
-    /// The present, which is over with this call.
+    /// The present time; each call advances it.
     pub fn now(&self) -> u64 {
         self.record().now()
     }
@@ -58,7 +58,7 @@ impl History {
         record.last_tag
     }
 
-    /// A write of `tag` begins; says what to give to [`History::wrote`].
+    /// A write of `tag` begins; returns what [`History::wrote`] needs.
     pub fn writes(&self, sector: u64, count: u64, tag: u64, is_fua: bool) -> (usize, usize) {
         let mut record = self.record();
         let (first, start) = (record.acts.len(), record.now());
@@ -73,7 +73,7 @@ impl History {
         (first, record.acts.len())
     }
 
-    /// A write ended well. One that fails has perhaps happened, and never ends.
+    /// A write succeeded. One that fails may have happened, and never ends.
     pub fn wrote(&self, acts: (usize, usize)) {
         let mut record = self.record();
         let end = record.now();
@@ -124,8 +124,8 @@ impl Record {
         self.clock
     }
 
-    /// Panics if a power cut at the end of this record must not leave `tag` in the sector; or the
-    /// death of the server, which takes nothing back that was acknowledged.
+    /// Panics if `tag` must not be in the sector after a power cut at the end of this record; or
+    /// after the death of the server, which loses nothing that was acknowledged.
     pub fn judge_after(&self, sector: u64, tag: u64, is_cut: bool) {
         let writes = || self.acts.iter().filter(|act| act.is_write && act.sector == sector);
         let end = match writes().find(|act| act.tag == tag) {

@@ -1,4 +1,4 @@
-//! What the worlds of all targets are made of: devices, a history, clients; and how they are judged
+//! The parts that the worlds of all targets share: devices, a history, clients; and their judgement
 //! by what clients read and by what the origin holds in the end.
 
 use shuttle::thread;
@@ -34,9 +34,9 @@ pub struct Rest {
 }
 
 impl Rest {
-    /// What the next server finds of shared memory that has this many words.
+    /// The shared memory that the next server finds, with this many words.
     pub fn shared(&self, words: usize) -> SharedWords {
-        // Where the power went, nothing is left, and the machine has been started again.
+        // After a power cut nothing is left, and the machine was restarted.
         let boot = u64::from(self.words.is_empty());
         let shared = SharedWords::private(words).in_boot(boot);
         for (word, value) in shared.words().iter().zip(&self.words) {
@@ -49,7 +49,7 @@ impl Rest {
 /// How often a server dies in a story about that.
 const DEATHS: usize = 4;
 
-/// What deaths at some moments leave, while others are at work.
+/// States left by deaths at some moments, while other threads are at work.
 pub fn deaths(prng: &mut Prng, die: impl Fn() -> Rest) -> Vec<Rest> {
     let longest = 2 << prng.below(6);
     let mut one = || {
@@ -60,7 +60,7 @@ pub fn deaths(prng: &mut Prng, die: impl Fn() -> Rest) -> Vec<Rest> {
 }
 
 impl Scene {
-    /// Someone who reads and writes.
+    /// A client that reads and writes.
     pub fn client(&self) -> Client {
         Client::new(&self.device, self.history.clone())
     }
@@ -70,23 +70,23 @@ impl Scene {
         Keeper::start(&self.device, clock)
     }
 
-    /// A power cut at this very moment, with stores of `atom` bytes whole; the world itself goes
-    /// on.
+    /// A power cut at this very moment, with stores of `atom` bytes whole; the world itself
+    /// continues.
     pub fn cut(&self, prng: &mut Prng, atom: usize) -> Rest {
-        // Nobody else goes on in between: nothing here is the scheduler's.
+        // No other thread runs in between: nothing here uses the scheduler's locks.
         let record = self.history.record_now();
         let (image, platter) = (self.twin.cut(prng, atom), self.origin.cut(prng));
         Rest { image, platter, record, words: Vec::new() }
     }
 
-    /// The server dies at this very moment, and leaves `shared`; the world itself goes on.
+    /// The server dies at this very moment, and leaves `shared`; the world itself continues.
     pub fn die(&self, shared: &SharedWords) -> Rest {
         let words = shared.words().iter().map(SharedWord::peek).collect();
         let record = self.history.record_now();
         Rest { image: self.twin.image(), platter: self.origin.platter(), record, words }
     }
 
-    /// Reads everything; what is there, area by area.
+    /// Reads everything; returns the content area by area.
     pub fn read_all(&self) -> Vec<Vec<u64>> {
         let mut client = self.client();
         self.areas.iter().map(|&(at, count)| client.read(at, count).unwrap()).collect()

@@ -1,6 +1,6 @@
-//! What stories are played on: devices that let other threads go on in the middle of everything (a
-//! copy of 4 KiB is eight copies of 512 bytes, and a power cut may come between any two), clients
-//! whose every act goes into the history, and a background.
+//! The stage of stories: devices that let other threads run in the middle of everything (a copy of
+//! 4 KiB is eight copies of 512 bytes, and a power cut may come between any two), clients whose
+//! every operation goes into the history, and a background.
 
 use std::collections::HashMap;
 use std::sync::Mutex;
@@ -48,7 +48,7 @@ pub fn tags_of(sector: u64, bytes: &[u8]) -> Vec<u64> {
     (sector..).zip(bytes.chunks(PIECE)).map(tag_of).collect()
 }
 
-/// Stored, and not durable.
+/// A store that is not durable yet.
 #[derive(Debug)]
 struct Store {
     at: u64,
@@ -68,8 +68,8 @@ struct Memory {
 }
 
 impl Memory {
-    /// What the thread `by` sees of memory: its own stores, what others have drained, and of what
-    /// they have not, any. (A disk, through which all threads see the same, has `visible`.)
+    /// What the thread `by` sees of memory: its own stores, those that others have drained, and any
+    /// of those that others have not. (A disk, which looks the same to all threads, has `visible`.)
     fn seen(&mut self, by: ThreadId, at: usize, into: &mut [u8]) {
         let end = at + into.len();
         into.copy_from_slice(&self.durable[at..end]);
@@ -277,7 +277,7 @@ impl Platter {
     }
 }
 
-/// The backing device: whole sectors with tags. What is written there must be whole.
+/// The backing device: whole sectors with tags. Writes to it must be whole.
 #[derive(Debug)]
 pub struct Origin {
     limits: DiskLimits,
@@ -304,7 +304,7 @@ impl Origin {
         platter.writes + platter.flushes
     }
 
-    /// A copy of what it has.
+    /// A copy of its content.
     pub fn platter(&self) -> Platter {
         self.platter.lock().unwrap().clone()
     }
@@ -374,7 +374,7 @@ impl Disk for Origin {
     }
 }
 
-/// Real time stands still: whatever happens must happen because of something.
+/// Real time stands still, so that no timeout can hide a lost wake-up.
 #[derive(Debug)]
 pub struct Frozen;
 
@@ -421,7 +421,7 @@ impl Keeper {
     }
 }
 
-/// What a client may ask for.
+/// Requests of a client.
 #[derive(Clone, Copy, Debug)]
 pub enum Ask {
     Read(u64, u64),
@@ -440,7 +440,7 @@ impl Client {
         Client { local: Local::without_kernel(device).unwrap(), history }
     }
 
-    /// It does the background's work too, while nobody else is there.
+    /// It does the background's work too, while there is no background.
     pub fn with_background(self, clock: impl Clock + 'static) -> Client {
         let Client { local, history } = self;
         Client { local: local.with_background(clock), history }
@@ -454,7 +454,7 @@ impl Client {
         self.history.wrote(acts);
     }
 
-    /// To be done once per sector: zeroes have no tags.
+    /// At most once per sector: zeroes have no tags.
     pub fn discard(&mut self, sector: u64, count: u64) {
         let acts = self.history.writes(sector, count, ZERO, false);
         self.local.discard(sector * SECTOR, count * SECTOR).unwrap();
