@@ -47,9 +47,9 @@ pub struct TableArgs {
     pub has_data_crc: bool,
     /// Order of write-back.
     pub writeback_order: WritebackOrder,
-    /// What is dirty for so many milliseconds is written back.
+    /// Data that has been dirty for this many milliseconds is written back.
     pub max_age_ms: u32,
-    /// Write-back begins when so many percent of the cache's room are dirty.
+    /// Write-back begins when this many percent of the cache's room are dirty.
     pub high_watermark: u32,
     /// Whether reads that miss are cached.
     pub fills_reads: bool,

@@ -1,4 +1,4 @@
-//! The background: its work under its lock, in which order it is done, and when to look again.
+//! The background: its work, under its lock; the order of the work, and when to look again.
 
 use crate::disk::DiskIo;
 use crate::mutants::{self, Mutant};
@@ -13,25 +13,25 @@ use super::gc::{ROUNDS_MAX, Sweep};
 use super::pace::Pace;
 use super::writeback::Writeback;
 
-/// An open key set with keys is logged after so long.
+/// An open key set with keys is logged after this long.
 const CLOSE_AFTER: Nanos = SECOND;
-/// So often the background looks whether the medium is all there.
+/// How often the background checks whether the medium is complete.
 const LOOK_EVERY: Nanos = SECOND / 10;
 
 /// Why the background works.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Occasion {
-    /// It is time, or somebody has called.
+    /// The time has come, or the background was woken.
     Tick,
     /// A batch is on the backing device: what it freed is collected, and the next one may begin.
     BatchEnded,
 }
 
-/// What the background is at. Its lock is the first of all.
+/// State of the background's work. Its lock is the outermost one.
 #[derive(Debug, Default)]
 pub(super) struct Work {
     pub(super) now: Nanos,
-    /// When the medium is looked at next.
+    /// When the medium is checked next.
     look_at: Nanos,
     last_close: Nanos,
     pub(super) pace: Pace,
@@ -42,7 +42,7 @@ pub(super) struct Work {
     pub(super) replay_slice: u64,
 }
 
-/// The background of a cache, and what it is told.
+/// The background of a cache, and its state that other threads use.
 #[derive(Debug)]
 pub(super) struct Background {
     work: Mutex<Work>,
@@ -97,12 +97,12 @@ impl Background {
         self.is_replaying.load(Ordering::Acquire)
     }
 
-    /// All of the log is replayed, or what is not never will be.
+    /// All of the log is replayed, or the rest never will be.
     pub(super) fn note_replayed(&self) {
         self.is_replaying.store(false, Ordering::Release);
     }
 
-    /// What the user should know.
+    /// Adds a note for the user.
     pub(super) fn note(&self, what: String) {
         lock(&self.notes).push(what);
     }
@@ -113,7 +113,7 @@ impl Background {
 }
 
 impl Pcache {
-    /// The background does what there is to do. Says when to look again.
+    /// Does the background's work. Returns when to look again.
     pub(super) fn tick_at(&self, now: Nanos, port: &mut Port) -> Option<Nanos> {
         let was_suspended =
             mutants::is(Mutant::SuspendSeenEarly).then(|| self.background.is_suspended());
@@ -129,14 +129,14 @@ impl Pcache {
         self.next_look(work)
     }
 
-    /// A write of the background's is back.
+    /// A write of write-back is complete.
     pub(super) fn written_back(&self, io: DiskIo, port: &mut Port) {
         let work = &mut *self.background.lock();
         self.complete_write(&mut work.writeback, io, port);
         self.plan_retry(work);
     }
 
-    /// The flush behind a batch is back.
+    /// A batch's flush is complete.
     pub(super) fn flushed_back(&self, io: DiskIo, port: &mut Port) {
         let work = &mut *self.background.lock();
         if self.complete_flush(&mut work.writeback, &io) {
@@ -145,8 +145,8 @@ impl Pcache {
         self.plan_retry(work);
     }
 
-    /// Does what there is to do, in this order: what waits in memory is logged, what is logged is
-    /// written back, what is written back is collected, and makes room for what waits.
+    /// Does the work in this order: keys that wait in memory are logged, logged data is written
+    /// back, data that was written back is collected, and that makes room for bios that wait.
     fn work(&self, work: &mut Work, occasion: Occasion, port: &mut Port) {
         self.close_old_sets(work, self.is_urgent());
         match occasion {
@@ -158,7 +158,8 @@ impl Pcache {
         }
         self.look_at_collection(work);
         match occasion {
-            // What was kept behind nothing dirty can be given up, once write-back has passed it.
+            // Data kept after keys that are not dirty can be given up, once write-back has passed
+            // them.
             Occasion::Tick if work.pace.is_pressed() || self.stripes.dirty_bytes() == 0 => {
                 self.writeback_if_due(work, port);
             }
@@ -174,20 +175,20 @@ impl Pcache {
         }
         work.pace.batch_ended();
         if !work.pace.is_full() && !work.pace.is_pressed() {
-            // The next tick knows what time it is.
+            // The next tick knows the time.
             return self.signals.work();
         }
         let passed = self.log.dirty_tail();
         self.writeback_step(work, port);
         if self.log.dirty_tail() != passed {
-            // Marks and CLEAN keys alone: no further flush will end and look again, but somebody
-            // may wait for just this room.
+            // Marks and CLEAN keys alone: no further flush will end and check again, but a bio may
+            // wait for this room.
             self.collect(work);
         }
     }
 
-    /// Collects; and when all that could be passed was passed, and much of it was kept, once more:
-    /// each time more is condemned.
+    /// Collects; and if all that could be passed was passed, and much of it was kept, collects
+    /// again: each time more is condemned.
     fn collect_enough(&self, work: &mut Work, port: &mut Port) {
         self.collect(work);
         for _ in 0..ROUNDS_MAX {
@@ -208,7 +209,7 @@ impl Pcache {
         self.background.is_draining() || self.is_space_short()
     }
 
-    /// Looks now and then whether the medium is all there. Once it has lost a part, nothing more is
+    /// Checks now and then whether the medium is complete. Once it has lost a part, nothing more is
     /// acknowledged.
     fn look_at_medium(&self, work: &mut Work) {
         if work.now < work.look_at || self.log.has_failed() {
@@ -220,7 +221,7 @@ impl Pcache {
         }
     }
 
-    /// Logs open sets that are old, or that are all that write-back and collection wait for.
+    /// Logs open sets that are old, or that write-back and collection wait for.
     fn close_old_sets(&self, work: &mut Work, is_urgent: bool) {
         let is_old = work.now >= work.last_close + CLOSE_AFTER;
         let is_due = work.pace.share() > 0 && self.stripes.dirty_bytes() > 0;

@@ -1,5 +1,5 @@
-//! What segments of data are for: the window, the main part, or to be emptied. Retention's words
-//! about segments; who changes them is the allocation of heads, the attach and collection.
+//! Classes of data segments: the window, the main part, or to be emptied. They are set by the
+//! allocation of heads, the attach and collection, as retention decides.
 
 use crate::sync::atomic::Ordering;
 
@@ -7,7 +7,7 @@ use super::retention::Class;
 use super::segment::{Segment, Segments};
 
 impl Segments {
-    /// What the data of a segment is held to be.
+    /// The class of a segment's data.
     pub fn class(&self, segment: u32) -> Class {
         match self.segments[segment as usize].class.load(Ordering::Relaxed) {
             main if main == Class::Main as u8 => Class::Main,
@@ -23,7 +23,7 @@ impl Segments {
         info.class.store(class as u8, Ordering::Relaxed);
     }
 
-    /// So many segments got a class so far.
+    /// How many segments got a class so far.
     pub fn turns(&self) -> u64 {
         self.turns.load(Ordering::Relaxed)
     }
@@ -57,19 +57,19 @@ impl Segments {
         (window, emptying)
     }
 
-    /// Data of a segment is kept in its place, when so many keys had been `logged`. Says how many
-    /// had been when that was so before.
+    /// Data of a segment is kept in its place, when this many keys had been `logged`. Returns how
+    /// many had been at the time before.
     pub fn note_kept(&self, segment: u32, logged: u64) -> u64 {
         self.segments[segment as usize].kept_at.swap(logged, Ordering::Relaxed)
     }
 
-    /// Segments with data that was kept when at least so many keys had been logged.
+    /// Segments with data that was kept when at least this many keys had been logged.
     pub fn kept_since(&self, logged: u64) -> u32 {
         let is_since = |info: &&Segment| info.kept_at.load(Ordering::Relaxed) > logged;
         self.segments.iter().filter(is_since).count() as u32
     }
 
-    /// Condemns the oldest segments of the main part, until it has at most `max`. Says how many
+    /// Condemns the oldest segments of the main part, until it has at most `max`. Returns how many
     /// there were.
     pub fn condemn(&self, max: u32) -> u32 {
         let mut main: Vec<(u64, u32)> = (0..self.count())

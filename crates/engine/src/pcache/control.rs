@@ -1,4 +1,4 @@
-//! Steering a cache: status, table, messages, suspend and the end.
+//! Controlling a cache: status, table, messages, suspend and the end.
 
 use crate::error::{Error, Kind, Result};
 use crate::mutants::{self, Mutant};
@@ -28,8 +28,8 @@ impl Pcache {
         Ok(())
     }
 
-    /// Nobody serves the cache any more, and all that was acknowledged is in its log; else nothing
-    /// is said, and the next server takes it up.
+    /// The server detaches: the label says so if all that was acknowledged is in the log; otherwise
+    /// it is left, and the next server takes the cache up.
     pub(super) fn end(&self) {
         if self.stripes.has_open_keys() || self.log.has_failed() {
             return;

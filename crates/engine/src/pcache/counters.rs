@@ -1,9 +1,9 @@
-//! Counters of what a cache did: told as facts, and nothing else depends on them but decisions that
-//! may be a little wrong.
+//! Counters of a cache's work: shown as facts. Nothing else depends on them but decisions that may
+//! be a little wrong.
 
 use crate::sync::atomic::{AtomicU64, Ordering};
 
-/// A counter that threads raise all the time: by port, so that they do not wait for each other's
+/// A counter that all threads raise often: one part for each port, so that they do not share a
 /// cache line.
 #[derive(Debug, Default)]
 pub(super) struct BusyCounter([Line; 8]);

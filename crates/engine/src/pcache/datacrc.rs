@@ -23,7 +23,7 @@ pub struct DataCrcs {
 }
 
 impl DataCrcs {
-    /// For `count` segments, nothing known yet.
+    /// For `count` segments, empty.
     pub fn new(count: u32) -> DataCrcs {
         DataCrcs { segments: (0..count).map(|_| Mutex::default()).collect() }
     }

@@ -3,7 +3,7 @@
 
 use crate::mutants::{self, Mutant};
 
-/// A range that a read asked the backing device for, and which read that is.
+/// A range that a read asked the backing device for, and the read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Gap {
     pub(super) offset: u64,
@@ -28,7 +28,7 @@ impl Fills {
         self.0.push(Fill { gap, is_cancelled: false });
     }
 
-    /// A write makes whatever is being read from the backing device for its range outdated.
+    /// Cancels the fills that a write of this range overtakes.
     pub(super) fn cancel(&mut self, at: u64, len: u64) {
         if !self.0.is_empty() && !mutants::is(Mutant::FillNotCancelled) {
             for Fill { gap, is_cancelled } in &mut self.0 {

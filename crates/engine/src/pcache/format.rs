@@ -1,8 +1,8 @@
 //! Formatting a cache device, and deciding whether that is allowed.
 //!
 //! The bytes equal the kernel's. The order of the stores does not: the superblock comes last, so
-//! that an interrupted format is not a cache yet. Until then our label says that a format is
-//! under way, and the next attach may repeat it.
+//! that an interrupted format is not a cache yet. Until then our label says that a format is under
+//! way, and the next attach may repeat it.
 
 use zerocopy::IntoBytes;
 
@@ -22,13 +22,13 @@ use super::segment::SEGMENTS_MIN;
 
 /// The attach id of a label that stands on a device being formatted.
 const FORMATTING: u64 = u64::MAX;
-/// A device is taken for empty when so many bytes at its front are zero, and all that a format
-/// writes behind them.
+/// A device counts as empty when this many bytes at its front are zero, and all that a format
+/// writes after them.
 const EMPTY_BYTES: u64 = 64 << 10;
 /// The superblock without its padding, which the kernel keeps as found.
 const SUPERBLOCK_FIELDS_BYTES: u64 = 20;
 
-/// Whether the device holds a pcache, what a format left that was cut off, or something else.
+/// Whether the device holds a pcache, the remains of an interrupted format, or something else.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Content {
     /// The superblock's magic is ours.
@@ -49,7 +49,7 @@ pub fn content(media: &Media) -> Result<Content> {
     Ok(if has_magic { Content::Pcache } else { Content::Other })
 }
 
-/// Whether all that a format would write is zero, as a new device is; or has the first bytes of a
+/// Whether all that a format would write is zero, as on a new device; or has the first bytes of a
 /// format of ours.
 pub fn is_blank(media: &Media) -> Result<bool> {
     let mut front = vec![0; EMPTY_BYTES.min(media.pmem.len_bytes()) as usize];
@@ -80,9 +80,9 @@ pub fn is_blank(media: &Media) -> Result<bool> {
     Ok(true)
 }
 
-/// Whether a format was cut short. Before the magic counts: the format may have left half a
+/// Whether a format was cut short. The magic comes second: the format may have left half a
 /// superblock, or not have touched it yet. It is over, and the cache may hold data, only if the
-/// superblock is whole and cache_info is another than when the format began.
+/// superblock is whole and cache_info is not the one from when the format began.
 fn is_formatting(media: &Media, has_superblock: bool) -> bool {
     let Some((label, _)) = Label::load(media).filter(|(label, _)| label.is_of_format()) else {
         return false;
@@ -147,12 +147,12 @@ pub fn format(media: &Media, has_data_crc: bool) -> Result<()> {
     media.settle_or_err()
 }
 
-/// Stores a label that says: being formatted. A label that is there keeps binding the cache to
-/// its backing device until the new one is whole.
+/// Stores a label that says: being formatted. An existing label keeps binding the cache to its
+/// backing device until the new one is whole.
 fn announce(media: &Media) -> Result<()> {
     let info = media.load_slots::<CacheInfo>(CACHE_INFO_AT, PAGE_STRIDE);
     let mut slot = match Label::load(media) {
-        // It stands there from an interrupted format.
+        // It is left from an interrupted format.
         Some((label, _)) if label.is_of_format() => return Ok(()),
         Some((_, slot)) => slot,
         None => {

@@ -1,10 +1,10 @@
 //! Collection: key_tail follows dirty_tail, and segments that no logged key needs are reused.
 //! Kernel counterpart: `cache_gc.c`.
 //!
-//! Order, for each slice of the log: the keys give up their references in memory; key_tail is
-//! durable behind them; log segments left behind are free; data segments without references get
-//! their generation raised, durably, and are free. So no key that a crash could bring back ever
-//! points into reused space.
+//! Order, for each slice of the log: the keys give up their references in memory; key_tail moves
+//! past them, durably; log segments before it are free; data segments without references get their
+//! generation raised, durably, and are free. So no key that a crash could bring back ever points
+//! into reused space.
 
 use crate::error::Status;
 use crate::mutants::{self, Mutant};
@@ -21,12 +21,13 @@ use super::retain::{Keeper, Pass};
 use super::retention::{Retention, USES_MAX};
 use super::segment::{LOG_RESERVE, Segments};
 
-/// So often a tick passes the log; a use is lost each time, so then what is condemned goes.
+/// Passes over the log per tick. Each pass costs a block one use, so after this many passes
+/// condemned data is dropped.
 pub(super) const ROUNDS_MAX: u32 = USES_MAX as u32 + 1;
-/// So often the index is swept while as many segments are reused as there are: between two sweeps
+/// Full sweeps of the index in the time in which every segment is reused once: between two sweeps
 /// no more slots die than half the cache has blocks.
 const SWEEPS_PER_TURN: u64 = 2;
-/// Regions of the index that a tick looks for, and sweeps, at most: about a millisecond.
+/// Most regions of the index that a tick examines and sweeps: about a millisecond.
 const SWEEP_LOOKS: u64 = 32 << 10;
 const SWEEP_REGIONS: u64 = 256;
 
@@ -37,7 +38,7 @@ pub(super) struct Gc {
     /// Keys of reused segments stand in the log up to here: a kernel would mis-count them.
     stale_until: Option<Position>,
     /// A CLEAN key before this place is hidden by older keys and must not outlive them: key_tail
-    /// passes all of it at once.
+    /// passes all of it in one step.
     together_until: Option<Position>,
     is_stuck: bool,
     /// Passing everything once was not enough.
@@ -53,7 +54,7 @@ struct Passed {
     keys: usize,
     /// Segments that were released before it.
     released_before: usize,
-    /// Segments of the log that were left behind.
+    /// Segments of the log that key_tail has left.
     left_logs: Vec<u32>,
 }
 
@@ -64,20 +65,20 @@ pub(super) struct Sweep {
     at: u64,
     /// Segments that had been reused at the last look.
     recycled: u64,
-    /// What is owed for them, in regions times segments.
+    /// Sweeping that is due for them, in regions times segments.
     owed: u64,
 }
 
 impl Gc {
     /// Collection that passes everything before `stale_until` as soon as it can, and everything
-    /// before `together_until` at once.
+    /// before `together_until` in one step.
     pub(super) fn new(stale_until: Option<Position>, together_until: Option<Position>) -> Gc {
         let mut gc = Gc { stale_until, ..Gc::default() };
         gc.pass_together(together_until);
         gc
     }
 
-    /// All of the log is replayed: everything before this place is to be passed at once.
+    /// All of the log is replayed: everything before this place is to be passed in one step.
     pub(super) fn pass_together(&mut self, until: Option<Position>) {
         self.together_until = until.filter(|_| !mutants::is(Mutant::HiddenCleanOutlives));
     }
@@ -87,17 +88,17 @@ impl Gc {
         self.is_stuck
     }
 
-    /// Whether passing the log once more would find nothing that could go.
+    /// Whether passing the log once more would free nothing.
     pub(super) fn is_futile(&self) -> bool {
         self.is_stuck || !self.keeper.has_kept()
     }
 
-    /// Nothing more is to be condemned.
+    /// Nothing more must be condemned.
     pub(super) fn relax(&mut self) {
         self.is_pressed = false;
     }
 
-    /// What was being done has failed: key_tail may not be where the references say.
+    /// An operation has failed: key_tail may not be where the references say.
     pub(super) fn stop(&mut self) {
         self.is_stuck = true;
     }
@@ -113,12 +114,12 @@ impl Gc {
 pub(super) struct Collector {
     gc: Mutex<Gc>,
     retention: Box<dyn Retention>,
-    /// Free segments that writes leave to what collection moves, beside the log's own.
+    /// Free segments that writes leave to data that collection moves, besides the log's own.
     write_reserve: u32,
-    /// Whether anything was kept, moved or dropped yet. Before, all there is to know of a block is
-    /// that it comes in.
+    /// Whether anything was kept, moved or dropped yet. Before that, the index has no history of
+    /// blocks.
     has_retained: AtomicBool,
-    /// Segments with data that is kept behind dirty data.
+    /// Segments with data that is kept and whose keys stand after dirty data in the log.
     pinned: AtomicU32,
 }
 
@@ -141,7 +142,7 @@ impl Collector {
         lock(&self.gc)
     }
 
-    /// `None`: somebody is collecting.
+    /// `None`: another thread is collecting.
     pub(super) fn try_lock(&self) -> Option<MutexGuard<'_, Gc>> {
         self.gc.try_lock().ok()
     }
@@ -167,20 +168,20 @@ impl Collector {
         self.pinned.load(Ordering::Relaxed)
     }
 
-    /// So many segments are kept behind dirty data.
+    /// Sets the number of segments with data kept after dirty keys.
     pub(super) fn set_pinned(&self, segments: u32) {
         self.pinned.store(segments, Ordering::Relaxed);
     }
 
-    /// One more is.
+    /// Adds one to that number.
     pub(super) fn add_pinned(&self) {
         self.pinned.fetch_add(1, Ordering::Relaxed);
     }
 }
 
 impl Pcache {
-    /// Segments in use from which on collection begins. A policy that fills the cache begins when
-    /// space is short, unless somebody asked for more room than the kernel leaves by default.
+    /// Number of segments in use at which collection begins. A policy that fills the cache begins
+    /// when space is short, unless the user asked for more room than the kernel leaves by default.
     pub(super) fn gc_threshold(&self) -> u32 {
         let percent = self.identity.gc_percent();
         if percent >= GC_PERCENT_DEFAULT && self.collector.retention().fills_cache() {
@@ -201,7 +202,7 @@ impl Pcache {
         }
     }
 
-    /// Free segments that fills leave to writes, beside the log's own.
+    /// Free segments that fills leave to writes, besides the log's own.
     pub(super) fn fill_reserve(&self) -> u32 {
         match self.collector.retention().fills_cache() {
             true => self.collector.write_reserve() + 1,
@@ -238,8 +239,9 @@ impl Pcache {
 
     /// Collects what is needed and possible; wakes those who wait when there is room.
     ///
-    /// What is still to be replayed needs the log, and what it names, as the attach found them; and
-    /// what was written since must not leave the index, where it keeps older keys out.
+    /// While a part of the log is still to be replayed, nothing is collected: the replay needs the
+    /// log, and the data it names, as the attach found them; and data written since must stay in
+    /// the index, where it keeps older keys out.
     pub(super) fn collect(&self, work: &mut Work) {
         if work.replay.is_some() && !mutants::is(Mutant::CollectedBeforeReplayed) {
             return;
@@ -273,7 +275,7 @@ impl Pcache {
         self.sweep_index(&mut work.sweep);
     }
 
-    /// How the background passes what comes next.
+    /// How the background passes the next slice.
     fn next_slice(&self) -> Slice {
         let pass = match (self.collector.retention().fills_cache(), self.is_space_short()) {
             (true, true) if self.is_behind() => Pass::Yield,
@@ -283,8 +285,8 @@ impl Pcache {
         Slice::new(pass, self.segments.blocks(), self.missing())
     }
 
-    /// Dead slots leave the index, in step with the reuse that they died of: memory follows what is
-    /// cached, and not what ever was.
+    /// Removes dead slots from the index, as fast as segments are reused: so memory depends on what
+    /// is cached now, not on what ever was.
     fn sweep_index(&self, sweep: &mut Sweep) {
         let (regions, segments) = (self.index.regions(), u64::from(self.segments.count()));
         let recycled = self.counters.recycled_segments.load(Ordering::Relaxed);
@@ -322,7 +324,7 @@ impl Pcache {
             return Ok(false);
         }
         gc.together_until = None;
-        // Without need, nothing is kept that somebody wants to be collected.
+        // Unless space is needed, data is not kept whose collection was asked for.
         let is_needed = self.is_space_short() || gc.stale_until.is_some();
         gc.keeper.begin_slice(if is_needed { slice.pass } else { Pass::Drop });
         let slice = together.map_or(slice, Slice::until);
@@ -339,7 +341,7 @@ impl Pcache {
         if mutants::is(Mutant::ReuseBeforeKeyTail) || is_yielding {
             self.recycle()?;
         }
-        // What was passed is passed durably even where the walk failed: its references are gone.
+        // What was passed is passed durably even if the walk failed: its references are gone.
         self.log.set_key_tail(passed.at)?;
         for segment in passed.left_logs {
             self.segments.free_log(segment);
@@ -393,10 +395,10 @@ impl Pcache {
             || slice.freed_max.is_some_and(|max| freed() >= max)
     }
 
-    /// Keys give up their references, once what is to stay has others.
+    /// Keys give up their references, after data that stays got new ones.
     fn pass_keys(&self, keys: &[Key], keeper: &mut Keeper) {
         if keeper.looks_at_uses() {
-            // Their cache misses at once, not one after the other.
+            // All cache misses in parallel, not one after the other.
             keys.iter().for_each(|key| self.index.touch(key.off.get()));
         }
         for key in keys {

@@ -1,5 +1,5 @@
-//! What a cache says of itself on its medium while it is served: the label, cache_info, and what
-//! the superblock said.
+//! The records that identify a cache on its medium while it is served: the label, cache_info, and
+//! values of the superblock.
 
 use zerocopy::IntoBytes;
 
@@ -24,7 +24,7 @@ pub(super) struct Identity {
     media: Media,
     label: Mutex<(Label, SlotState)>,
     info: Mutex<Found<CacheInfo>>,
-    /// cache_info's flags, for those who only look.
+    /// cache_info's flags, to be read without the lock.
     flags: AtomicU32,
     superblock_flags: u32,
     seg_num: u32,
@@ -48,7 +48,7 @@ impl Identity {
         self.flags.load(Ordering::Relaxed)
     }
 
-    /// In percent, how much is in use when collection begins.
+    /// The percentage of segments in use at which collection begins.
     pub(super) fn gc_percent(&self) -> u32 {
         gc_percent_of(self.flags())
     }
@@ -75,14 +75,14 @@ impl Identity {
         label.store_twice(&self.media, slot)
     }
 
-    /// For a mutant: what an attach says before anybody is served.
+    /// For a mutant: the label that an attach stores before the first request.
     pub(super) fn say_served(&self) {
         let boot = self.media.shared.as_ref().map_or(0, SharedWords::boot);
         let serving = Serving { boot, place: String::new() };
         let _ = self.store_label_twice(|label| label.served = Some(serving));
     }
 
-    /// Nobody serves the cache any more. Whether that could be stored.
+    /// Stores that the cache has no server any more. Returns whether that succeeded.
     pub(super) fn say_at_rest(&self) -> bool {
         self.store_label_twice(|label| label.served = None).is_ok()
     }
@@ -96,18 +96,19 @@ impl Identity {
         self.store_label(|label| label.torn_until = until)
     }
 
-    /// It has come there. The next store of the label, for whatever reason, drops it there too.
+    /// Write-back has passed it. The next store of the label, for whatever reason, drops it there
+    /// too.
     pub(super) fn forget_torn(&self) {
         lock(&self.label).0.torn_until = None;
     }
 
-    /// These ranges are bad.
+    /// Stores these ranges as bad.
     pub(super) fn store_bad(&self, bad: Vec<BadRange>) -> std::result::Result<(), Status> {
         self.store_label(|label| label.bad = bad)
     }
 
-    /// Stores at how much in use collection begins. The memory of the open sets, and the label,
-    /// must know the record by the time it can be found on media.
+    /// Stores the percentage of segments in use at which collection begins. The memory of the open
+    /// sets, and the label, must have the record before it can be found on media.
     pub(super) fn set_gc_percent(&self, percent: u32, open: &OpenSets) -> Result<()> {
         let mut info = lock(&self.info);
         let next = info.slot.next();

@@ -1,20 +1,20 @@
 //! Logical block -> place in the cache: packed 8-byte slots, by 4 MiB region.
 //!
 //! A slot names the place of a whole 4 KiB block, or a row of the region's side table where the
-//! block's eight sectors have a slot each. Every slot carries the generation of its segment: when
-//! a segment is reused its generation rises first, and all slots that point there are dead by
-//! comparison, without anybody searching for them. A region with many slots has a flat array of
-//! them, which readers need no lock for; one with few keeps those few (region.rs). Regions are
-//! swept now and then: dead slots go, and memory follows what is cached, not what ever was.
+//! block's eight sectors have a slot each. Every slot carries the generation of its segment: when a
+//! segment is reused its generation rises first, and all slots that point there are dead by
+//! comparison, without a search for them. A region with many slots has a flat array of them, which
+//! readers need no lock for; one with few has a packed list (region.rs). Regions are swept now and
+//! then: dead slots are removed, so memory depends on what is cached now, not on what ever was.
 //!
 //! Invariants:
 //! 1. Slots change only under the lock of the region's stripe. They are read without it.
-//! 2. What a live slot points to is immutable until the segment's generation rises; so a reader
-//!    checks the generation, copies, and checks it again.
+//! 2. The data that a live slot points to is immutable until the segment's generation rises; so a
+//!    reader checks the generation, copies, and checks it again.
 //! 3. A row of the side table is changed and read under the side's own lock only, and a slot that
-//!    names a row is re-read under that lock before the row is believed.
-//! 4. An array belongs to one region at a time, which names it in its form. Who reads a slot
-//!    without a lock looks at the form again behind it.
+//!    names a row is read again under that lock before the row is used.
+//! 4. An array belongs to one region at a time, which names it in its form. A reader of a slot that
+//!    holds no lock checks the form again after it.
 
 use crate::sync::{Arc, OnceLock};
 use crate::units::{BLOCK, SECTOR};
@@ -88,7 +88,7 @@ impl Place {
         })
     }
 
-    /// The place so many bytes further on.
+    /// The place this many bytes further on.
     pub fn plus(self, bytes: u64) -> Place {
         Place { offset: self.offset + bytes as u32, ..self }
     }
@@ -105,7 +105,7 @@ pub struct Piece {
     pub place: Option<Place>,
 }
 
-/// What a block's slot says of its past.
+/// What a block's slot says of its history.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Trace {
     /// Nothing.
@@ -124,13 +124,13 @@ pub struct Index {
 }
 
 impl Index {
-    /// An empty index for a device of `len_bytes`. What is said about bytes behind the device is
-    /// forgotten; so an index for none takes no memory, whatever it is told.
+    /// An empty index for a device of `len_bytes`. Changes beyond the device's end are ignored; so
+    /// an index for no device takes no memory.
     pub fn new(len_bytes: u64) -> Index {
         Index::with_flats(len_bytes, FLAT_FROM)
     }
 
-    /// As [`Index::new`], with regions that are flat from so many slots on.
+    /// As [`Index::new`], with regions that are flat from this many slots on.
     pub fn with_flats(len_bytes: u64, flat_from: usize) -> Index {
         let regions = len_bytes.div_ceil(REGION_BYTES);
         Index {
@@ -167,8 +167,8 @@ impl Index {
         region.set(&self.flats, offset % REGION_BYTES, len, place);
     }
 
-    /// Takes over from `older`, a [`Index::sibling`], what is a gap here, of one region. Under the
-    /// stripe's lock.
+    /// Copies from `older`, a [`Index::sibling`], the places for gaps here, of one region. Under
+    /// the stripe's lock.
     pub fn join(&self, older: &mut Index, region: usize) {
         assert!(Arc::ptr_eq(&self.flats, &older.flats), "an index joins its sibling");
         let found = older.regions.get_mut(region).and_then(OnceLock::take);
@@ -180,12 +180,12 @@ impl Index {
         found.retire(&self.flats);
     }
 
-    /// Whether anything was ever said of a region.
+    /// Whether anything was ever set in a region.
     pub fn is_used(&self, region: u64) -> bool {
         self.regions.get(region as usize).is_some_and(|region| region.get().is_some())
     }
 
-    /// Drops from a region what no longer counts: dead places, and times at which blocks were
+    /// Removes from a region what no longer counts: dead places, and times at which blocks were
     /// dropped that `remembers` denies. Under the stripe's lock.
     pub fn sweep(
         &self,
@@ -198,7 +198,7 @@ impl Index {
         }
     }
 
-    /// What is known of a block. That brings its slot near, too.
+    /// What is known of a block. Also prefetches its slot.
     pub fn trace(&self, offset: u64) -> Trace {
         let slot = self.slot(offset);
         match slot >> KIND_SHIFT {
@@ -207,7 +207,7 @@ impl Index {
         }
     }
 
-    /// Counts a use of the blocks of a range. A block that was used often is only looked at.
+    /// Counts a use of the blocks of a range. A block that was used often is only read.
     pub fn note_use(&self, offset: u64, len: u64) {
         let mut at = offset / BLOCK * BLOCK;
         while at < offset + len {
@@ -223,7 +223,7 @@ impl Index {
         uses_of(self.slot(offset))
     }
 
-    /// Says how often the blocks of a range count as used. Under the stripe's lock.
+    /// Sets how often the blocks of a range count as used. Under the stripe's lock.
     pub fn set_uses(&self, offset: u64, len: u64, uses: u8) {
         for at in (offset / BLOCK * BLOCK..offset + len).step_by(BLOCK as usize) {
             let Some(region) = self.region(at) else { continue };
@@ -249,14 +249,14 @@ impl Index {
         }
     }
 
-    /// Brings the slot of a block near: what is soon to be changed should not be waited for then.
+    /// Prefetches the slot of a block that will be changed soon.
     pub fn touch(&self, offset: u64) {
         if let Some(region) = self.region(offset) {
             region.touch(&self.flats, block_of(offset));
         }
     }
 
-    /// Brings the side table's row of a block near, if it has one.
+    /// Prefetches the side table's row of a block, if it has one.
     pub fn touch_row(&self, offset: u64) {
         if let Some(region) = self.region(offset) {
             region.touch_row(&self.flats, block_of(offset));
@@ -271,8 +271,8 @@ impl Index {
         self.region(offset).map_or(0, |region| region.slot(&self.flats, block_of(offset)))
     }
 
-    /// What `[offset, end)` starts with: the longest run with one source. `is_live` tells whether
-    /// a place's generation still holds; dead places count as nothing.
+    /// What `[offset, end)` starts with: the longest run with one source. `is_live` says whether a
+    /// place's generation still holds; dead places count as nothing.
     #[inline]
     pub fn lookup(&self, offset: u64, end: u64, is_live: impl Fn(Place) -> bool) -> Piece {
         let mut run: Option<Piece> = None;
@@ -310,7 +310,7 @@ impl Index {
         }
     }
 
-    /// Bytes of the logical device that live places back. A walk over everything.
+    /// Bytes of the logical device that live places back. Walks the whole index.
     pub fn cached_bytes(&self, is_live: impl Fn(Place) -> bool) -> u64 {
         let regions = self.regions.iter().filter_map(OnceLock::get);
         regions.map(|region| region.cached_bytes(&self.flats, &is_live)).sum()
@@ -325,7 +325,7 @@ impl Index {
 }
 
 impl Drop for Index {
-    /// What a sibling had, others may take.
+    /// Arrays of a sibling can be used by others.
     fn drop(&mut self) {
         if Arc::strong_count(&self.flats) > 1 {
             let regions = self.regions.iter().filter_map(OnceLock::get);
@@ -349,7 +349,7 @@ fn block_of(offset: u64) -> usize {
     (offset / BLOCK) as usize % REGION_BLOCKS
 }
 
-/// When what left a ghost was dropped.
+/// When a block that left a ghost was dropped.
 fn time_of(slot: u64) -> u64 {
     slot & GHOST_MASK
 }

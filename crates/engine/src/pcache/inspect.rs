@@ -1,4 +1,4 @@
-//! Looking at a cache device without changing it.
+//! Inspecting a cache device without changing it.
 
 use crate::attaching::AttachProgress;
 use crate::error::Result;
@@ -22,15 +22,15 @@ pub struct Report {
     pub segments: u32,
     /// Segments in use by log and data.
     pub used_segments: u32,
-    /// Collection begins when so many percent are in use.
+    /// Collection begins when this many percent are in use.
     pub gc_percent: u32,
     /// Whether keys carry CRCs of their data.
     pub has_data_crc: bool,
     /// The three positions: log head, dirty_tail, key_tail.
     pub head: Position,
-    /// Write-back goes on here.
+    /// Where write-back continues.
     pub dirty_tail: Position,
-    /// Collection goes on here.
+    /// Where collection continues.
     pub key_tail: Position,
     /// Keys in the log.
     pub keys: u64,
@@ -40,14 +40,14 @@ pub struct Report {
     pub dirty_bytes: u64,
     /// Our label: backing device's identity and size, and ranges of damaged dirty data.
     pub label: Option<LabelReport>,
-    /// What is damaged but could be lived with.
+    /// What is damaged but was tolerated.
     pub notes: Vec<String>,
     raw_label: Option<Label>,
 }
 
 impl Report {
-    /// What the label says of the server that has the cache, or had it and died: what that has
-    /// acknowledged and not flushed is in memory, which `keeper` knows to name.
+    /// The server that has the cache, or had it and died, according to the label: what it has
+    /// acknowledged and not flushed is in memory, whose place `keeper` knows.
     pub fn served(&self, keeper: &Keeper) -> Option<Served> {
         self.raw_label.as_ref().and_then(|label| served(label, keeper))
     }
@@ -81,8 +81,8 @@ pub fn inspect(cache: Arc<dyn Pmem>, geometry: Geometry) -> Result<Report> {
         Some((label, _)) => label.backing_bytes.min(super::BACKING_BYTES_MAX),
         None => extent(&media, &found)?,
     };
-    // Nobody will read. And the size of the device is only what the medium says: an index could
-    // take as much memory as a medium asks for.
+    // There will be no reads. And the size of the device is only what the medium says: an index
+    // could take as much memory as a medium asks for.
     let reading = Reading {
         backing_bytes,
         log_damage: LogDamage::Truncate,

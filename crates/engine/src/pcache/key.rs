@@ -1,7 +1,7 @@
-//! Keys that are read from a log: whether they are of this cache, and what they say.
+//! Keys read from a log: whether they belong to this cache, and what they say.
 //!
-//! The generation is looked at before anything else of a key. A stale key removes older keys of
-//! its range instead of letting them shine through, and a CLEAN key fills gaps only.
+//! The generation is checked before anything else of a key. A stale key removes older keys of its
+//! range instead of making them visible again, and a CLEAN key fills gaps only.
 
 use crate::mutants::{self, Mutant};
 use crate::units::SECTOR;
@@ -58,7 +58,7 @@ pub(super) fn is_stale(segments: &Segments, key: &Key) -> bool {
         && !mutants::is(Mutant::StaleKeyBelieved)
 }
 
-/// Puts a checked key into an index; says whether it is CLEAN and other keys hide some of it.
+/// Puts a checked key into an index; returns whether it is CLEAN and other keys hide some of it.
 pub(super) fn put(index: &Index, segments: &Segments, key: &Key) -> bool {
     let (off, len) = (key.off.get(), u64::from(key.len.get()));
     if is_stale(segments, key) {
@@ -76,7 +76,7 @@ pub(super) fn put(index: &Index, segments: &Segments, key: &Key) -> bool {
     false
 }
 
-/// Says whether there was anything but gaps.
+/// Returns whether the range had anything but gaps.
 fn fill_gaps(index: &Index, offset: u64, end: u64, place: Place) -> bool {
     let mut has_met = false;
     let mut at = offset;

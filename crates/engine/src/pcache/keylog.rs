@@ -2,9 +2,9 @@
 //! Kernel counterpart: `cache_key.c`.
 //!
 //! Invariants:
-//! 1. Behind the last key set stand at least 24 zero bytes, durable before it: the log is zeroed
-//!    a stretch ahead, so that one fence per key set is enough and old bytes never follow it.
-//! 2. Every key set leaves room for a LAST record behind it in its segment.
+//! 1. After the last key set stand at least 24 zero bytes, durable before it: the log is zeroed a
+//!    stretch ahead, so that one fence per key set is enough and old bytes never follow it.
+//! 2. Every key set leaves room for a LAST record after it in its segment.
 //! 3. Data is durable before the key that names it; a key set before anything appended later.
 //! 4. A tail's update goes to the slot that is not current.
 
@@ -27,11 +27,11 @@ use super::segment::Segments;
 
 /// How far ahead of the head the log is zeroed, in bytes.
 const ZERO_AHEAD: u32 = 16 << 10;
-/// So many zero bytes stand behind the log's end at least, or all to the end of its segment. An
-/// attach that finds a torn append tells by them that what follows further on is history.
+/// At least this many zero bytes follow the log's end, or all to the end of its segment. By them,
+/// an attach that finds a torn append knows that what follows further on is old.
 pub const ZERO_BEHIND: u32 = 8 << 10;
-/// While the log's segment has at least so many bytes left, writes are admitted even when no
-/// segment is free: every key of a bounded number of writes in flight still finds its place.
+/// While the log's segment has at least this many bytes left, writes are admitted even when no
+/// segment is free: every key of a bounded number of writes in flight still fits.
 const ADMISSION_BYTES: u32 = 1 << 20;
 
 /// Why keys could not be appended.
@@ -62,12 +62,12 @@ struct Head {
     owes_mark: bool,
 }
 
-/// What every append changes, apart from what every write reads.
+/// State that every append changes, apart from what every write reads.
 #[derive(Debug)]
 #[repr(align(128))]
 struct Front {
     head: Mutex<Head>,
-    /// A copy of the head's position, packed, for those who only look.
+    /// A copy of the head's position, packed, to be read without the lock.
     head_seen: AtomicU64,
     /// Flush marks that were appended. Changes under the head's lock.
     marks: AtomicU64,
@@ -77,7 +77,7 @@ struct Front {
     keys_kept: AtomicU64,
 }
 
-/// Key sets of up to so many keys are made before the log is locked.
+/// Key sets of up to this many keys are made before the log is locked.
 const SMALL_KEYS: usize = 4;
 const SMALL_BYTES: usize = kset_bytes(SMALL_KEYS) + KSET_HEADER_BYTES;
 
@@ -120,7 +120,7 @@ impl KeyCounts {
         KeyCounts { all, dirty: all - kept, kept }
     }
 
-    /// Both together.
+    /// The sum of both.
     pub fn add(&mut self, more: KeyCounts) {
         self.all += more.all;
         self.dirty += more.dirty;
@@ -151,7 +151,7 @@ fn unpack(packed: u64) -> Position {
 }
 
 impl KeyLog {
-    /// A log that goes on at `head`.
+    /// A log that continues at `head`.
     pub fn new(
         media: Media,
         segments: Arc<Segments>,
@@ -186,8 +186,8 @@ impl KeyLog {
         }
     }
 
-    /// How many flush marks were appended since the attach. What is appended behind a mark is so
-    /// after that mark is counted.
+    /// How many flush marks were appended since the attach. A mark is counted before anything is
+    /// appended after it.
     pub fn marks(&self) -> u64 {
         self.front.marks.load(Ordering::Acquire)
     }
@@ -202,14 +202,14 @@ impl KeyLog {
         (logged, logged.saturating_sub(behind))
     }
 
-    /// So many keys are in the log now that were not.
+    /// This many more keys are in the log.
     pub fn note_logged(&self, counts: KeyCounts) {
         self.front.logged.fetch_add(counts.all, Ordering::Relaxed);
         self.front.keys_dirty.fetch_add(counts.dirty, Ordering::Relaxed);
         self.front.keys_kept.fetch_add(counts.kept, Ordering::Relaxed);
     }
 
-    /// Write-back has passed so many keys.
+    /// Write-back has passed this many keys.
     pub fn note_written_back(&self, counts: KeyCounts) {
         take_from(&self.front.keys_dirty, counts.dirty);
         take_from(&self.front.keys_kept, counts.kept);
@@ -257,8 +257,8 @@ impl KeyLog {
         Ok(())
     }
 
-    /// Whether a write may begin: the log can surely take its keys later. Looked at before the
-    /// index is touched, so that no write fails halfway.
+    /// Whether a write may begin: the log will have room for its keys. Checked before the index is
+    /// touched, so that no write fails halfway.
     pub fn has_room(&self) -> bool {
         let data_bytes = self.media.geometry.data_bytes();
         // In caches scaled down for tests a quarter of a segment stands in for a MiB.
@@ -276,10 +276,10 @@ impl KeyLog {
         self.has_failed.load(Ordering::Relaxed)
     }
 
-    /// Logs `keys` in order, durably. With `mark`, a key set without keys follows and says: here
-    /// a client was told that everything before is durable.
+    /// Logs `keys` in order, durably. With `mark`, a key set without keys follows: everything
+    /// before it is reported durable to a client.
     pub fn append(&self, keys: &[Key], mark: bool) -> Result<(), AppendError> {
-        // What all appends share is locked for as little as possible: the set is made before.
+        // The lock that all appends share is held as short as possible: the set is made before.
         let mut small = [0; SMALL_BYTES];
         let is_small = (1..=SMALL_KEYS).contains(&keys.len());
         let sealed = if is_small { seal(&mut small, keys, mark) } else { &[] };
@@ -328,14 +328,14 @@ impl KeyLog {
         Ok(())
     }
 
-    /// What the log holds now ends like at a client's flush: clients have seen it after a crash
-    /// and build on it, so write-back must not mix it with what comes. The mark is stored with
-    /// the next append; an attach alone changes nothing.
+    /// The present end of the log counts as the end of a client's flush: clients have seen this
+    /// state after a crash and build on it, so write-back must not mix it with what comes. The mark
+    /// is stored with the next append; an attach alone changes nothing.
     pub fn owe_mark(&self) {
         lock(&self.front.head).owes_mark = true;
     }
 
-    /// Whether `keys` keys find room: in the head's segment, or with one more.
+    /// Whether `keys` keys fit: into the head's segment, or with one more segment.
     fn fits(&self, head: &Head, keys: usize, mark: bool) -> bool {
         let marks = usize::from(mark) + usize::from(head.owes_mark);
         let headers = keys.div_ceil(KEYS_MAX) + marks + 1;
@@ -420,8 +420,8 @@ impl KeyLog {
             self.media.pmem.zero(self.segments.data_at(next, 0), u64::from(end));
             self.media.settle()?;
         }
-        // Invariant 1 here too: what an earlier crash left torn at this very place, mixed with a
-        // torn LAST, looks like damage, or leads to where an older LAST led.
+        // Invariant 1 here too: the remains of an earlier torn append at this very place, mixed
+        // with a torn LAST, look like damage, or lead to where an older LAST led.
         self.zero_ahead(head, head.position.offset + KSET_HEADER_BYTES as u32)?;
         let at = self.segments.data_at(head.position.segment, head.position.offset);
         let position = Position { segment: next, offset: 0 };
@@ -441,7 +441,7 @@ impl KeyLog {
     }
 }
 
-/// Makes a key set of `keys` in `scratch`, with `mark` a mark behind it.
+/// Makes a key set of `keys` in `scratch`, with `mark` followed by a mark.
 fn seal<'a>(scratch: &'a mut [u8], keys: &[Key], mark: bool) -> &'a [u8] {
     let set_bytes = kset_bytes(keys.len());
     let sealed = &mut scratch[..set_bytes + if mark { KSET_HEADER_BYTES } else { 0 }];
@@ -456,7 +456,8 @@ fn seal<'a>(scratch: &'a mut [u8], keys: &[Key], mark: bool) -> &'a [u8] {
 /// Reads records one after the other, through a window so that small key sets cost little.
 ///
 /// The log of a running cache was checked when it was attached, or is our own; but a medium can
-/// change behind our back. What would lead out of the cache, or round in circles, is not valid.
+/// change under a server. A record that leads out of the cache, or back to where the log was, is
+/// not valid.
 #[derive(Debug)]
 pub struct LogReader {
     window: Vec<u8>,
@@ -467,7 +468,7 @@ pub struct LogReader {
     lasts: u32,
 }
 
-/// Bytes read from the medium at once.
+/// Bytes of one read from the medium.
 const WINDOW_BYTES: u32 = 64 << 10;
 
 impl Default for LogReader {
@@ -477,14 +478,14 @@ impl Default for LogReader {
 }
 
 impl LogReader {
-    /// A new walk begins.
+    /// Begins a new walk.
     pub fn begin(&mut self) {
         self.lasts = 0;
     }
 
-    /// The record at `position`; `None` when nothing valid stands there. `limit` is the log's
-    /// head where it is known: nothing is read from beyond it, and what stands before it is
-    /// checked, as an attach checks it in more words.
+    /// The record at `position`; `None` when nothing valid stands there. `limit` is the log's head
+    /// where it is known: nothing is read from beyond it, and records before it are checked as an
+    /// attach checks them, but with shorter errors.
     pub fn read(
         &mut self,
         media: &Media,
@@ -546,7 +547,7 @@ fn is_inside(media: &Media, segments: &Segments, record: &Record<'_>) -> bool {
     }
 }
 
-/// The position behind a record that stands at `position`.
+/// The position after a record that stands at `position`.
 pub fn after(position: Position, record: &Record<'_>) -> Position {
     match record {
         Record::Last(next) => Position { segment: *next, offset: 0 },

@@ -2,20 +2,20 @@
 //!
 //! It binds the cache to its backing device (the kernel's format has no such binding: a cache
 //! attached to the wrong device corrupts it), names this attach (so that shared memory can be
-//! matched to media), remembers from where on the log carries flush marks and how far write-back
-//! must get until the backing device alone is consistent again, and lists ranges whose cached
-//! dirty data was found damaged. It says whether a server has the cache, or had it and died: then
-//! acknowledged writes may be in memory of the name of this attach (see `shm/keeper.rs`), which
-//! belongs to one run of the machine.
+//! matched to media), stores from where on the log has flush marks and how far write-back must get
+//! until the backing device alone is consistent again, and lists ranges whose cached dirty data was
+//! found damaged. It says whether a server has the cache, or had it and died: then acknowledged
+//! writes may be in memory that is named after this attach (see `shm/keeper.rs`), which belongs to
+//! one run of the machine.
 //!
 //! Two slots of 2048 bytes, chosen like every two-slot record. Little-endian. In every version,
 //! bytes 0..16 of a slot are the CRC over the rest of it, the sequence number, a byte, the version
-//! and the magic: so that each udm knows a label that only newer ones understand, and lets go.
-//! Version 2 is that of a cache that is served. One that was detached in order has version 1,
-//! which all know.
+//! and the magic: so each udm recognises a label that only newer ones understand, and refuses.
+//! Version 2 is that of a cache that is served. One that was detached in order has version 1, which
+//! all versions of udm understand.
 //!
-//! What says "served", and what takes it back, is stored into both slots: an older slot that
-//! damage brings to light must not hide memory that is there.
+//! "Served" and its end are stored into both slots: an older slot that becomes current through
+//! damage must not hide memory that is there.
 
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -28,9 +28,9 @@ use super::layout::{CacheInfo, Position, Sealed, Slotted};
 use super::media::Media;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"udmlabel");
-/// The newest that we know.
+/// The newest version that this udm understands.
 const VERSION: u16 = 2;
-/// Of a cache that nobody serves.
+/// Of a cache without a server.
 const VERSION_AT_REST: u16 = 1;
 const PLACE_BYTES: usize = 224;
 const IDENTITY_BYTES: usize = 200;
@@ -79,8 +79,8 @@ struct OnMedia {
 
 const _: () = assert!(size_of::<OnMedia>() as u64 == STRIDE);
 impl Sealed for OnMedia {
-    /// A slot that is sealed but not of ours, or of another version, counts as damaged: were it
-    /// taken for the newer one, it would hide what we store into the other.
+    /// A sealed slot that is not ours, or of another version, counts as damaged: if it counted as
+    /// newer, it would hide what we store into the other.
     fn is_sealed(&self) -> bool {
         let is_known = (VERSION_AT_REST..=VERSION).contains(&self.version.get());
         let is_ours = self.magic.get() == MAGIC && is_known;
@@ -96,7 +96,7 @@ impl Slotted for OnMedia {
 /// What the label says.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Label {
-    /// Chosen anew at each attach.
+    /// Drawn at each attach.
     pub attach_id: u64,
     /// Size of the backing device.
     pub backing_bytes: u64,
@@ -108,17 +108,17 @@ pub struct Label {
     pub info: [u8; 24],
     /// Ranges of damaged dirty data.
     pub bad: Vec<BadRange>,
-    /// Write-back that merges across flushes has begun on its way to here. As long as dirty_tail
-    /// is before it, the backing device alone may be no state of any flush.
+    /// Write-back that merges across flushes is on its way to here. As long as dirty_tail is before
+    /// it, the backing device alone may not be the state of any flush.
     pub torn_until: Option<Position>,
     /// A server has the cache, or had it and died.
     pub served: Option<Serving>,
 }
 
-/// Of a server, what the next one must know.
+/// What the next server must know of the one that has the cache.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Serving {
-    /// In which run of the machine.
+    /// The run of the machine.
     pub boot: u64,
     /// The directory where the memory of this attach lies.
     pub place: String,
@@ -128,7 +128,7 @@ impl Label {
     /// Distance of the two slots.
     pub const STRIDE: u64 = 2048;
 
-    /// Whether no slot can tell that or where the cache was served, although labels were there.
+    /// Whether labels were there, but no slot can say whether or where the cache was served.
     pub fn is_lost(media: &Media) -> bool {
         Label::load(media).is_none()
             && (0..2).all(|nth| match media.load::<OnMedia>(nth * STRIDE) {
@@ -137,8 +137,8 @@ impl Label {
             })
     }
 
-    /// Refuses a medium that a newer udm labelled: what that binds it to, and what it knows to be
-    /// damaged, cannot be read here.
+    /// Refuses a medium that a newer udm labelled: its binding, and its list of damage, cannot be
+    /// read here.
     pub fn refuse_newer(media: &Media) -> Result<()> {
         let read = |nth| media.load::<OnMedia>(nth * STRIDE).ok();
         let is_newer = |slot: &OnMedia| {
@@ -203,7 +203,7 @@ impl Label {
         self.store(media, slot)
     }
 
-    /// The bytes that the first store on a blank device puts at its front.
+    /// The bytes that the first store puts at the front of a blank device.
     pub fn first_bytes(&self) -> [u8; STRIDE as usize] {
         <[u8; STRIDE as usize]>::read_from_bytes(self.record(1).as_bytes())
             .expect("a record fills its slot")

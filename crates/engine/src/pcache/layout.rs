@@ -25,13 +25,13 @@ use crate::units::MIB;
 pub const LABEL_BYTES: u64 = 4096;
 /// Place of the superblock.
 pub const SUPERBLOCK_AT: u64 = 4096;
-/// Place of cache_info's slot 0; slot 1 is one [`PAGE_STRIDE`] behind.
+/// Place of cache_info's slot 0; slot 1 follows one [`PAGE_STRIDE`] later.
 pub const CACHE_INFO_AT: u64 = 8192;
-/// Place of key_tail's slot 0; slot 1 is one [`SMALL_STRIDE`] behind.
+/// Place of key_tail's slot 0; slot 1 follows one [`SMALL_STRIDE`] later.
 pub const KEY_TAIL_AT: u64 = 16384;
 /// Place of dirty_tail's slot 0.
 pub const DIRTY_TAIL_AT: u64 = 16416;
-/// First byte behind the control block.
+/// First byte after the control block.
 pub const CONTROL_END: u64 = 20480;
 /// Place of the first segment.
 pub const SEGMENTS_AT: u64 = 20480;
@@ -48,7 +48,7 @@ pub const SMALL_STRIDE: u64 = 16;
 pub const DEVICE_BYTES_MIN: u64 = 512 * MIB;
 /// Most segments a cache may have.
 pub const SEGMENTS_MAX: u64 = 1 << 20;
-/// No segment was ever reused so often; a larger generation on media is damage, and would
+/// No segment is ever reused this often; a larger generation on media is damage, and would
 /// overflow.
 pub const GENERATION_MAX: u64 = 1 << 62;
 /// Keys in a full key set.
@@ -59,7 +59,7 @@ pub const KEY_BYTES: usize = 40;
 pub const KSET_HEADER_BYTES: usize = 24;
 /// Bytes of a full key set.
 pub const KSET_BYTES_MAX: usize = KSET_HEADER_BYTES + KEYS_MAX * KEY_BYTES;
-/// The unit of logical sharding: no key crosses a border of so many bytes.
+/// The unit of logical sharding: no key crosses a border of this many bytes.
 pub const REGION_BYTES: u64 = 4 * MIB;
 
 /// Superblock magic.
@@ -446,10 +446,10 @@ pub enum Record<'a> {
     Last(u32),
 }
 
-/// What the header of a record says of it.
+/// What the header of a record says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Heading {
-    /// A key set of so many keys, if its CRC is right.
+    /// A key set of this many keys, if its CRC is right.
     Keys(usize),
     /// The log goes on at the start of this logical segment.
     Last(u32),

@@ -1,5 +1,5 @@
 //! The cache device as structures instead of bytes: typed loads and stores, two-slot records, and
-//! which error means that the medium itself failed.
+//! which errors mean that the medium itself failed.
 
 use crate::error::{Error, Kind, Result, Status};
 use crate::mutants::{self, Mutant};
@@ -89,7 +89,7 @@ impl Media {
     }
 
     /// All drained stores are durable. If it fails, and no later sync tries again, that is noted
-    /// for whoever attaches next.
+    /// for the next attach.
     pub fn sync(&self) -> std::result::Result<(), Status> {
         self.pmem.sync().inspect_err(|_| {
             if let Some(shared) = self.shared.as_ref().filter(|_| self.pmem.has_given_up()) {
@@ -105,7 +105,7 @@ impl Media {
         }
     }
 
-    /// It does.
+    /// The log ends there.
     pub fn confirm_end(&self, end: LogEnd) {
         if let Some(shared) = &self.shared {
             confirm_end(shared, end);

@@ -1,21 +1,21 @@
 //! The memory of an attach, which outlives its server: found again, or made.
 //!
 //! The label says "served" from before the first write that a client hears of until everything is
-//! in the log, and names the memory. In which order an attach changes label and memory, and why a
-//! death or a power cut between any two steps loses nothing:
+//! in the log, and names the memory. The order in which an attach changes label and memory, and why
+//! a death or a power cut between any two steps loses nothing:
 //!
-//! 1. *New memory* (nobody served the cache): the memory is made, empty, of this attach; then the
+//! 1. *New memory* (no server had the cache): the memory is made, empty, for this attach; then the
 //!    label says "served", durably, in both slots; then the cache is changed, and serves. A death
-//!    before the label leaves a file that nobody names, until the machine is started again.
+//!    before the label leaves a file that no label names, until the machine is restarted.
 //! 2. *Memory that a dead server left*: this attach is announced in it, and it gets a second name;
-//!    then the label names this attach; then the keys are logged; then they go from memory. Until
-//!    the label is stored the old name leads to it, afterwards the new one, and either attach is
-//!    its owner. Keys that are logged twice are two keys with the same place.
+//!    then the label names this attach; then the keys are logged; then they are removed from
+//!    memory. Until the label is stored the old name leads to it, afterwards the new one, and
+//!    either attach is its owner. Keys that are logged twice are two keys with the same place.
 //! 3. *An orderly end*: `suspend` logs everything; then the label says "at rest", in both slots;
-//!    then the memory goes. Between the two it is a file that nobody names. When anything fails on
-//!    the way, the label stays as it is.
-//! 4. A power cut ends the run of the machine. What the label says of an earlier run is told, and
-//!    no memory of it is looked for.
+//!    then the memory is removed. Between the two it is a file that no label names. If anything
+//!    fails on the way, the label stays as it is.
+//! 4. A power cut ends the run of the machine. If the label says "served" in an earlier run, that
+//!    is reported, and no memory of it is looked for.
 //!
 //! Before 2. the memory is compared with the medium (takeup.rs): a copy of a medium has the same
 //! label.
@@ -40,14 +40,14 @@ pub struct Memory {
     attach_id: u64,
     /// The attach that the label names.
     owner: u64,
-    /// Made by this attach: unless it comes to the label, it goes again.
+    /// Made by this attach: removed again unless the label comes to name it.
     is_new: bool,
     is_named: bool,
-    /// What the user should know.
+    /// Notes for the user.
     pub notes: Vec<String>,
 }
 
-/// What a label says of the server that has the cache, or had it and died.
+/// The server that has the cache, or had it and died, according to the label.
 pub fn served(label: &Label, keeper: &Keeper) -> Option<Served> {
     label.served.as_ref().map(|served| Served {
         id: label.attach_id,
@@ -56,8 +56,8 @@ pub fn served(label: &Label, keeper: &Keeper) -> Option<Served> {
     })
 }
 
-/// The memory that belongs to the medium, if there should be any. Refused, unless the loss is
-/// accepted, if it is not there.
+/// The memory that belongs to the medium, if there should be any. If it is missing, this refuses,
+/// unless the loss is accepted.
 pub fn its_memory(
     media: &Media,
     keeper: &Keeper,
@@ -96,7 +96,7 @@ pub fn its_memory(
     recall(keeper, served(&label, keeper).as_ref(), accepts_loss, media.name(), is_its, notes)
 }
 
-/// What the medium that is to be formatted by force has in memory: refused if that are writes.
+/// Memory of the medium that is to be formatted by force: refused if it holds writes.
 pub fn unseen(media: &Media, keeper: &Keeper, args: &TableArgs) -> Result<Option<SharedWords>> {
     let found = its_memory(media, keeper, args.accepts_loss, &mut Vec::new())?;
     let left = found.as_ref().map(OpenSets::left_behind).transpose()?.flatten();
@@ -119,8 +119,8 @@ pub fn unseen(media: &Media, keeper: &Keeper, args: &TableArgs) -> Result<Option
 }
 
 impl Memory {
-    /// The memory of the last server, if it died, or new one. `is_to_go`: what it left was found
-    /// not to be this medium's.
+    /// The memory of the last server, if it died, or new memory. `is_to_go`: what that server left
+    /// was found not to be this medium's.
     pub fn of(
         media: &Media,
         keeper: Keeper,
@@ -171,7 +171,7 @@ impl Memory {
         Ok(())
     }
 
-    /// What the label is to say.
+    /// What the label must say of the server.
     pub fn serving(&self) -> Option<Serving> {
         let is_late = mutants::is(Mutant::ServedSaidLate);
         let serving = || Serving { boot: self.keeper.boot(), place: self.keeper.place() };

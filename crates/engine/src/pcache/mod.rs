@@ -1,38 +1,37 @@
 //! The pcache target: a log-structured write-back cache on persistent memory, on the media of
 //! Linux's dm-pcache.
 //!
-//! A write goes to the next free bytes of a data segment; a 40-byte key says where. Keys gather
-//! in open key sets and are logged 128 at a time, or at once for FUA and flush. Write-back
-//! follows the log from dirty_tail, collection follows write-back from key_tail.
+//! A write goes to the next free bytes of a data segment; a 40-byte key says where. Keys gather in
+//! open key sets and are logged 128 at a time, or immediately for FUA and flush. Write-back follows
+//! the log from dirty_tail, collection follows write-back from key_tail.
 //!
-//! | file | what happens there | kernel |
+//! | file | what it does | kernel |
 //! |---|---|---|
 //! | `args` | the table line's words | `dm_pcache.c` |
-//! | `facts`, `counters` | what is told beyond the status | |
+//! | `facts`, `counters` | facts beyond the status line | |
 //! | `layout`, `media` | every on-media byte; typed access to them | `*.h` |
 //! | `format`, `open`, `attach` | making a cache, opening one | `cache.c` |
-//! | `label`, `identity` | knowing a cache again | |
+//! | `label`, `identity` | recognising a cache | |
 //! | `segment`, `classes` | allocation, references, generations | `cache_segment.c` |
 //! | `index` | logical block to place | `cache_key.c` |
 //! | `stripes`, `openset` | keys in memory, under the locks of their regions | `cache_key.c` |
-//! | `memory` | where those of a dead server are | |
-//! | `keylog`, `key` | keys on media, and what they say | `cache_key.c` |
+//! | `memory` | where keys of a dead server are | |
+//! | `keylog`, `key` | keys on media, and their meaning | `cache_key.c` |
 //! | `write`, `zero`, `read`, `fills` | the life of a request | `cache_req.c` |
 //! | `control` | status, table, messages, suspend and the end | `dm_pcache.c` |
-//! | `background` | in which order the background works | |
-//! | `signals` | who is told that there is work, or room | |
+//! | `background` | the order of the background's work | |
+//! | `signals` | waking the background and bios that wait for room | |
 //! | `writeback`, `pace`, `latest` | what goes to the backing device, when | `cache_writeback.c` |
-//! | `gc` | room is made | `cache_gc.c` |
+//! | `gc` | making room | `cache_gc.c` |
 //! | `retention`, `retain` | which data stays when space is short, and how | |
-//! | `pressure` | what is done when writes would wait for room | |
+//! | `pressure` | room for writes that would have to wait | |
 //! | `datacrc`, `quarantine` | damage: found, and kept from spreading | |
-//! | `salvage` | what a cache has that is not to be changed, or was cut short | |
+//! | `salvage` | reading a cache that must not be changed, or was cut short | |
 //!
-//! A field of a cache belongs to the type of the file that changes it.
+//! Only the file of a type changes the type's fields.
 //!
 //! Locks, outermost first: background; collector; stripes in index order; the scratch of keys; the
-//! log's head; allocator. None of the last four is held while data is copied, and none while the
-//! world is waited for.
+//! log's head; allocator. None of the last four is held while data is copied, and none during I/O.
 
 mod args;
 mod attach;
@@ -147,8 +146,8 @@ pub struct Pcache {
 }
 
 impl Pcache {
-    /// Whether the backing device alone is a state that a power cut could have left. Always so
-    /// with the order `ordered`, once what another order left half done is written back.
+    /// Whether the backing device alone is a state that a power cut could have left. Always so with
+    /// the order `ordered`, once what another order left incomplete is written back.
     pub fn is_origin_consistent(&self) -> bool {
         self.background.lock().writeback.is_origin_consistent()
     }
@@ -173,7 +172,7 @@ impl Target for Pcache {
     }
 
     fn submit(&self, bio: Bio, port: &mut Port) {
-        // What is left can be read.
+        // The rest can still be read.
         if self.log.has_failed() && bio.op != Op::Read {
             return port.finish(bio, Err(Status::Io));
         }

@@ -40,7 +40,7 @@ use super::writeback::Writeback;
 use super::zero::Zeroes;
 use super::{BACKING_BYTES_MAX, Pcache};
 
-/// How a cache is opened; what the table line does not say.
+/// Options for opening a cache that are not in the table line.
 #[derive(Clone, Debug)]
 pub struct OpenOptions {
     /// Format the device even if it may hold something else.
@@ -51,11 +51,12 @@ pub struct OpenOptions {
     pub stripes: usize,
     /// A fresh random number: names this attach.
     pub attach_id: u64,
-    /// Is told how far it is.
+    /// Receives the progress of the attach.
     pub progress: Arc<AttachProgress>,
-    /// What of the log is replayed before the first request, and how fast the rest.
+    /// How much of the log is replayed before the first request, and how fast the rest.
     pub replay: ReplayPace,
-    /// From how many slots on a 4 MiB region of the index has them in an array. Any is right.
+    /// A 4 MiB region of the index with at least this many slots keeps them in an array. Any value
+    /// is correct.
     pub flat_from: usize,
     /// Threads that may share the reading of a long log.
     pub threads: usize,
@@ -158,7 +159,7 @@ fn prepare_media(
             format(media, args.has_data_crc)
         }
         Content::Pcache if options.force_format => format_again(media, args),
-        // Nobody has attached since; whether all of that format is durable, nobody knows.
+        // No attach since the format; whether all of that format is durable is unknown.
         Content::Pcache if is_untouched(media) => format(media, args.has_data_crc),
         Content::Pcache => Ok(()),
     }?;
@@ -175,7 +176,7 @@ fn is_untouched(media: &Media) -> bool {
         && inspect::inspect(media.pmem.clone(), media.geometry).is_ok_and(|report| report.keys == 0)
 }
 
-/// Whatever is on a device that is no pcache is not formatted over without being asked.
+/// Refuses to format over the content of a device that is not a pcache, unless asked to.
 fn refuse_contents(media: &Media, backing: &Arc<dyn Disk>) -> Result<()> {
     let found = probe::pmem(&*media.pmem, 0);
     let origin = probe::disk(backing, 0);
@@ -190,10 +191,10 @@ fn refuse_contents(media: &Media, backing: &Arc<dyn Disk>) -> Result<()> {
     }
 }
 
-/// Formats a cache anew, unless dirty data is in it.
+/// Formats a cache again, unless dirty data is in it.
 fn format_again(media: &Media, args: &TableArgs) -> Result<()> {
     if attach::load_info(media).is_err() {
-        // Nothing can be found without it: whoever says so may start over.
+        // Without it nothing can be found: the user may start over explicitly.
         return format(media, args.has_data_crc);
     }
     let report = inspect::inspect(media.pmem.clone(), media.geometry).map_err(|error| {
@@ -260,7 +261,7 @@ struct Opening<'a> {
     options: &'a OpenOptions,
 }
 
-/// How an opening ends.
+/// The result of an opening.
 enum Attached {
     Open(Box<Pcache>),
     /// The memory that was found is not this medium's, and the user accepts what is lost; a note
@@ -269,7 +270,7 @@ enum Attached {
 }
 
 impl Opening<'_> {
-    /// Reads the cache, and attaches. `forgotten`: without the memory that is there, and why.
+    /// Reads the cache, and attaches. `forgotten`: ignore the memory that is there, and why.
     fn attach(&self, forgotten: Option<String>) -> Result<Attached> {
         let Opening { args, options, .. } = self;
         let limits = self.backing.limits();
@@ -328,7 +329,7 @@ impl Opening<'_> {
             name_attach(&media, &backing, &memory, options, &found, &replayed, marks_from)?;
         let (log, open) = self.take_over(&media, &memory, &found, &mut replayed, &left)?;
         let segments = Arc::clone(&found.segments);
-        // A kernel would mis-count keys of reused segments: collection passes them first of all.
+        // A kernel would mis-count keys of reused segments: collection passes them first.
         let stale_until = (replayed.counts.stale_keys > 0).then_some(replayed.dirty_tail);
         let gc = Gc::new(stale_until, replayed.hidden_until);
         let writeback = Writeback::new(&log, marks_from, replayed.torn_until);
@@ -375,7 +376,7 @@ impl Opening<'_> {
             let _ = OpenSets::begin(memory.words(), options.stripes, options.attach_id, &info, at);
         }
         log_taken_up(&log, media, &keys, replayed.is_unmarked)?;
-        // From here on the memory is this attach's alone: the keys in it are in the log.
+        // From here on the memory belongs to this attach alone: its keys are in the log.
         let open =
             OpenSets::begin(memory.words(), options.stripes, options.attach_id, &info, log.head());
         memory.words().keep_last_name();
@@ -420,7 +421,7 @@ fn name_attach(
         served: memory.serving(),
     };
     label.info.copy_from_slice(found.info.record.as_bytes());
-    // Also beside a label that a format left, which counts for nothing else.
+    // Also next to a label that a format left, which has no other effect.
     let mut slot = Label::load(media).map_or(SlotState::unwritten(0), |(_, slot)| slot);
     if mutants::is(Mutant::LabelUnwritten) {
         return Ok((label, slot));
@@ -431,7 +432,7 @@ fn name_attach(
     Ok((label, slot))
 }
 
-/// From where on the log surely carries flush marks; `None`: from dirty_tail on.
+/// From where on the log surely has flush marks; `None`: from dirty_tail on.
 fn first_mark(found: &Structures, replayed: &Replayed, info: &CacheInfo) -> Option<Position> {
     let was_ours = found.label.as_ref().is_some_and(|(label, _)| {
         label.info == *info.as_bytes() || mutants::is(Mutant::MarksOnKernelLog)

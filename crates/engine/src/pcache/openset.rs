@@ -1,4 +1,4 @@
-//! Open key sets: keys that were logged in memory but not on media yet.
+//! Open key sets: keys that are not in the log yet.
 //!
 //! They live in memory that outlives the process, so that a completed write survives the death of
 //! its server even without a flush: the next server finds the keys here and logs them. A machine
@@ -21,10 +21,10 @@
 //! A key's words are stored before the count that covers them, and the kernel keeps every store
 //! of a killed process, so a count never covers half a key.
 //!
-//! In the half word that a key does not use stands what its data looks like: words of it, mixed.
-//! A medium that has been put back to an older copy of itself shows by it that the key's data is
-//! not there, as it shows by the log's end that keys are not. It is a sample: whoever puts a copy
-//! back that differs in nothing that was looked at is not found out.
+//! The half word that a key does not use holds a sample of its data: some words of it, mixed. If
+//! the medium was replaced by an older copy of itself, the samples show that the data of keys is
+//! missing, as the log's end shows that keys are. It is only a sample: an older copy that differs
+//! in none of the sampled words is not recognised.
 
 use crate::mutants::{self, Mutant};
 use crate::near::bring_near;
@@ -39,12 +39,12 @@ use crate::error::{Error, Kind, Result};
 use super::layout::{CacheInfo, KEYS_MAX, Key, Position, Slotted};
 
 const MAGIC: u64 = 0x7564_6D6F_7065_6E31; // "udmopen1"
-/// Version 1 did not know the log's end, nor what data looks like.
+/// Version 1 had neither the log's end nor samples of data.
 const VERSION: u64 = 2;
 const HEADER_WORDS: usize = 16;
 const KEY_WORDS: usize = 5;
-/// What data looks like stands in a key's last word, in the half that the medium's format leaves
-/// at zero. (On a host of the other byte order that is the lower half.)
+/// The sample is in a key's last word, in the half that the medium's format leaves at zero. (On a
+/// host of the other byte order that is the lower half.)
 const LOOK_WORD: usize = KEY_WORDS - 1;
 const LOOK_SHIFT: u32 = if cfg!(target_endian = "little") { 32 } else { 0 };
 const STRIPE_HEADER_WORDS: usize = 8;
@@ -70,7 +70,7 @@ pub struct OpenSets {
     stripes: usize,
 }
 
-/// What a dead server left, and to whom it belongs.
+/// What a dead server left, and whose it is.
 #[derive(Debug)]
 pub struct LeftBehind {
     /// The attach, as on the label; and the one that was taking the memory over.
@@ -78,15 +78,15 @@ pub struct LeftBehind {
     /// cache_info as that server stored it last, and as it was about to store it.
     info: CacheInfo,
     info_next: CacheInfo,
-    /// Whether the machine has not been started again since.
+    /// Whether the machine was not restarted since.
     pub is_of_this_boot: bool,
-    /// Keys that were not logged, with what their data looks like; 0: nobody knows.
+    /// Keys that were not logged, with samples of their data; 0: unknown.
     pub keys: Vec<(Key, u32)>,
-    /// The log's end as that server knew it, and as it was about to be; none of an older udm.
+    /// The log's end as that server knew it, and as it was about to be; `None` for an older udm.
     pub ends: Option<[LogEnd; 2]>,
 }
 
-/// Where a log ends, and which keys stand in front of that.
+/// Where a log ends, and the last keys before that.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LogEnd {
     /// Where the next record goes.
@@ -95,13 +95,12 @@ pub struct LogEnd {
     pub last: LastSet,
 }
 
-/// A record with keys, which no other one in its place is like: marks and ways to other segments
-/// are.
+/// A record with keys, which identifies its place in the log: marks and LAST records do not.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LastSet {
     /// Where it stands.
     pub position: Position,
-    /// The lowest bits of its CRC; none: nothing was appended since the attach.
+    /// The lowest bits of its CRC; `None`: nothing was appended since the attach.
     pub crc: Option<u32>,
 }
 
@@ -147,13 +146,13 @@ pub fn words_needed(stripes: usize) -> usize {
     HEADER_WORDS + stripes * STRIPE_WORDS
 }
 
-/// Whether the memory is that of an attach. An error: nobody here can tell.
+/// Whether the memory is that of an attach. An error: this udm cannot tell.
 pub fn is_of(shared: &SharedWords, attach_id: u64) -> Result<bool> {
     let left = OpenSets::left_behind(shared)?;
     Ok(left.is_some_and(|left| left.is_of_this_boot && left.attach_ids.contains(&attach_id)))
 }
 
-/// This is where the next server found the log's end, of those two places.
+/// The next server found the log's end here, at one of those two places.
 pub fn found_end(shared: &SharedWords, position: Position) {
     store_end(shared, WORD_END, LogEnd { position, last: LastSet::default() });
 }
@@ -172,7 +171,7 @@ pub fn announce_end(shared: &SharedWords, end: LogEnd) {
     }
 }
 
-/// It does.
+/// The log ends there.
 pub fn confirm_end(shared: &SharedWords, end: LogEnd) {
     store_end(shared, WORD_END, end);
 }
@@ -190,12 +189,12 @@ fn load_end(words: &[SharedWord], at: usize) -> LogEnd {
     LogEnd { position, last: LastSet::unpack(last) }
 }
 
-/// The medium has failed: what was stored since the last sync is not to be trusted.
+/// The medium has failed: what was stored since the last sync must not be trusted.
 pub fn note_failure(shared: &SharedWords) {
     shared.words()[WORD_FAILED].store(failure(shared), Ordering::SeqCst);
 }
 
-/// Whether a server saw the medium fail in this run of the machine, and none has mended it since.
+/// Whether a server saw the medium fail in this run of the machine, and none has repaired it since.
 pub fn has_failed(shared: &SharedWords) -> bool {
     shared.words()[WORD_FAILED].load(Ordering::SeqCst) == failure(shared)
 }
@@ -206,8 +205,8 @@ fn failure(shared: &SharedWords) -> u64 {
 
 impl OpenSets {
     /// Empty sets in `shared`, which is new or whose keys are in the log, bound to this attach of
-    /// this medium. At every moment the memory says of which attach it is, and has no key that is
-    /// not its own: the server may die anywhere in here.
+    /// this medium. At every moment the memory names its attach, and has no key that is not its
+    /// own: the server may die anywhere in here.
     pub fn begin(
         shared: SharedWords,
         stripes: usize,
@@ -238,8 +237,8 @@ impl OpenSets {
         OpenSets { shared, stripes }
     }
 
-    /// What a dead server left in `shared`, in an order that keeps the order of keys of one
-    /// region. `None` when no server has been here; an error when that was one of another version.
+    /// What a dead server left in `shared`, in an order that keeps the order of keys of one region.
+    /// `None` if no server has used it; an error if that was one of another version.
     pub fn left_behind(shared: &SharedWords) -> Result<Option<LeftBehind>> {
         let words = shared.words();
         if words.len() < HEADER_WORDS || words[WORD_MAGIC].load(Ordering::SeqCst) != MAGIC {
@@ -306,14 +305,14 @@ impl OpenSets {
         self.stripe(stripe)[0].load(Ordering::Relaxed) as usize
     }
 
-    /// Brings the place of the next key near.
+    /// Prefetches the place of the next key.
     pub fn touch(&self, stripe: usize) {
         let words = self.stripe(stripe);
         let count = words[0].load(Ordering::Relaxed) as usize % KEYS_MAX;
         bring_near(&words[STRIPE_HEADER_WORDS + count * KEY_WORDS]);
     }
 
-    /// Appends a key and says how many there are now. The set must not be full. `look`: as
+    /// Appends a key and returns how many there are now. The set must not be full. `look`: as
     /// [`look_of`] the key's data; 0 where that is in the log already.
     pub fn push(&self, stripe: usize, key: &Key, look: u32) -> usize {
         let words = self.stripe(stripe);

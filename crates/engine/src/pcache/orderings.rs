@@ -96,7 +96,7 @@ impl Cache {
             (0..COUNT).map(|physical| SegmentOnMedia { physical, generation: 7, slot }).collect();
         let segments = Segments::new(media.clone(), &found);
         segments.mark_log(0);
-        // Flat at once: what is packed is under a lock.
+        // Flat immediately: a packed region is under a lock.
         Arc::new(Cache { media, segments, index: Index::with_flats(2 * BLOCK, 1) })
     }
 

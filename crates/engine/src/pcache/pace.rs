@@ -1,17 +1,18 @@
 //! When write-back works, and how hard.
 //!
-//! What is overwritten before it is written back need not be written at all, and clients want the
-//! processor and the backing device for themselves. So dirty data waits, until
+//! Data that is overwritten before it is written back need not be written at all, and clients need
+//! the processor and the backing device themselves. So dirty data waits, until
 //!
 //! 1. space is short and nothing clean is left to be collected, or everything is to be drained:
-//!    then nothing is held back;
-//! 2. nobody has read or written for a moment;
-//! 3. so much of the cache is dirty (`high_watermark`; a quarter of that in a full cache that keeps
-//!    hot data), or so long (`max_age`), or so much hot data is kept behind dirty data, where it
-//!    cannot make room (pressure.rs): then write-back takes a share of the time, and rests for the
-//!    others' sake between its batches. The share grows with what is dirty beyond the mark and
-//!    with the age, up to all of the time halfway from the mark to a full cache, and at twice the
-//!    age. So under any load dirty data gets no older than the backing device can help.
+//!    then write-back never rests;
+//! 2. clients have made no request for a moment;
+//! 3. too much of the cache is dirty (`high_watermark`; a quarter of that in a full cache that
+//!    keeps hot data), or data has been dirty for too long (`max_age`), or too much hot data is
+//!    kept after dirty keys, where it cannot make room (pressure.rs): then write-back takes a share
+//!    of the time, and rests between its batches for the sake of clients. The share grows with the
+//!    dirty data beyond the mark and with its age, up to all of the time halfway from the mark to a
+//!    full cache, and at twice the age. So under any load dirty data gets no older than the backing
+//!    device allows.
 
 use std::collections::VecDeque;
 
@@ -22,23 +23,23 @@ use super::Pcache;
 use super::background::Work;
 use super::writeback::BATCH_BYTES_MAX;
 
-/// Dirty data waits so long, in milliseconds, unless the table says otherwise.
+/// Dirty data waits this long, in milliseconds, unless the table says otherwise.
 pub(super) const MAX_AGE_MS: u32 = 10_000;
-/// So many percent of the cache's room may be dirty before write-back begins, unless the table
+/// This many percent of the cache's room may be dirty before write-back begins, unless the table
 /// says otherwise.
 pub(super) const HIGH_WATERMARK: u32 = 40;
-/// Without requests for so long, clients have nothing against write-back.
+/// After this long without requests, write-back does not disturb clients.
 const IDLE_AFTER: Nanos = SECOND;
-/// What came within so large a part (1 / n) of the age counts as of one age.
+/// Data that came within this part (1 / n) of the age counts as of one age.
 const AGE_STEPS: u64 = 8;
-/// Ages that are told apart; more would only be there when the backing device cannot keep up.
+/// Ages that are kept apart; there are more only when the backing device cannot keep up.
 const AGES_MAX: usize = 32;
 /// Of 100 parts of the time, what write-back takes at least when it works.
 const SHARE_MIN: u64 = 25;
 const SHARE_ALL: u64 = 100;
-/// Of what may be kept behind dirty data, in percent, so much is there without hurry.
+/// Of the data that may be kept after dirty keys, this many percent are no reason to hurry.
 const KEPT_BEHIND_MARK: u64 = 25;
-/// From so much on, in percent, a full cache lets only a part (1 / n) of the mark wait: what is
+/// From this many percent on, a full cache lets only a part (1 / n) of the mark wait: data that is
 /// read again is worth more than writes that are saved. Measured with the trace cloudPhysicsIO: a
 /// cache of 40 % of its blocks answers 38.0 % of the references instead of 35.7 %.
 const KEPT_MARK: u64 = 10;
@@ -47,8 +48,8 @@ const MARK_SHARE: u64 = 4;
 const REST_MAX: Nanos = SECOND / 4;
 /// Bytes of a batch while clients are at work; one batch is one piece of work of the background.
 const GENTLE_BYTES: u64 = 8 * MIB;
-/// For so long after writes had to wait for write-back, and for nothing else, the backing device
-/// counts as what limits the rate: then writers share the room.
+/// For this long after writes had to wait for write-back, and for nothing else, the backing device
+/// counts as limiting the rate: then writers share the room.
 const STARVED_FOR: Nanos = SECOND;
 
 /// Dirty data that came at about the same time.
@@ -60,7 +61,7 @@ struct Age {
     came: u64,
 }
 
-/// What is known about time, clients, and the share that write-back takes.
+/// State of time, clients, and the share that write-back takes.
 #[derive(Debug, Default)]
 pub(super) struct Pace {
     /// What clients had done at the last look, and when that changed last.
@@ -73,7 +74,7 @@ pub(super) struct Pace {
     began: Nanos,
     /// A batch ended since the last tick.
     has_ended: bool,
-    /// Collection has found all that it may pass, and space is short all the same.
+    /// Collection has found all that it may pass, and space is still short.
     is_pressed: bool,
     /// When writes were last seen to wait although collection had done all that it can.
     starved_at: Option<Nanos>,
@@ -81,12 +82,12 @@ pub(super) struct Pace {
 }
 
 impl Pace {
-    /// Whether write-back shall not rest.
+    /// Whether write-back must not rest.
     pub(super) fn is_full(&self) -> bool {
         self.share == SHARE_ALL
     }
 
-    /// Of 100 parts of the time, what write-back takes; 0: dirty data waits.
+    /// Of 100 parts of the time, the part that write-back takes; 0: dirty data waits.
     pub(super) fn share(&self) -> u64 {
         self.share
     }
@@ -111,7 +112,7 @@ impl Pace {
         self.has_ended = true;
     }
 
-    /// When something is to be done, as far as that is known.
+    /// When something is due, as far as that is known.
     pub(super) fn deadline(&self, max_age: Nanos) -> Option<Nanos> {
         match self.share {
             0 => self.ages.front().map(|age| age.since.saturating_add(max_age)),
@@ -144,7 +145,7 @@ impl Pace {
         }
     }
 
-    /// What share the age of the oldest dirty data asks for.
+    /// The share that the age of the oldest dirty data asks for.
     fn share_of_age(&self, now: Nanos, max_age: Nanos) -> u64 {
         let age = self.ages.front().map(|age| now.saturating_sub(age.since));
         match age.and_then(|age| age.checked_sub(max_age)) {
@@ -161,12 +162,12 @@ fn grown(beyond: u64, all: u64) -> u64 {
 }
 
 impl Pcache {
-    /// Dirty data that the cache lets stand without hurry, in bytes.
+    /// Dirty data that may wait, in bytes.
     pub(super) fn dirty_mark(&self) -> u64 {
         self.room_bytes() / 100 * u64::from(self.args.high_watermark)
     }
 
-    /// From so much on, write-back takes all of the time.
+    /// From this many dirty bytes on, write-back takes all of the time.
     pub(super) fn dirty_mark_full(&self) -> u64 {
         self.dirty_mark().midpoint(self.room_bytes())
     }
@@ -181,7 +182,7 @@ impl Pcache {
         u64::from(self.args.max_age_ms) * (SECOND / 1000)
     }
 
-    /// Collection has done what it can.
+    /// Collection has done all it can.
     pub(super) fn look_at_collection(&self, work: &mut Work) {
         let Work { now, pace, .. } = work;
         pace.is_pressed = self.is_space_short();
@@ -225,18 +226,18 @@ impl Pcache {
         pace.look_at_ages(now, came, went, max_age);
         let is_idle = now >= pace.active_at + IDLE_AFTER;
         let is_urgent = pace.is_pressed || self.background.is_draining();
-        // What is clean is passed for nothing.
+        // Clean data is passed at no cost.
         pace.share = match is_urgent || is_idle || came <= went {
             true => SHARE_ALL,
             false => {
-                // What waits cannot be passed by collection, and takes the room of what is hot.
+                // Collection cannot pass what waits, so it occupies room of hot data.
                 let makes_room_for_hot = self.is_space_short() && self.kept_behind() >= KEPT_MARK;
                 let mark = self.dirty_mark() / if makes_room_for_hot { MARK_SHARE } else { 1 };
                 let of_fill = match self.stripes.dirty_bytes().checked_sub(mark) {
                     None | Some(0) => 0,
                     Some(beyond) => grown(beyond, self.dirty_mark_full() - mark),
                 };
-                // What is kept behind dirty data must not become so much that it has to yield.
+                // The data kept after dirty keys must not become so large that it has to yield.
                 let of_kept = match self.kept_behind().checked_sub(KEPT_BEHIND_MARK) {
                     Some(beyond) if self.is_space_short() => grown(beyond, KEPT_BEHIND_MARK),
                     _ => 0,

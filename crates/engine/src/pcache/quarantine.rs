@@ -11,7 +11,7 @@ use crate::sync::{Mutex, lock};
 use super::Pcache;
 use super::label::{BadRange, QUARANTINE_MAX};
 
-/// The list, with a flag so that nobody pays for it while it is empty.
+/// The list, with a flag so that checks are free while it is empty.
 #[derive(Debug, Default)]
 pub(super) struct Quarantine {
     is_any: AtomicBool,
@@ -39,7 +39,7 @@ impl Quarantine {
     }
 
     pub(super) fn bytes(&self) -> u64 {
-        // A label may claim anything.
+        // The label is not trusted.
         lock(&self.ranges).iter().fold(0, |sum: u64, (start, end)| sum.saturating_add(end - start))
     }
 }

@@ -5,8 +5,8 @@
 //! the copy. A fill is safe against writes that overtake it because the gap is registered, under
 //! the stripe's lock, before the backing device is asked: a write cancels what it overlaps.
 //!
-//! A miss takes no lock that all threads share: what waits for the backing device is in the table
-//! of its port, and two times its stripe is locked, if what it reads is to be cached.
+//! A miss takes no lock that all threads share: it is kept in the table of its port, and its stripe
+//! is locked twice, if the data is to be cached.
 
 use crate::bio::{Bio, Op};
 use crate::disk::DiskIo;
@@ -33,7 +33,7 @@ pub(super) struct Miss {
 }
 
 impl Pcache {
-    /// Serves what the cache has at once; asks the backing device for the rest.
+    /// Serves immediately what the cache has; asks the backing device for the rest.
     pub(super) fn read(&self, mut bio: Bio, port: &mut Port) {
         let mut gaps = Vec::new();
         let (mut at, end) = (bio.offset, bio.end());
@@ -67,7 +67,7 @@ impl Pcache {
     }
 
     /// Copies a piece out of the cache. `Ok(false)`: the segment was reused meanwhile, or clean
-    /// damaged data was dropped; look again.
+    /// damaged data was dropped; look up again.
     fn read_hit(&self, piece: &Piece, place: Place, into: &mut [u8]) -> Result<bool, Status> {
         let result = self.segments.load(place.segment, place.offset, into);
         let verified = match (&self.crcs, result) {
@@ -83,8 +83,8 @@ impl Pcache {
         }
     }
 
-    /// Damaged or unreadable cached data: when the backing device has the same, forget the
-    /// cached copy. Says whether that was so.
+    /// Damaged or unreadable cached data: if the backing device has the same data, the cached copy
+    /// is dropped. Returns whether that was so.
     fn drop_if_clean(&self, piece: &Piece, place: Place) -> bool {
         self.counters.damaged_reads.fetch_add(1, Ordering::Relaxed);
         // While it is held, dirty_tail stays where it is and no segment of the log is reused.
@@ -105,9 +105,9 @@ impl Pcache {
         true
     }
 
-    /// Whether a key at or behind dirty_tail, or in the open set of the (locked) stripe, covers
-    /// any of the range and is not CLEAN. A walk along the log: for damaged data only. In doubt,
-    /// yes. Whoever holds the background keeps the log from being reused under the walk.
+    /// Whether a key at or after dirty_tail, or in the open set of the (locked) stripe, covers any
+    /// of the range and is not CLEAN. Walks the log: for damaged data only. If in doubt, yes. The
+    /// caller holds the background, so the log is not reused under the walk.
     fn is_dirty(&self, _: &Work, stripe: usize, at: u64, len: u64) -> bool {
         let is_hit = |key: &Key| {
             let (off, key_len) = (key.off.get(), u64::from(key.len.get()));
@@ -156,8 +156,8 @@ impl Pcache {
         }
     }
 
-    /// Registers a gap that is about to be read, if it still is one: since it was seen, a write
-    /// may have come and even been evicted again, but from here on none goes unnoticed.
+    /// Registers a gap that is about to be read, if it still is one: since it was seen, a write may
+    /// have come and even been evicted again, but from here on none goes unnoticed.
     fn register_fill(&self, gap: Gap) -> bool {
         let mut fills = self.stripes.lock(self.stripes.of(gap.offset));
         let end = gap.offset + gap.len;
@@ -240,7 +240,7 @@ impl Pcache {
             return false;
         }
         self.push_clean(stripe, at, space, sums);
-        // The key is in the set; whether the set could be logged is the next append's concern.
+        // The key is in the set; if the set could not be logged, the next append deals with that.
         let _ = self.close_after_push(stripe, Close::No);
         if at + u64::from(space.len) == gap.offset + gap.len {
             fills.remove(gap);

@@ -1,17 +1,17 @@
-//! Keeping what is hot: what becomes of clean data when collection passes its key.
+//! Keeping hot data: what happens to clean data when collection passes its key.
 //!
-//! Data that stays in its place gets its key logged again, CLEAN: the new key takes a reference
-//! of its own before the old one gives its up, so the segment is not reused. Data that moves is
-//! copied to a segment of the main part, and has left the CPU before its key is pushed. Both keys
-//! join the stripe's open set, under the stripe's lock, after a look that the index still names
-//! the place: a newer write of the range can only come behind them in the log, and an older one
-//! cannot be left. Nothing is lost with these keys: the backing device has the same data.
+//! Data that stays in its place gets its key logged again, CLEAN: the new key takes a reference of
+//! its own before the old one gives its up, so the segment is not reused. Data that moves is copied
+//! to a segment of the main part, and has left the CPU before its key is pushed. Both keys join the
+//! stripe's open set, under the stripe's lock, after a check that the index still names the place:
+//! a newer write of the range can only come after them in the log, and an older one cannot be left.
+//! Nothing is lost with these keys: the backing device has the same data.
 //!
 //! While writes would wait for room (see pressure.rs) nothing is kept in its place, because that
-//! would be room which nobody can give up soon: the hottest is moved, and the rest goes.
+//! room could not be freed soon: the hottest data is moved, and the rest is dropped.
 //!
-//! Data that is to move and finds no room stays where it is for another lap, at the cost of a use;
-//! so what is hot is not dropped because collection began a moment too late.
+//! If there is no room for data that is to move, it stays where it is for another lap and loses a
+//! use; so hot data is not dropped because collection began a moment too late.
 
 use crate::mutants::{self, Mutant};
 use crate::sync::atomic::Ordering;
@@ -24,26 +24,26 @@ use super::retention::{Class, Verdict};
 use super::segment::Space;
 use super::stripes::{Close, Sums};
 
-/// Most bytes that are moved at once.
+/// Most bytes that are moved in one step.
 const MOVE_BYTES: u64 = 64 << 10;
-/// While writes would wait, at most so large a part (1 / n) of what is passed is moved.
+/// While writes would wait, at most this part (1 / n) of what is passed is moved.
 const MOVED_SHARE: u64 = 8;
-/// And no more at a time.
+/// And no more than this per slice.
 const MOVED_BYTES_MAX: u64 = 1 << 20;
 
 /// How a slice of the log is passed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Pass {
-    /// Everything goes.
+    /// Everything is dropped.
     #[default]
     Drop,
-    /// Writes would wait: all goes but the hottest, which is moved.
+    /// Writes would wait: all is dropped but the hottest, which is moved.
     Yield,
-    /// What is hot stays.
+    /// Hot data stays.
     Keep,
 }
 
-/// What keeping needs while a slice of the log is passed.
+/// State of keeping while a slice of the log is passed.
 #[derive(Debug, Default)]
 pub(super) struct Keeper {
     pass: Pass,
@@ -65,23 +65,23 @@ struct Lap {
 }
 
 impl Keeper {
-    /// Collection begins. With `keeps_window`, nothing of the window goes.
+    /// Begins collection. With `keeps_window`, nothing of the window is dropped.
     pub(super) fn begin(&mut self, keeps_window: bool) {
         self.has_kept = false;
         self.keeps_window = keeps_window;
     }
 
-    /// A slice begins.
+    /// Begins a slice.
     pub(super) fn begin_slice(&mut self, pass: Pass) {
         self.pass = pass;
     }
 
-    /// Whether the index is asked about every key.
+    /// Whether the index must be asked about every key.
     pub(super) fn looks_at_uses(&self) -> bool {
         self.pass != Pass::Drop
     }
 
-    /// Takes so many bytes of what may be moved, if there are enough.
+    /// Takes this many bytes of what may be moved, if there are enough.
     fn spend(&mut self, bytes: u64) -> bool {
         let is_enough = self.credit >= bytes;
         self.credit -= if is_enough { bytes } else { 0 };
@@ -103,7 +103,7 @@ struct Run {
 }
 
 impl Pcache {
-    /// Condemns what the main part has too much, when space is short.
+    /// Condemns segments of the main part beyond its share, when space is short.
     pub(super) fn condemn(&self) {
         if self.collector.retention().fills_cache() && self.is_space_short() {
             let usable = self.segments.count().saturating_sub(self.free_wanted());
@@ -121,7 +121,7 @@ impl Pcache {
         emptying > 0 && window <= self.collector.retention().window_min(usable)
     }
 
-    /// Collection has come to `at`. At the end of a lap, what is sparse is found.
+    /// Collection has reached `at`. At the end of a lap, sparse segments are found.
     pub(super) fn count_lap(&self, keeper: &mut Keeper, at: Position) {
         if keeper.lap.as_ref().is_some_and(|lap| lap.until != at) {
             return;
@@ -138,7 +138,7 @@ impl Pcache {
         });
     }
 
-    /// Condemns so many segments more than the main part's share asks for.
+    /// Condemns this many segments more than the main part's share asks for.
     pub(super) fn condemn_more(&self, count: u32) {
         let main = self.segments.condemn(u32::MAX);
         self.segments.condemn(main.saturating_sub(count));
@@ -157,7 +157,7 @@ impl Pcache {
         }
         let place = Place::new(key.segment.get(), key.segment_off.get(), key.generation.get());
         let class = match self.segments.class(place.segment) {
-            // Judged as what stays in its place.
+            // Judged like data that stays in its place.
             Class::Window if keeper.keeps_window => Class::Main,
             class => class,
         };
@@ -187,8 +187,8 @@ impl Pcache {
         }
     }
 
-    /// Collection passes a current key while writes would wait. The data goes with its segment,
-    /// and the index needs no change; what is hottest is moved, as far as there is credit.
+    /// Collection passes a current key while writes would wait. The data goes with its segment, and
+    /// the index needs no change; the hottest data is moved, as far as there is credit.
     fn yield_key(&self, key: &Key, keeper: &mut Keeper) {
         let (offset, len) = (key.off.get(), u64::from(key.len.get()));
         keeper.credit = (keeper.credit + len / MOVED_SHARE).min(MOVED_BYTES_MAX);
@@ -214,7 +214,7 @@ impl Pcache {
         }
     }
 
-    /// Copies data into the main part, as far as no write wants the room. Says whether it did.
+    /// Copies data into the main part, unless a write wants the room. Returns whether it did.
     fn rescue(&self, run: Run, uses: u8, scratch: &mut Vec<u8>) -> bool {
         let mut done = 0;
         while done < run.len {
@@ -310,7 +310,7 @@ impl Pcache {
         self.make_set_room(stripe).is_ok() && self.stripes.open().len(stripe) < KEYS_MAX
     }
 
-    /// Copies data into the main part. What finds no room there may stay; what is damaged goes.
+    /// Copies data into the main part. Data without room there may stay; damaged data is dropped.
     fn move_run(&self, run: Run, uses: u8, key: &Key, scratch: &mut Vec<u8>) {
         let mut done = 0;
         while done < run.len {
@@ -331,7 +331,7 @@ impl Pcache {
         }
     }
 
-    /// What should have moved stays where it is. It costs a use, so that in the end it goes.
+    /// Data that should have moved stays where it is. It loses a use, so it is dropped in the end.
     fn keep_or_forget(&self, run: Run, key: &Key) {
         let uses = self.index.uses(run.offset);
         if uses == 0 {
@@ -370,7 +370,7 @@ impl Pcache {
         true
     }
 
-    /// What the index has of the run goes.
+    /// Removes what the index has of the run.
     fn forget(&self, run: Run, is_remembered: bool) {
         let stripe = self.stripes.of(run.offset);
         let _state = self.stripes.lock(stripe);

@@ -2,10 +2,10 @@
 //!
 //! A policy knows three things of a block: how often it was used since it came, which kind of
 //! segment it is in, and, when it comes again, how long ago it was dropped. Segments are of two
-//! kinds: the *window*, where everything comes in and most goes out again, and the *main* part,
-//! for what has proved itself. The log names both; when collection passes a key of the main part,
-//! the key is logged again and the data stays in its place, until its segment is *condemned*
-//! because the main part has grown too large: then what was used is moved, and the rest goes.
+//! kinds: the *window*, where everything comes in and most is dropped again, and the *main* part,
+//! for blocks that were used again. The log names both; when collection passes a key of the main
+//! part, the key is logged again and the data stays in its place, until its segment is *condemned*
+//! because the main part has grown too large: then used data is moved, and the rest is dropped.
 
 use std::fmt::Debug;
 
@@ -23,7 +23,7 @@ pub enum RetentionKind {
 }
 
 impl RetentionKind {
-    /// The policy, for a cache of so many blocks.
+    /// The policy, for a cache of this many blocks.
     pub fn policy(self, blocks: u64) -> Box<dyn Retention> {
         match self {
             RetentionKind::Fifo => Box::new(Fifo),
@@ -37,9 +37,9 @@ impl RetentionKind {
 pub enum Class {
     /// For what comes in.
     Window,
-    /// For what has proved itself.
+    /// For what was used again.
     Main,
-    /// It was of the main part, and is to be emptied: that has grown too large.
+    /// It was of the main part, and is to be emptied: the main part has grown too large.
     Condemned,
     /// It was of the main part, and is to be emptied: little of it is current.
     Sparse,
@@ -50,22 +50,22 @@ pub enum Class {
 pub enum Seen {
     /// Nothing.
     Never,
-    /// It was dropped; so many blocks were dropped since.
+    /// It was dropped; this many blocks were dropped since.
     Dropped(u64),
     /// It is there, in a segment of this class.
     Cached(Class),
 }
 
-/// What becomes of clean data when collection passes its key.
+/// What happens to clean data when collection passes its key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// Its key is logged again, the data stays where it is.
     Keep,
-    /// It is copied into the main part, and counts as used so often.
+    /// It is copied into the main part, with this count of uses.
     Move(u8),
-    /// It goes, and is forgotten.
+    /// It is dropped, and forgotten.
     Forget,
-    /// It goes, and it is remembered that it was here.
+    /// It is dropped, and that is remembered.
     Remember,
 }
 
@@ -80,14 +80,14 @@ pub trait Retention: Debug + Send + Sync {
     /// The kind of segment for a block that comes into the cache.
     fn admit(&self, seen: Seen) -> Class;
 
-    /// Whether it still matters that a block was dropped, when so many blocks were dropped since.
+    /// Whether it still matters that a block was dropped, when this many blocks were dropped since.
     fn remembers(&self, ago: u64) -> bool;
 
-    /// What becomes of a block that was used `uses` times since it came.
+    /// What happens to a block that was used `uses` times since it came.
     fn judge(&self, class: Class, uses: u8) -> Verdict;
 
-    /// What becomes of a block when writes would wait for room, and what is kept in its place
-    /// could not be given up before dirty data in front of it is written back.
+    /// What happens to a block when writes would wait for room, and data kept in its place could
+    /// not be given up before the dirty data in front of its key is written back.
     fn judge_pressed(&self, class: Class, uses: u8) -> Verdict;
 
     /// Of a segment of the main part that has fewer percent of current data, the data is moved.
@@ -96,11 +96,11 @@ pub trait Retention: Debug + Send + Sync {
     /// Most segments of the main part, of `usable` for data.
     fn main_max(&self, usable: u32) -> u32;
 
-    /// While the window has no more segments, what is condemned or sparse goes first.
+    /// While the window has no more segments than this, condemned or sparse segments go first.
     fn window_min(&self, usable: u32) -> u32;
 }
 
-/// The kernel's policy: nothing is known, everything goes in the order in which it came.
+/// The kernel's policy: no history; everything goes in the order in which it came.
 #[derive(Debug)]
 pub struct Fifo;
 
@@ -146,7 +146,7 @@ impl Retention for Fifo {
 /// if it comes again soon after it was dropped. A scan therefore replaces the window only.
 #[derive(Debug)]
 pub struct Hot {
-    /// A block is remembered until so many others were dropped after it.
+    /// A block is remembered until this many others were dropped after it.
     memory_blocks: u64,
 }
 
@@ -159,11 +159,12 @@ const WINDOW_MIN_PERCENT: u32 = 10;
 const USES_TO_STAY: u8 = 2;
 /// For how many drops a block is remembered, in percent of the cache's blocks.
 const MEMORY_PERCENT: u64 = 130;
-/// What is current of a segment of the main part stays in its place when it is so many percent.
+/// Current data of a segment of the main part stays in its place if it is at least this many
+/// percent of the segment.
 const DENSE_PERCENT: u32 = 90;
 
 impl Hot {
-    /// For a cache of so many blocks.
+    /// For a cache of this many blocks.
     pub fn new(blocks: u64) -> Hot {
         Hot { memory_blocks: blocks * MEMORY_PERCENT / 100 }
     }
@@ -196,7 +197,7 @@ impl Retention for Hot {
             Class::Sparse => Verdict::Move(uses),
             Class::Window if uses >= USES_TO_STAY => Verdict::Move(0),
             Class::Window => Verdict::Remember,
-            // Each round costs a use, so what is used no more goes in the end.
+            // Each round costs a use, so unused data is dropped in the end.
             Class::Condemned if uses > 0 => Verdict::Move(uses - 1),
             Class::Condemned => Verdict::Forget,
         }
@@ -206,7 +207,7 @@ impl Retention for Hot {
         match class {
             _ if uses < USES_TO_STAY => Verdict::Forget,
             Class::Window => Verdict::Move(0),
-            // As in a segment that is condemned: what is used no more goes in the end.
+            // As in a condemned segment: unused data is dropped in the end.
             Class::Main | Class::Condemned | Class::Sparse => Verdict::Move(uses - 1),
         }
     }

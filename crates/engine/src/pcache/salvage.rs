@@ -1,14 +1,14 @@
-//! What a cache that is not to be changed has for its backing device: dirty data, by reading alone.
+//! What a cache that must not be changed has for its backing device: dirty data, by reading alone.
 //!
-//! Only dirty data counts: what is clean the backing device has, too. So the log is followed from
+//! Only dirty data counts: the backing device has clean data, too. So the log is followed from
 //! dirty_tail on, and each key that is not CLEAN says of its range where the newest data is. Of a
 //! device that was cut short, segments at its end are missing, whole or in part:
 //!
-//! 1. The chain of segments leads from one to the next and ends at the first that is missing. Those
-//!    behind it have no place: what a key says is in them is lost.
+//! 1. The chain of segments leads from one to the next and ends at the first missing one. Those
+//!    after it have no place: data that a key names there is lost.
 //! 2. Dirty data in a segment whose generation cannot be read is lost, not stale: collection never
-//!    passes what is dirty.
-//! 3. Where the log itself goes on in what is missing, nobody knows which blocks have newer data.
+//!    passes dirty data.
+//! 3. If the log itself continues in the missing part, it is unknown which blocks have newer data.
 //!    That is refused, unless the user says `log_damage truncate`.
 //! 4. Writes that a dead server had acknowledged and not logged are in memory, and are found there
 //!    as an attach finds them. The memory stays as it is.
@@ -99,7 +99,7 @@ struct Salvor<'a> {
 /// How the log was followed.
 struct Log {
     end: Position,
-    /// Whether it goes on, and nobody can read how.
+    /// Whether it continues, but cannot be read further.
     is_torn: bool,
 }
 
@@ -140,7 +140,7 @@ impl Salvor<'_> {
         Ok(Log { end, is_torn: true })
     }
 
-    /// Checks the log as an attach does. Where it is dirty from.
+    /// Checks the log as an attach does. Returns where dirty keys begin.
     fn whole_log(&mut self) -> Result<Position> {
         let reading = Reading {
             backing_bytes: self.limits.size_bytes,
@@ -155,8 +155,8 @@ impl Salvor<'_> {
         Ok(replayed.dirty_tail)
     }
 
-    /// The same of a device of which the end is missing. An older copy of dirty_tail may stand
-    /// behind key_tail: then everything in the log is taken for dirty.
+    /// The same of a device of which the end is missing. An older copy of dirty_tail may be before
+    /// key_tail: then everything in the log counts as dirty.
     fn tail_of_rest(&self) -> Position {
         let (key, dirty) = (self.found.key_tail.position, self.found.dirty_tail.position);
         let is_there = |at: Position| at.segment < self.segments().count();
@@ -167,7 +167,8 @@ impl Salvor<'_> {
         if !leads(key, dirty) && leads(dirty, key) { key } else { dirty }
     }
 
-    /// Follows the log from a place on, to its end, or to where it cannot be read, and why.
+    /// Follows the log from a place to its end, or to where it cannot be read; returns that place,
+    /// and why.
     fn follow(&mut self, from: Position) -> Result<(Position, Option<String>)> {
         if from.segment >= self.segments().count() {
             let what = format!("the log goes on at {from}, which is not there any more");
@@ -221,7 +222,7 @@ impl Salvor<'_> {
         check_key(self.media, self.segments(), size, key)?;
         let generation = self.segments().generation(segment);
         match key.generation.get().cmp(&generation) {
-            // As an attach has it: what is stale removes what is older.
+            // As an attach does: a stale key removes older ones.
             std::cmp::Ordering::Less => self.out.forget(off, len),
             std::cmp::Ordering::Greater => self.out.lose(off, len),
             std::cmp::Ordering::Equal => {
@@ -234,7 +235,7 @@ impl Salvor<'_> {
         Ok(())
     }
 
-    /// Whether a segment was one of the cache, and is not there any more.
+    /// Whether a segment was one of the cache, and is gone now.
     fn is_missing(&self, segment: u32) -> bool {
         let count = self.found.info.record.n_segs.get();
         self.cut.is_some() && (self.segments().count()..count).contains(&segment)
@@ -246,7 +247,7 @@ impl Salvor<'_> {
         let Some(left) = OpenSets::left_behind(shared)? else { return Ok(()) };
         let info = &self.found.info.record;
         if openset::has_failed(shared) {
-            // Their data may be what it was before: it was on its way when the medium failed.
+            // Their data may be what it was before: it was in flight when the medium failed.
             return self.lose_left(&left, "the cache device failed then");
         }
         if !left.knows(info) {
@@ -270,7 +271,7 @@ impl Salvor<'_> {
         Ok(())
     }
 
-    /// Keys that the log has not, and that are not to be believed.
+    /// Keys that the log does not have, and that must not be used.
     fn unlogged<'a>(&self, left: &'a LeftBehind) -> Vec<&'a Key> {
         let segments = self.segments();
         let is_logged = |key: &Key| {
@@ -282,7 +283,7 @@ impl Salvor<'_> {
         keys.filter(|key| key.flags.get() & KEY_CLEAN == 0 && !is_logged(key)).collect()
     }
 
-    /// What they were for is lost: no older data is to be read there.
+    /// The data of these keys is lost: no older data may be read there.
     fn lose_left(&mut self, left: &LeftBehind, why: &str) -> Result<()> {
         let keys = self.unlogged(left);
         let size = self.limits.size_bytes;
@@ -299,7 +300,7 @@ impl Salvor<'_> {
         Ok(())
     }
 
-    /// The memory is not this medium's. `is_past`: what it had is lost anyhow.
+    /// The memory is not this medium's. `is_past`: its content is lost anyway.
     fn refuse_left(&mut self, left: &LeftBehind, why: String, is_past: bool) -> Result<()> {
         let keys = self.unlogged(left).len();
         if keys == 0 {

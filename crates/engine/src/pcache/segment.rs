@@ -1,17 +1,17 @@
-//! Segments in memory: who uses which, how often, and where the next bytes go.
-//! Kernel counterpart: `cache_segment.c`, `segment.c`.
+//! Segments in memory: their use, their references, and where the next bytes go. Kernel
+//! counterpart: `cache_segment.c`, `segment.c`.
 //!
 //! A segment is free, a stretch of the log, or holds data. A data segment counts references: one
 //! per key in the log or in an open key set, and as a data head those of all keys to come. It is
 //! released when the count is 0, by the collector only, and in this order:
 //!
-//! 1. key_tail is durable behind every key that pointed into it (gc.rs does that);
+//! 1. key_tail has durably passed every key that pointed into it (gc.rs does that);
 //! 2. its raised generation is durable;
 //! 3. its raised generation is visible to readers: index slots that point there are dead;
 //! 4. it is free for reuse.
 //!
-//! Data never takes the last [`LOG_RESERVE`] free segments: without room for the log nothing
-//! could be committed, so nothing collected, and a full cache would stay full for ever.
+//! Data never takes the last [`LOG_RESERVE`] free segments: without room for the log nothing could
+//! be committed, so nothing could be collected, and a full cache would stay full for ever.
 
 use crate::error::Status;
 use crate::mutants::{self, Mutant};
@@ -30,10 +30,10 @@ use super::retention::Class;
 pub const LOG_RESERVE: u32 = 2;
 /// With fewer segments nothing could be written: one holds the log, one is for data.
 pub const SEGMENTS_MIN: u32 = LOG_RESERVE + 2;
-/// At most so many data heads; each pins a segment until it is full.
+/// At most this many data heads; each pins a segment until it is full.
 pub const HEADS_MAX: usize = 8;
 
-/// What is known of one segment.
+/// The state of one segment.
 #[derive(Debug)]
 pub struct Segment {
     /// Physical number.
@@ -44,9 +44,9 @@ pub struct Segment {
     slot: Mutex<SlotState>,
     /// A [`Class`], as a number; see classes.rs.
     pub(super) class: AtomicU8,
-    /// The when-th segment that got its class.
+    /// Order in which segments were given their class.
     pub(super) turn: AtomicU64,
-    /// How many keys had been logged when data of it was kept in its place last.
+    /// How many keys had been logged when data of it was last kept in its place.
     pub(super) kept_at: AtomicU64,
 }
 
@@ -70,15 +70,15 @@ struct Allocator {
     hint: u32,
 }
 
-/// Where a thread's next data goes. Space is taken by one compare-and-swap: the references of all
-/// keys that may ever come were added when the segment was opened, and what was not needed is
-/// given back when it is full.
+/// Where a thread's next data goes. Space is taken by one compare-and-swap: references for all keys
+/// that may come were added when the segment was opened, and those not needed are given back when
+/// it is full.
 #[derive(Debug)]
 #[repr(align(128))]
 struct Head {
     /// A packed [`HeadPlace`], or [`NO_PLACE`].
     place: AtomicU64,
-    /// Held by whoever opens a new segment.
+    /// Held by the thread that opens a new segment.
     opening: Mutex<()>,
 }
 
@@ -188,8 +188,8 @@ impl Segments {
         self.segments[segment as usize].generation.load(Ordering::Acquire)
     }
 
-    /// Whether what was copied from `place` before this call is what the place holds: nobody has
-    /// reused its segment since.
+    /// Whether what was copied from `place` before this call is the place's data: its segment was
+    /// not reused since.
     pub fn is_still(&self, place: Place) -> bool {
         // The copy happens before the generation is looked at again.
         if !mutants::is(Mutant::HitUnfenced) {
@@ -215,7 +215,7 @@ impl Segments {
         self.segments[segment as usize].references.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// As [`Segments::reference`], for so many keys.
+    /// As [`Segments::reference`], for this many keys.
     pub fn reference_many(&self, segment: u32, keys: u32) {
         self.segments[segment as usize].references.fetch_add(keys, Ordering::Relaxed);
     }
@@ -298,13 +298,13 @@ impl Segments {
     }
 
     /// Takes up to `len` bytes of data space, with a reference. `port` spreads threads over heads.
-    /// `reserve` free segments are left beside the log's own. `None`: no space now.
+    /// `reserve` free segments are left besides the log's own. `None`: no space now.
     pub fn take(&self, port: usize, len: u32, reserve: u32, class: Class) -> Option<Space> {
         let own = self.head_of(port, class);
         if let Some(space) = self.take_at_head(own, len, Some(reserve)) {
             return Some(space);
         }
-        // No free segment: whatever the other heads have left belongs to everybody.
+        // No free segment: the rest of the other heads' space may be used by all.
         (0..self.heads.len())
             .filter(|&head| head != own)
             .find_map(|head| self.take_at_head(head, len, None))
@@ -338,8 +338,8 @@ impl Segments {
                 seen = now;
                 continue;
             }
-            // Who still copies what stood here must see the raised generation as soon as it sees
-            // anything of ours: this pairs with the fence behind a reader's copy.
+            // A reader that still copies the old content must see the raised generation as soon as
+            // it sees any of the new content: this pairs with the fence after a reader's copy.
             if !mutants::is(Mutant::SpaceUnfenced) {
                 fence(Ordering::Release);
             }
@@ -352,7 +352,7 @@ impl Segments {
         }
     }
 
-    /// Gives a head a fresh segment, unless another thread was faster, and says where it is.
+    /// Gives a head a fresh segment, unless another thread was faster, and returns its place.
     fn open_head(&self, nth: usize, reserve: u32) -> Option<u64> {
         let head = &self.heads[nth];
         let _opening = lock(&head.opening);
@@ -389,16 +389,16 @@ impl Segments {
         if self.has_released() { lock(&self.released).len() } else { 0 }
     }
 
-    /// Whether [`Segments::recycle`] would find something to look at.
+    /// Whether [`Segments::recycle`] would find a segment to examine.
     pub fn has_released(&self) -> bool {
         self.has_released.load(Ordering::Acquire)
     }
 
     /// Raises the generation of data segments whose last reference went, durably, and frees them.
-    /// Says how many. Only the collector calls this, and only when key_tail is durable behind
-    /// every key it has passed.
+    /// Returns how many. Only the collector calls this, and only when key_tail is durably past
+    /// every key that was passed.
     ///
-    /// `before_reuse` is called for each, while nobody can take it yet.
+    /// `before_reuse` is called for each, before any thread can take it.
     pub fn recycle(&self, before_reuse: impl Fn(u32)) -> Result<u32, Status> {
         let is_forgotten = mutants::is(Mutant::ReleasedForgotten);
         if !is_forgotten {

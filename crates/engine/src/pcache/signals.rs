@@ -1,5 +1,4 @@
-//! Who is told what, and when: the background that there is work, and waiting bios that there is
-//! room.
+//! Signals: wakes the background when there is work, and waiting bios when there is room.
 
 use crate::alarm::Alarm;
 use crate::bio::Bio;
@@ -11,7 +10,7 @@ use crate::target::{Events, Port};
 /// Rings once for each segment taken.
 #[derive(Debug, Default)]
 struct Bell {
-    /// Segments in use when it rang last; 0: that was long ago.
+    /// Segments in use when it last rang; 0: not recently.
     told: AtomicU32,
 }
 
@@ -31,10 +30,10 @@ pub(super) struct Signals {
     events: Arc<Events>,
     alarm: Alarm,
     room: Room,
-    /// With so many segments in use, so much may be dirty that write-back has to begin.
+    /// With this many segments in use, enough may be dirty that write-back has to begin.
     filled_from: u32,
     filled: Bell,
-    /// Segments get short.
+    /// Few segments are free.
     short: Bell,
     /// A write did a piece of collection.
     helped: Bell,
@@ -43,8 +42,8 @@ pub(super) struct Signals {
 }
 
 impl Signals {
-    /// For a cache of so many segments with room for so many bytes, of which `high_watermark`
-    /// percent may be dirty.
+    /// For a cache of `segments` segments with room for `room_bytes` bytes, of which
+    /// `high_watermark` percent may be dirty.
     pub(super) fn new(segments: u32, room_bytes: u64, high_watermark: u32) -> Signals {
         let events = Arc::default();
         Signals {
@@ -71,19 +70,20 @@ impl Signals {
         &self.room
     }
 
-    /// The background is to look now.
+    /// Wakes the background now.
     pub(super) fn work(&self) {
         self.events.work();
     }
 
-    /// The background is to look. While somebody waits for room, a key that came since it looked
-    /// may be all that keeps that room, so it is woken in any case.
+    /// Wakes the background. While a bio waits for room, a key that came since the last look may be
+    /// all that occupies that room, so the background is woken in any case.
     pub(super) fn arm(&self) {
         self.alarm.arm(self.room.is_wanted());
     }
 
-    /// So many segments are in use. Tells the background if that is news; `is_short`: so many that
-    /// collection should begin.
+    /// `used` segments are in use. Wakes the background once for each such number if write-back or
+    /// collection may have to begin, and always while bios wait for room. `is_short`: collection
+    /// should begin.
     pub(super) fn note_used(&self, used: u32, is_short: bool) {
         let is_news = is_short && self.short.is_news(used);
         let is_filled = used >= self.filled_from && self.filled.is_news(used);
@@ -92,12 +92,12 @@ impl Signals {
         }
     }
 
-    /// Whether a write shall do a piece of collection: once for each segment taken.
+    /// Whether a write should do a piece of collection: once for each segment taken.
     pub(super) fn is_help_due(&self, used: u32) -> bool {
         self.helped.is_news(used)
     }
 
-    /// Collection is done: the next segment taken is news again.
+    /// Collection is done: re-arms the bells.
     pub(super) fn note_collected(&self) {
         self.short.forget();
         self.helped.forget();
@@ -113,7 +113,7 @@ impl Signals {
         self.is_origin_limiting.store(is_limiting, Ordering::Relaxed);
     }
 
-    /// There are so many bytes of room: waiting bios hear of it.
+    /// There are `bytes` bytes of room: wakes the bios that wait.
     pub(super) fn tell_room(&self, bytes: u64) {
         if bytes > 0 {
             self.room.hope();

@@ -19,12 +19,12 @@ use super::segment::Space;
 /// Most stripes, that is open key sets.
 pub(super) const STRIPES_MAX: usize = 16;
 
-/// What is remembered of data with its key.
+/// Values remembered of data with its key.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Sums {
     /// Its CRC, with `data_crc`.
     pub(super) crc: u32,
-    /// What it looks like, for whoever finds the key in memory.
+    /// A sample of it, to recognise the data when the key is found in memory.
     pub(super) look: u32,
 }
 
@@ -35,7 +35,7 @@ pub(super) enum Close {
     No,
     /// The set is logged.
     Yes,
-    /// The set is logged with a flush mark behind it.
+    /// The set is logged with a flush mark after it.
     Marked,
 }
 
@@ -53,7 +53,7 @@ struct Stripe {
 pub(super) struct Stripes {
     stripes: Box<[Stripe]>,
     open: OpenSets,
-    /// Where the keys of a set are gathered to be logged.
+    /// Scratch space for the keys of a set that is being logged.
     scratch: Mutex<Vec<Key>>,
     /// Dirty bytes that the attach found.
     dirty_at_start: u64,
@@ -62,7 +62,7 @@ pub(super) struct Stripes {
 }
 
 impl Stripes {
-    /// One for each open set, of a cache that has so many dirty bytes.
+    /// One for each open set, of a cache with `dirty_bytes` dirty bytes.
     pub(super) fn new(open: OpenSets, dirty_bytes: u64) -> Stripes {
         let count = open.stripes();
         Stripes {
@@ -83,7 +83,7 @@ impl Stripes {
         lock(&self.stripes[stripe].fills)
     }
 
-    /// For writes, which would not have slept yet when they get it.
+    /// For writes: spins for a moment before it sleeps.
     pub(super) fn lock_soon(&self, stripe: usize) -> MutexGuard<'_, Fills> {
         lock_soon(&self.stripes[stripe].fills)
     }
@@ -104,7 +104,7 @@ impl Stripes {
         dirtied.store(sum, Ordering::Release);
     }
 
-    /// So many dirty bytes are on the backing device now.
+    /// `bytes` more dirty bytes are on the backing device now.
     pub(super) fn note_cleaned(&self, bytes: u64) {
         self.cleaned_bytes.fetch_add(bytes, Ordering::SeqCst);
     }
@@ -122,7 +122,7 @@ impl Stripes {
 
     /// Bytes that only the cache has.
     pub(super) fn dirty_bytes(&self) -> u64 {
-        // First what went, then what came: so nothing goes that has not come.
+        // Cleaned bytes first, then all that came: so the difference is never too small.
         let cleaned = self.cleaned_bytes();
         self.came_bytes().saturating_sub(cleaned)
     }
@@ -198,7 +198,7 @@ impl Pcache {
 
     /// Logs every open set, together, durably. With `mark`, as a client's flush.
     pub(super) fn close_all(&self, mark: bool) -> Result<(), AppendError> {
-        // All stripes at once, in order: a key of a locked stripe cannot overtake one that is
+        // All stripes together, in order: a key of a locked stripe cannot overtake one that is
         // being logged, and keys of many stripes share key sets.
         let guards: [_; STRIPES_MAX] = std::array::from_fn(|nth| {
             self.stripes.stripes.get(nth).map(|stripe| lock(&stripe.fills))

@@ -1,8 +1,8 @@
-//! Writes, discards, zeroes and flushes. Kernel counterpart: `cache_req.c`.
+//! Writes and flushes. Kernel counterpart: `cache_req.c`.
 //!
-//! The order within a write is what the promises rest on: space is taken, the data is stored and
-//! has left the CPU, then under the stripe's lock the index and the open key set change together.
-//! Log space is made sure of before the index is touched, so a write never fails halfway.
+//! The promises rest on the order within a write: space is taken, the data is stored and has left
+//! the CPU, then under the stripe's lock the index and the open key set change together. Log space
+//! is checked before the index is touched, so a write never fails halfway.
 
 use crate::bio::Bio;
 use crate::crc::pcache_crc;
@@ -21,7 +21,7 @@ use super::retention::{Class, Seen};
 use super::segment::Space;
 use super::stripes::{Close, Sums};
 
-/// With data CRCs, no key covers more than so many bytes: a read of any part of a key checks all
+/// With data CRCs, no key covers more than this many bytes: a read of any part of a key checks all
 /// of it.
 const CRC_EXTENT_BYTES: u64 = 16 << 10;
 impl Pcache {
@@ -70,7 +70,7 @@ impl Pcache {
     /// The kind of segment for data of the block at `at`.
     pub(super) fn admitted_to(&self, at: u64) -> Class {
         if !self.collector.has_retained() {
-            // Nobody waits for the slot now; it will be changed soon.
+            // The slot is not needed yet, but will be changed soon.
             self.index.touch(at);
             return Class::Window;
         }

@@ -1,5 +1,5 @@
-//! Write-back: batches of the log go to the backing device, a flush, then dirty_tail moves.
-//! Kernel counterpart: `cache_writeback.c`.
+//! Write-back: batches of the log go to the backing device, a flush, then dirty_tail moves. Kernel
+//! counterpart: `cache_writeback.c`.
 //!
 //! A batch never reaches beyond a flush mark unless the order is `fast`, so between two batches
 //! the backing device is a state of a client's flush, and during one it is what a disk with a
@@ -7,11 +7,12 @@
 //! are merged. In a log that a kernel wrote there are no marks: there every key set may end at a
 //! flush, and is a batch of its own.
 //!
-//! A batch that does reach beyond a mark makes the backing device alone inconsistent from its
-//! first write until dirty_tail has come to its end. The label says so before the first write.
+//! A batch that does reach beyond a mark makes the backing device alone inconsistent from the
+//! batch's first write until dirty_tail has passed its end. The label says so before the first
+//! write.
 //!
-//! dirty_tail moves only when every write *and* the flush have succeeded; otherwise the whole
-//! batch is written again after a pause, which grows.
+//! dirty_tail moves only when every write *and* the flush have succeeded; otherwise the whole batch
+//! is written again after a pause. Pauses grow.
 
 use crate::bio::Op;
 use crate::buffer::Buffer;
@@ -35,19 +36,19 @@ use super::{Pcache, TOKEN_FLUSH, TOKEN_WRITEBACK};
 
 /// Most bytes that a batch writes, unless a single key set has more.
 pub(super) const BATCH_BYTES_MAX: u64 = 32 * MIB;
-/// Most keys that a batch passes, with those that need not be written.
+/// Most keys that a batch passes, including those that need not be written.
 pub(super) const BATCH_KEYS_MAX: usize = 32 * 1024;
 /// Longest write made of neighbouring pieces.
 pub(super) const WRITE_BYTES_MAX: u64 = 512 * KIB;
 /// Writes in flight.
 pub(super) const DEPTH_MAX: usize = 64;
-/// Pieces at least so long are looked at: zeroes are written as such.
+/// Pieces of at least this length are checked for zeroes, which are written as such.
 const ZEROES_BYTES_MIN: u64 = 64 * KIB;
 
 /// What the log has for a batch.
 #[derive(Debug, Default)]
 struct Batch {
-    /// Where dirty_tail goes when it is done.
+    /// Where dirty_tail goes when the batch is done.
     end: Position,
     /// What is in it.
     keys: KeyCounts,
@@ -55,7 +56,7 @@ struct Batch {
     passed: usize,
     /// Of dirty data, written or not.
     bytes: u64,
-    /// It ends in what this server has logged, behind so many of its marks.
+    /// It ends in the part of the log that this server wrote, after this many of its marks.
     is_own: bool,
     marks: u64,
     /// It has data from both sides of a mark.
@@ -77,10 +78,10 @@ struct Writes {
 /// Whether the backing device alone is a state that a power cut could have left.
 #[derive(Debug, Default)]
 struct Torn {
-    /// It is inconsistent until dirty_tail comes here.
+    /// It is inconsistent until dirty_tail gets here.
     until: Option<Position>,
     since: Option<Nanos>,
-    /// With the present batch, it does.
+    /// The present batch gets there.
     mends: bool,
 }
 
@@ -131,7 +132,7 @@ impl Writeback {
         self.cycle.is_idle()
     }
 
-    /// What has become of attempts on the backing device.
+    /// Attempts on the backing device and their failures.
     pub(super) fn retry(&self) -> Retry {
         self.cycle.retry()
     }
@@ -182,7 +183,8 @@ impl Pcache {
         self.plan_retry(work);
     }
 
-    /// Gathers key sets from dirty_tail on. Says how many keys and records; 0: the log ends there.
+    /// Gathers key sets from dirty_tail on. Returns how many keys and records; 0: the log ends
+    /// there.
     fn collect_batch(
         &self,
         writeback: &mut Writeback,
@@ -209,7 +211,7 @@ impl Pcache {
     }
 
     /// Reads the log from dirty_tail on, as far as a batch goes, and puts what is to be written
-    /// into `latest`. With `can_skip`, not what was overwritten.
+    /// into `latest`; with `can_skip`, without what was overwritten.
     fn read_batch(
         &self,
         writeback: &mut Writeback,
@@ -268,9 +270,9 @@ impl Pcache {
         Ok(batch)
     }
 
-    /// Whether what was overwritten need not be written: no flush mark stands in the log behind
-    /// dirty_tail, so whatever is there belongs to one interval between two flushes, and of that
-    /// the backing device may have any part.
+    /// Whether overwritten data need not be written: no flush mark stands in the log after
+    /// dirty_tail, so everything there belongs to one interval between two flushes, and the backing
+    /// device may have any part of that.
     fn can_skip(&self, writeback: &Writeback) -> bool {
         let is_own = writeback.own_from.is_none_or(|from| from == self.log.dirty_tail());
         is_own
@@ -278,8 +280,9 @@ impl Pcache {
                 || mutants::is(Mutant::SkippedAcrossMark))
     }
 
-    /// What a batch leaves out must be as durable in its newer version: that is logged now, if it
-    /// was not. And a flush may have ended meanwhile, between the two. Whether all is well.
+    /// The newer version of data that a batch leaves out must be as durable: it is logged now, if
+    /// it was not. A flush may have ended between the two, so the marks are checked again. Returns
+    /// whether all is well.
     fn secure_newer(&self, writeback: &Writeback) -> bool {
         if mutants::is(Mutant::SkippedForUnlogged) {
             return true;
@@ -315,13 +318,14 @@ impl Pcache {
         let was_merging = writeback.is_merging;
         writeback.is_merging = self.stripes.dirty_bytes() > mark || self.is_space_short();
         if was_merging && !writeback.is_merging {
-            // Else a far later place in the log might be taken for the one that is named there.
+            // Otherwise a far later place in the log might be mistaken for the stored one.
             self.identity.store_torn(writeback.torn.until)?;
         }
         Ok(writeback.is_merging)
     }
 
-    /// The batch up to `end` reaches beyond a mark: a crash during it must not go unnoticed.
+    /// The batch up to `end` reaches beyond a mark: that is recorded first, so that a crash during
+    /// the batch does not go unnoticed.
     fn tear(&self, writeback: &mut Writeback, end: Position, now: Nanos) -> Result<(), Status> {
         if writeback.torn.until.is_some() && !writeback.torn.mends {
             // An earlier batch, which is being repeated in parts, reached further.
@@ -334,7 +338,8 @@ impl Pcache {
         Ok(())
     }
 
-    /// Not CLEAN; and not stale, which no key here should be: a stale one's space has foreign data.
+    /// Not CLEAN; and not stale, which no key here should be: the space of a stale key has foreign
+    /// data.
     fn is_to_be_written(&self, key: &Key) -> bool {
         key.flags.get() & KEY_CLEAN == 0
             && self.segments.generation(key.segment.get()) == key.generation.get()
@@ -399,8 +404,8 @@ impl Pcache {
     }
 
     /// This run cannot be read or is damaged: it goes on the list of bad ranges. All of it, even
-    /// what was written again since: a power cut may take that back. It is healed once it is
-    /// written back itself; until then reads find it in the cache.
+    /// what was written again since: a power cut may undo that. It is healed once it is written
+    /// back itself; until then reads find it in the cache.
     fn set_aside(&self, run: Run) -> Result<(), Status> {
         self.counters.damaged_runs.fetch_add(1, Ordering::Relaxed);
         self.quarantine(run.offset, run.len)
@@ -439,7 +444,7 @@ impl Pcache {
         self.emit_writes(writeback, port);
     }
 
-    /// The flush behind the batch is back. Says whether the batch has ended well.
+    /// The batch's flush is complete. Returns whether the batch has succeeded.
     pub(super) fn complete_flush(&self, writeback: &mut Writeback, io: &DiskIo) -> bool {
         writeback.cycle.flushed();
         if io.result.is_err() && !mutants::is(Mutant::FlushErrorIgnored) {
@@ -456,7 +461,7 @@ impl Pcache {
     /// Everything before the batch's end is on the backing device.
     fn finish_batch(&self, writeback: &mut Writeback) -> bool {
         let is_done = self.heal_written(writeback).and_then(|()| {
-            // In this order: a range that is dirty is never on the list for nothing.
+            // In this order: a dirty range is never on the list without reason.
             self.log.set_dirty_tail(match mutants::is(Mutant::TailJumpsToHead) {
                 true => self.log.head(),
                 false => writeback.batch.end,
@@ -490,7 +495,7 @@ impl Pcache {
         written.try_for_each(|run| self.forget_bad(run.offset, run.len))
     }
 
-    /// The batch is given up. `plan_retry` follows, which knows the time.
+    /// The batch has failed. `plan_retry` follows, which knows the time.
     fn pause(&self, writeback: &mut Writeback) {
         self.counters.writeback_failures.fetch_add(1, Ordering::Relaxed);
         writeback.cycle.fail();
@@ -504,13 +509,13 @@ impl Pcache {
     }
 }
 
-/// Advances `next` over one run and says how long it is.
+/// Advances `next` over one run and returns its length.
 fn alone(runs: &[Run], next: &mut usize) -> u64 {
     *next += 1;
     runs[*next - 1].len
 }
 
-/// Advances `next` over runs that are neighbours and says how long they are together.
+/// Advances `next` over runs that are neighbours and returns their length together.
 fn merge(runs: &[Run], next: &mut usize) -> u64 {
     let first = runs[*next];
     let mut len = first.len;

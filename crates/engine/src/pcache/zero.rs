@@ -1,4 +1,4 @@
-//! Discards and write-zeroes: keys that name zeroes, which stand in the cache once for many keys.
+//! Discards and write-zeroes: keys that name zeroes, which are stored once for many keys.
 
 use std::collections::VecDeque;
 
@@ -21,17 +21,17 @@ use super::stripes::Sums;
 
 /// Zeroes are kept once and named by many keys; this is the longest run one key can name.
 const ZERO_EXTENT_BYTES: u64 = MIB;
-/// A zero extent is replaced after so many keys, so that it does not pin an old segment.
+/// A zero extent is replaced after this many keys, so that it does not pin an old segment.
 const ZERO_EXTENT_KEYS_MAX: u32 = 4096;
 
-/// The zero extents of this server that were made last: what their places name reads as zeroes,
-/// until their segments are reused.
+/// The last zero extents made by this server: the places in them read as zeroes, until their
+/// segments are reused.
 #[derive(Debug, Default)]
 struct KnownZeroes {
     spaces: VecDeque<Space>,
 }
 
-/// So many zero extents are remembered; each has served up to [`ZERO_EXTENT_KEYS_MAX`] keys.
+/// This many zero extents are remembered; each has served up to [`ZERO_EXTENT_KEYS_MAX`] keys.
 pub(super) const KNOWN_ZEROES_MAX: usize = 64;
 
 impl KnownZeroes {
@@ -42,8 +42,8 @@ impl KnownZeroes {
         self.spaces.push_back(space);
     }
 
-    /// What the first of `len` bytes at a live place surely are, and how far that goes: a run may
-    /// lead from data into zeroes behind it, or out of them.
+    /// What the first of `len` bytes at a live place are known to be, and for how many bytes: a run
+    /// may lead from data into zeroes after it, or out of them.
     fn extent(&self, place: Place, len: u64) -> (u64, Extent) {
         let from = u64::from(place.offset);
         let of_segment =
@@ -63,7 +63,7 @@ impl KnownZeroes {
     }
 }
 
-/// Most pieces that are looked at for one extent.
+/// Most pieces that are examined for one extent.
 const EXTENT_PIECES_MAX: usize = 32;
 
 /// Zeroes on the cache device that keys may name. Holds a reference to its segment.
@@ -78,7 +78,7 @@ struct ZeroExtent {
 pub(super) struct Zeroes {
     extent: Mutex<Option<ZeroExtent>>,
     known: Mutex<KnownZeroes>,
-    /// The checksum of so many zeroes, as it was asked for last.
+    /// The last computed checksum of zeroes: for this many bytes, and the checksum.
     crc: Mutex<Option<(u32, u32)>>,
 }
 
@@ -193,7 +193,7 @@ impl Pcache {
         }
     }
 
-    /// Lets go of the zero extent: its segment may be wanted.
+    /// Drops the zero extent: its segment may be needed.
     pub(super) fn drop_zero_extent(&self) {
         if let Some(extent) = lock(&self.zeroes.extent).take() {
             self.segments.release(extent.space.segment);

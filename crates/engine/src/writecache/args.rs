@@ -5,9 +5,9 @@
 //!     [atomic_blocks true|false] [lost_memory refuse|accept]
 //! ```
 //!
-//! The kernel ignores what stands behind the counted words. We take our own option there, and
-//! refuse anything else: an option outside the count was meant to have an effect. Numbers that
-//! do not fit are refused, where the kernel takes them modulo 2^32.
+//! The kernel ignores the words after the counted ones. udm takes its own options there, and
+//! refuses anything else: an option outside the count was meant to have an effect. Numbers that do
+//! not fit are refused, where the kernel takes them modulo 2^32.
 
 use std::fmt::Write as _;
 
@@ -44,17 +44,17 @@ impl Mode {
 pub struct Options {
     /// Where the cache begins on its device.
     pub start_sector: Option<u64>,
-    /// Write-back begins when so many percent are used.
+    /// Write-back begins when this many percent are used.
     pub high_watermark: Option<u32>,
-    /// And ends at so many.
+    /// And ends at this many.
     pub low_watermark: Option<u32>,
     /// Blocks under write-back at most; 0: no limit.
     pub writeback_jobs: Option<u32>,
-    /// Commit after so many new blocks.
+    /// Commit after this many new blocks.
     pub autocommit_blocks: Option<u32>,
-    /// Commit so many milliseconds after the first of them.
+    /// Commit this many milliseconds after the first of them.
     pub autocommit_time: Option<u32>,
-    /// Write back what is older than so many milliseconds.
+    /// Write back data that is older than this many milliseconds.
     pub max_age: Option<u32>,
     /// Admit nothing new.
     pub cleaner: bool,
@@ -62,7 +62,7 @@ pub struct Options {
     pub fua: Option<bool>,
     /// Admit metadata of file systems only.
     pub metadata_only: bool,
-    /// Rest write-back for so many milliseconds after each write to the origin that passed by.
+    /// Rest write-back for this many milliseconds after each write to the origin that passed by.
     pub pause_writeback: Option<u32>,
 }
 
@@ -252,7 +252,7 @@ impl TableArgs {
         Ok(1)
     }
 
-    /// The table line's words behind the devices: only what was given, in the kernel's order.
+    /// The table line's words after the devices: only what was given, in the kernel's order.
     pub fn words(&self) -> String {
         let options = &self.options;
         let mut words = String::new();
@@ -293,7 +293,7 @@ impl TableArgs {
     }
 }
 
-/// The number behind an option's name.
+/// The number after an option's name.
 fn value(name: &str, words: &[&str], max: u64) -> std::result::Result<u64, (usize, String)> {
     let Some(word) = words.get(1) else { return Err((0, format!("{name} has no value"))) };
     number(word)

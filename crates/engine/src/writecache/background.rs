@@ -1,4 +1,5 @@
-//! The background: one tick decides what comes next, and a completion of write-back asks it to.
+//! The background: one tick decides what comes next, and a completion of write-back asks for a
+//! tick.
 
 use crate::alarm::Alarm;
 use crate::disk::DiskIo;
@@ -12,23 +13,23 @@ use super::Writecache;
 use super::index::State;
 use super::writeback::Writeback;
 
-/// How often the background looks whether the medium is all there.
+/// How often the background checks whether the medium is complete.
 const LOOK_EVERY: Nanos = SECOND / 10;
 
-/// The background, and what others need of it without its lock.
+/// The background, and the part of it that others use without its lock.
 #[derive(Debug)]
 pub(super) struct Background {
     agenda: Mutex<Agenda>,
     alarm: Alarm,
-    /// The present epoch: blocks that come now are told apart by it.
+    /// The present epoch: new blocks get it, so that ages can be told apart.
     epoch: AtomicU64,
 }
 
-/// What the background remembers.
+/// State of the background.
 #[derive(Debug, Default)]
 pub(super) struct Agenda {
     now: Nanos,
-    /// When the medium is looked at next.
+    /// When the medium is checked next.
     look_at: Nanos,
     /// When the open batch is committed at the latest.
     commit_at: Option<Nanos>,
@@ -53,7 +54,7 @@ impl Background {
         Background { agenda: Mutex::default(), alarm, epoch: AtomicU64::new(0) }
     }
 
-    /// Keeps it from going on.
+    /// Locks the background out.
     pub(super) fn lock(&self) -> MutexGuard<'_, Agenda> {
         lock(&self.agenda)
     }
@@ -68,7 +69,7 @@ impl Background {
         self.epoch.load(Ordering::Relaxed)
     }
 
-    /// Something waits for it: makes sure that it will look.
+    /// Makes sure that the background will look.
     #[inline]
     pub(super) fn arm(&self) {
         self.alarm.arm(false);
@@ -76,7 +77,7 @@ impl Background {
 }
 
 impl Writecache {
-    /// A thread has looked for slots: is it time for the background to make some?
+    /// A thread has looked for slots: wakes the background if it is time to make some.
     pub(super) fn look_at_space(&self, port: &mut Port) {
         if self.available() <= self.plan.high_watermark {
             self.events.work();
@@ -100,7 +101,7 @@ impl Writecache {
         let now = background.now;
         if self.complete_writeback(&mut background.writeback, now, io, port) {
             self.work(&mut background, port);
-            // When to look again is for a tick to say.
+            // A tick decides when to look again.
             self.events.work();
         }
     }
@@ -125,7 +126,7 @@ impl Writecache {
         self.give_up_if_hopeless(background);
     }
 
-    /// Looks now and then whether the medium is all there. Once it has lost a part, nothing more is
+    /// Checks now and then whether the medium is complete. Once it has lost a part, nothing more is
     /// acknowledged.
     fn look_at_medium(&self, background: &mut Agenda) {
         if background.now < background.look_at || self.has_failed() {
@@ -161,14 +162,14 @@ impl Writecache {
         }
     }
 
-    /// Bios that wait for a slot: lets them try if one is there, else does what may give one. A
+    /// Bios that wait for a slot: retries them if there is one, else does what may free one. A
     /// version that was written back may wait for the commit of the one that replaces it.
     fn serve_waiting(&self, background: &Agenda, port: &mut Port) {
         if !self.room.is_wanted() {
             return;
         }
         let helps = self.marks.waiting() > 0 || self.has_open() && background.writeback.is_idle();
-        // In mode `p`, whoever waits commits himself.
+        // In mode `p` a thread that waits commits by itself.
         if self.pool.has_any() || self.plan.is_pmem() && helps {
             return self.signal_room();
         }
@@ -177,7 +178,7 @@ impl Writecache {
         }
     }
 
-    /// When nobody can make room any more, waiting for ever helps nobody.
+    /// When no room can be made any more, waiting is useless.
     fn give_up_if_hopeless(&self, background: &Agenda) {
         let has_failed_long = background.writeback.retry().is_hopeless(background.now);
         if self.room.is_wanted() && (has_failed_long || self.has_no_slots()) {
@@ -185,8 +186,8 @@ impl Writecache {
         }
     }
 
-    /// Whether no slot will ever be free, because damaged entries keep all that there are. Any
-    /// other slot comes round, also one that is in no list because a write is filling it.
+    /// Whether no slot will ever be free, because damaged entries keep all of them. Any other slot
+    /// becomes free again, even one that is in no list because a write is filling it.
     fn has_no_slots(&self) -> bool {
         if mutants::is(Mutant::SlotsInHandForgotten) {
             let is_free = |slot| self.index.word(slot).state() == State::Free;

@@ -1,7 +1,8 @@
-//! Commits: who waits until what is complete is durable. Many that wait share a *round* (`round`).
+//! Commits: bios that wait until what is complete is durable. Many of them share a *round*
+//! (`round`).
 //!
-//! Mode `p` makes rounds within the call of whoever needs one. In mode `s` a port whose bio waits
-//! drives the round, and keeps that bio; the bios of other ports are parked until it ends.
+//! Mode `p` makes rounds within the call that needs one. In mode `s` a port whose bio waits drives
+//! the round, and keeps that bio; the bios of other ports are parked until it ends.
 
 use crate::bio::{Bio, Op};
 use crate::disk::DiskIo;
@@ -14,7 +15,8 @@ use crate::target::Port;
 use super::round::{Ended, Round};
 use super::{TOKEN_FLUSH, Writecache};
 
-/// A bio that waits for a round: its progress says which, and how far the bio is.
+/// Set in the progress of a bio that waits for a round; the rest says which round, and the bio's
+/// progress.
 const WAITS: u64 = 1 << 63;
 const GOES_ON: u64 = 1 << 62;
 const ROUND_SHIFT: u32 = 20;
@@ -26,12 +28,12 @@ const SECTOR_SHIFT: u32 = 9;
 #[derive(Debug)]
 struct Waiter {
     round: u64,
-    /// Whether it goes on then, or is done.
+    /// Whether it continues then, or is done.
     goes_on: bool,
     bio: Bio,
 }
 
-/// What belongs to rounds, and needs their lock.
+/// State that belongs to rounds, and needs their lock.
 #[derive(Debug, Default)]
 struct Commit {
     round: Round,
@@ -41,13 +43,13 @@ struct Commit {
     waiters: Vec<Waiter>,
 }
 
-/// Who commits, and who waits for that.
+/// The round under way, and the bios that wait for rounds.
 #[derive(Debug, Default)]
 pub(super) struct Commits {
     commit: Mutex<Commit>,
     /// Bios of other ports may wait for the end of a round.
     wants_round: AtomicBool,
-    /// Mode `s`: the background is to commit.
+    /// Mode `s`: the background must commit.
     is_asked: AtomicBool,
 }
 
@@ -68,7 +70,7 @@ impl Commits {
         self.lock().round.seq()
     }
 
-    /// Whether the background was asked to commit; it is not any more.
+    /// Whether the background was asked to commit. Clears that.
     pub(super) fn take_request(&self) -> bool {
         self.is_asked.swap(false, Ordering::SeqCst)
     }
@@ -78,7 +80,7 @@ impl Commits {
         self.lock().round.is_idle()
     }
 
-    /// Whether no round is under way, and nobody waits; and what waits for marks.
+    /// Whether no round is under way, and no bio waits; and the slots that wait for marks.
     #[cfg(all(test, feature = "shuttle"))]
     pub(super) fn audit(&self) -> (bool, Vec<u32>) {
         let commit = self.lock();
@@ -88,7 +90,7 @@ impl Commits {
     }
 }
 
-/// A flush of the origin that a client waits for, or a suspend.
+/// A flush of the origin for a client, or for a suspend.
 #[derive(Debug)]
 pub(super) struct FlushJob {
     bio: Option<Bio>,
@@ -101,8 +103,8 @@ pub(super) fn is_waiting(bio: &Bio) -> bool {
     bio.progress & WAITS != 0
 }
 
-/// Whether a bio waits for a round: which, and whether it goes on then or is done. What it had
-/// done before is restored.
+/// Whether a bio waits for a round: which round, and whether the bio continues then or is done.
+/// Restores the bio's own progress.
 pub(super) fn waits_for(bio: &mut Bio) -> Option<(u64, bool)> {
     if !is_waiting(bio) {
         return None;
@@ -125,17 +127,17 @@ impl Writecache {
         self.rounds.ended() >= round || self.has_failed()
     }
 
-    /// Whether anything may be uncommitted that was completed before. What no round can take yet,
-    /// because whoever puts it into a list is not ready, does not count: nobody is to commit in
-    /// circles until he is.
+    /// Whether anything completed before may be uncommitted. Blocks that their thread has not yet
+    /// put into a list do not count, since no round can take them: otherwise a committer would spin
+    /// until that thread has published them.
     pub(super) fn has_open(&self) -> bool {
         // In this order: a round counts itself, then takes what is filled.
         self.lists.has_any() || self.rounds.is_any_under_way()
     }
 
-    /// The round after which all that is complete now is durable: the one that is under way if no
-    /// list that is being filled has anything, else the next. When a round begins during the look,
-    /// a list may have been closed just before it was looked at.
+    /// The round after which all that is complete now is durable: the present one if the lists that
+    /// are being filled are empty, else the next. If a round begins during the look, a list may
+    /// have been closed just before it was looked at.
     fn round_needed(&self) -> u64 {
         loop {
             let begun = self.rounds.begun();
@@ -164,7 +166,7 @@ impl Writecache {
         }
     }
 
-    /// Nobody but a suspend waits for it.
+    /// Only a suspend waits for it.
     pub(super) fn flush_origin(&self, port: &mut Port) {
         self.emit_flush(FlushJob { bio: None, bypassed: self.origin.bypassed() }, port);
     }
@@ -192,7 +194,7 @@ impl Writecache {
         self.wait_until(self.round_needed(), bio, false, port);
     }
 
-    /// The bio goes on once all that is complete now is durable, and marked.
+    /// The bio continues once all that is complete now is durable, and marked.
     pub(super) fn settle_and_go_on(&self, bio: Bio, port: &mut Port) {
         let next = self.rounds.next();
         self.wait_until(self.round_needed().max(next), bio, true, port);
@@ -213,8 +215,8 @@ impl Writecache {
         }
     }
 
-    /// Mode `s`: the bio waits here if this port drives the rounds, else parked. Nobody but its
-    /// own port may finish it.
+    /// Mode `s`: the bio waits here if this port drives the rounds, else it is parked. Only its own
+    /// port may finish it.
     pub(super) fn wait_for_round(&self, bio: Bio, round: u64, goes_on: bool, port: &mut Port) {
         let mut commit = self.commits.lock();
         self.drive_round(&mut commit, round, port);
@@ -255,8 +257,8 @@ impl Writecache {
         if self.commits.wants_round.swap(false, Ordering::SeqCst) {
             self.events.room();
         }
-        // Only for bios of this port, which is looked after until they are done. Whoever waits on
-        // another port drives the next round himself.
+        // Only for bios of this port, which is driven until they are done. A bio that waits on
+        // another port has that port drive the next round.
         if let Some(until) = commit.waiters.iter().map(|waiter| waiter.round).max() {
             self.drive_round(commit, until, port);
         }
@@ -267,7 +269,7 @@ impl Writecache {
         }
     }
 
-    /// Bios whose round has ended go on.
+    /// Continues the bios whose round has ended.
     fn release_waiters(&self, mut commit: MutexGuard<'_, Commit>, port: &mut Port) {
         let mut ready = Vec::new();
         let mut nth = 0;
@@ -284,7 +286,7 @@ impl Writecache {
         }
     }
 
-    /// What a bio waited for is past.
+    /// The round that a bio waited for is over.
     pub(super) fn go_on(&self, bio: Bio, goes_on: bool, port: &mut Port) {
         match bio.op {
             _ if self.has_failed() => port.finish(bio, Err(Status::Io)),
@@ -294,8 +296,8 @@ impl Writecache {
         }
     }
 
-    /// Commits in mode `p`. In mode `s` the background does, as soon as it can: a round goes on
-    /// only while its port is looked after, and a client may have nothing else in flight.
+    /// Commits in mode `p`. In mode `s` the background commits as soon as it can: a round proceeds
+    /// only while its port is driven, and a client may have nothing else in flight.
     pub(super) fn ask_for_commit(&self, port: &mut Port) {
         if self.plan.is_pmem() || mutants::is(Mutant::RoundOfNobody) {
             return self.commit_soon(port);
@@ -305,11 +307,11 @@ impl Writecache {
         }
     }
 
-    /// Commits in mode `p`; begins to in mode `s`, on the background's port.
+    /// Commits in mode `p`; in mode `s` begins to, on the background's port.
     pub(super) fn commit_soon(&self, port: &mut Port) {
         let next = self.rounds.next();
         if self.plan.is_pmem() {
-            // Another thread that commits now is as good, and nobody needs to wait for it.
+            // If another thread is committing, that is enough, and there is no need to wait for it.
             let commit = self.commits.commit.try_lock();
             if commit.is_ok_and(|mut commit| self.memory_round(&mut commit.round)) {
                 self.signal_room();
@@ -333,8 +335,8 @@ impl Writecache {
         }
     }
 
-    /// Mode `p`, and no slot is free: frees those that only wait for their marks. Whether that
-    /// gave any.
+    /// Mode `p`, and no slot is free: frees those that only wait for their marks. Returns whether
+    /// there are free slots then.
     pub(super) fn make_room_at_once(&self) -> bool {
         if !self.plan.is_pmem() || self.has_failed() {
             return false;
@@ -347,7 +349,7 @@ impl Writecache {
         self.pool.has_any()
     }
 
-    /// Somebody may wait for the slots that were just put back.
+    /// Bios may wait for the slots that were just put back.
     pub(super) fn signal_room(&self) {
         let bytes = u64::from(self.pool.count()) * self.block_bytes();
         // Only write-back gives slots back.

@@ -1,4 +1,4 @@
-//! What `inspect` tells of a writecache, and what a table says so that it is attached as it is.
+//! What `inspect` says of a writecache, and the table words that attach it as it is.
 
 use crate::contents::{Contents, Shape, Value, has_more};
 use crate::error::Result;

@@ -1,4 +1,4 @@
-//! What the user says and is told: status, table line, messages; suspend and the orderly end.
+//! Status, table line, messages; suspend and the orderly end.
 
 use crate::error::{Error, Kind, Result};
 use crate::mutants::{self, Mutant};
@@ -7,10 +7,10 @@ use crate::table::Word;
 
 use super::{Writecache, memory};
 
-/// After so many rounds without new writes, everything is committed and marked.
+/// After this many rounds without new writes, everything is committed and marked.
 const SUSPEND_ROUNDS_MAX: u32 = 4;
 
-/// What the user wants of an open cache.
+/// The user's orders for an open cache.
 #[derive(Debug)]
 pub(super) struct Orders {
     is_cleaner: AtomicBool,
@@ -48,7 +48,7 @@ impl Orders {
         self.is_flushing.load(Ordering::SeqCst)
     }
 
-    /// That is done.
+    /// Everything is written back.
     pub(super) fn end_flush(&self) {
         self.is_flushing.store(false, Ordering::SeqCst);
     }
@@ -69,7 +69,7 @@ impl Writecache {
     }
 
     /// No bio is in flight: everything becomes durable, and with `flush_on_suspend` goes to the
-    /// origin; the background goes on until that is so.
+    /// origin; the background runs until that is done.
     pub(super) fn begin_suspend(&self) -> Result<()> {
         let cleans = self.orders.flushes_on_suspend.swap(false, Ordering::SeqCst);
         if cleans || self.orders.is_cleaner() {
@@ -97,7 +97,7 @@ impl Writecache {
     }
 
     /// Whether, after a suspend, nothing is in flight and nothing is left to do. A failing origin
-    /// does not keep a suspend waiting: what is dirty stays dirty.
+    /// does not delay a suspend: dirty data stays dirty.
     pub(super) fn is_at_rest(&self) -> bool {
         let background = self.background.lock();
         let writeback = background.writeback();
@@ -116,8 +116,8 @@ impl Writecache {
         self.events.work();
     }
 
-    /// Nobody serves the cache any more, and all that was acknowledged is committed; else nothing
-    /// is said, and the next server takes it up.
+    /// The server detaches: the label says so if all that was acknowledged is committed; otherwise
+    /// it is left, and the next server takes the cache up.
     pub(super) fn end(&self) {
         let is_all_committed = !self.has_open() && !self.has_failed() && !self.origin.owes_flush();
         if is_all_committed
@@ -194,8 +194,8 @@ impl Writecache {
         Ok(String::new())
     }
 
-    /// Begins to write everything back. It does not wait: whoever sent it may watch the dirty
-    /// bytes, and no failing origin can hold him up.
+    /// Begins to write everything back. It does not wait: the sender may watch the dirty bytes, and
+    /// a failing origin cannot block it.
     fn take_flush(&self) -> Result<()> {
         if self.orders.is_suspended() {
             return Err(self

@@ -53,7 +53,7 @@ impl Counts {
         self.stats.iter().map(|stats| counter(stats).load(Ordering::Relaxed)).sum()
     }
 
-    /// The message `clear_stats`: what the kernel's status shows begins at 0 again.
+    /// The message `clear_stats`: the kernel's counters begin at 0 again.
     pub(super) fn clear(&self, index: &Index) {
         for stripe in 0..self.stats.len() {
             let locked = index.lock(stripe);

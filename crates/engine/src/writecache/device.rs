@@ -13,7 +13,7 @@ use super::Writecache;
 use super::layout::{Entry, Geometry, Label};
 use super::media::Medium;
 
-/// The cache device. All but its failure stays as it was opened.
+/// The cache device. Everything but its failure stays as it was opened.
 #[derive(Debug)]
 pub(super) struct CacheDevice {
     pub(super) medium: Medium,
@@ -25,7 +25,7 @@ pub(super) struct CacheDevice {
     pub(super) damage: Vec<String>,
     /// What else an attach found.
     pub(super) notes: Vec<String>,
-    /// It refused what must not be refused.
+    /// It failed an operation that must succeed.
     has_failed: AtomicBool,
 }
 
@@ -53,7 +53,7 @@ impl CacheDevice {
         self.geometry.block_at(u64::from(slot))
     }
 
-    /// What is written of its metadata at least.
+    /// The smallest unit in which its metadata is written.
     pub(super) fn unit_bytes(&self) -> u64 {
         u64::from(self.medium.unit_bytes()).max(SECTOR)
     }
@@ -64,7 +64,7 @@ impl CacheDevice {
         DiskIo::new(disk, op, offset, buffer, token)
     }
 
-    /// What has become of I/O.
+    /// Its I/O errors.
     pub(super) fn errors(&self) -> DiskErrors {
         match &self.medium {
             Medium::Disk(disk) => disk.errors(),
@@ -79,7 +79,7 @@ impl Writecache {
     }
 
     /// The cache device refused a commit: what was acknowledged since the last one may be lost. If
-    /// it was cut short, no flush is to be doubted: what is left is what it is.
+    /// the device was cut short, that is not noted: the rest of it can be trusted.
     pub(super) fn fail(&self) {
         if self.device.medium.failure().is_none() {
             self.lists.memory().note_failure();
@@ -87,7 +87,7 @@ impl Writecache {
         self.stop();
     }
 
-    /// The cache device is not to be trusted any more.
+    /// The cache device must not be trusted any more.
     pub(super) fn stop(&self) {
         self.device.has_failed.store(true, Ordering::SeqCst);
         self.events.room();

@@ -1,8 +1,8 @@
-//! What a range holds: what the cache has is data, whatever the origin has there; of the rest the
+//! What a range holds: what the cache has is data, whatever the origin has there; for the rest the
 //! origin knows its holes.
 //!
-//! The index is looked at before the origin: what leaves the cache meanwhile is on the origin by
-//! then, and so no block that was written is ever told as a hole.
+//! The index is read before the origin: a block that leaves the cache meanwhile is on the origin by
+//! then, so no written block is ever reported as a hole.
 
 use crate::target::Extent;
 

@@ -1,4 +1,4 @@
-//! What a cache tells of itself beyond the kernel's status line: its facts, and its maxima.
+//! Facts of a cache beyond the kernel's status line, and its maxima.
 
 use crate::limits::{Limit, limit};
 use crate::target::{Fact, count, flag, number, origin_facts, text};

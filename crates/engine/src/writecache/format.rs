@@ -1,10 +1,10 @@
 //! Formatting a cache device, and deciding whether that is allowed.
 //!
-//! The kernel formats whatever has zeroes for magic and version. We do so only where nothing
-//! else is in the way: the whole front of the device must be zero, or the user says that what is
-//! there may be lost. A format leaves a mark first of all, so that one that was cut short is known
-//! as ours, and simply repeated. The kernel's own, cut short, leaves magic 0 and version 1 and
-//! nothing that says whose it is; that is refused, by the kernel too, unless told to start over.
+//! The kernel formats any device with zeroes for magic and version. udm does so only if nothing
+//! else is there: the whole front of the device must be zero, or the user says that its content may
+//! be lost. A format first leaves a mark, so that one that was cut short is recognised as ours, and
+//! simply repeated. A kernel's format that was cut short leaves magic 0 and version 1 and nothing
+//! that says whose it is; that is refused, by the kernel too, unless told to start over.
 
 use zerocopy::IntoBytes;
 
@@ -22,12 +22,12 @@ use super::layout::{
 };
 use super::media::Medium;
 
-/// A device is taken for empty when so many bytes from its start on are zero, and all that a format
-/// writes behind them.
+/// A device counts as empty when this many bytes from its start on are zero, and all that a format
+/// writes after them.
 const EMPTY_BYTES: u64 = 64 * KIB;
-/// What the kernel looks at to see whether there is a cache; eight bytes, which no crash tears.
+/// What the kernel checks to see whether there is a cache; eight bytes, which no crash tears.
 const MAGIC_AND_VERSION_BYTES: usize = 8;
-/// Entries are written so many bytes at a time.
+/// Entries are written this many bytes at a time.
 const CHUNK_BYTES: u64 = 16 * MIB;
 
 /// Makes sure that the device holds a writecache from byte `start` on: formats it where that can
@@ -67,7 +67,7 @@ pub fn prepare(
     format(medium, start, block_bytes)
 }
 
-/// Whatever is on a device that is no writecache is not formatted over without being asked.
+/// Refuses to format over the content of a device that is not a writecache, unless asked to.
 fn refuse(
     medium: &Medium,
     found: &[Finding],
@@ -96,7 +96,7 @@ fn is_zero(medium: &Medium, start: u64, end: u64) -> Result<bool> {
     Ok(true)
 }
 
-/// By force or not, blocks that no other device has are not thrown away.
+/// By force or not, blocks that only this cache has are not thrown away.
 fn refuse_dirty(medium: &Medium, start: u64, superblock: &Superblock) -> Result<()> {
     if superblock.magic.get() != MAGIC {
         return Ok(());

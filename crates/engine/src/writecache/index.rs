@@ -1,4 +1,4 @@
-//! Which slot holds which block: what a cache knows of its slots, in 24 bytes each.
+//! Which slot holds which block: the state of all slots, in 24 bytes each.
 //!
 //! A *slot* is a data block of the cache with its entry. Blocks of the origin belong to stripes by
 //! region; a stripe has a lock, chains of slots by block (newest version first), and its slots in
@@ -6,8 +6,8 @@
 //!
 //! 1. Links and states of slots in a chain change under their stripe's lock only.
 //! 2. A slot holds its block from the moment it is linked until it is retired; in mode `p` its
-//!    content does not change either. Retiring gives the slot another generation, so whoever copied
-//!    from it without a lock sees afterwards whether he may believe what he has.
+//!    content does not change either. Retiring gives the slot another generation, so a thread that
+//!    copied from it without a lock sees afterwards whether the copy is valid.
 //! 3. A chain has, from its head on, for each block: at most one uncommitted slot of each list, at
 //!    most one of `Live`, overwritten, `Cleaning`, `Cleaned` (or damaged ones), then `Outdated` and
 //!    `Dropped`.
@@ -25,7 +25,7 @@ pub const NONE: u32 = u32::MAX;
 /// Chains that share a line of memory.
 const GROUP: u64 = 16;
 
-/// So many neighbouring slots are mostly in the same lines of memory.
+/// This many neighbouring slots are mostly in the same lines of memory.
 const NEAR_STEP: usize = 4;
 
 /// Bytes of a region of the mapped device: neighbours share a stripe.
@@ -127,12 +127,12 @@ impl Index {
         ((block >> self.region_shift) as u32 % self.stripes.len() as u32) as usize
     }
 
-    /// The first block behind the region of `block`.
+    /// The first block after the region of `block`.
     pub fn region_end(&self, block: u64) -> u64 {
         ((block >> self.region_shift) + 1) << self.region_shift
     }
 
-    /// Takes a stripe's lock. Hold it shortly.
+    /// Takes a stripe's lock. Hold it only briefly.
     pub fn lock(&self, stripe: usize) -> Locked<'_> {
         Locked { index: self, stripe, ends: lock(&self.stripes[stripe].state) }
     }
@@ -142,7 +142,7 @@ impl Index {
         self.lock(self.stripe_of(block))
     }
 
-    /// What a write of the blocks from `first` on to `slots` will change comes near while its data
+    /// Prefetches what a write of the blocks from `first` on to `slots` will change, while its data
     /// is copied: its own slots, and the chains that they will lead.
     pub fn touch(&self, first: u64, slots: &[u32]) {
         let buckets = &self.stripes[self.stripe_of(first)].buckets;
@@ -152,8 +152,8 @@ impl Index {
         }
     }
 
-    /// The versions before of `count` blocks come near while the copy is waited for. The chains
-    /// should be near: a load that has to wait holds up every store behind it.
+    /// Prefetches the older versions of `count` blocks while the copy is waited for. The chains
+    /// should be in the CPU's cache: a load that has to wait holds up every store after it.
     pub fn touch_older(&self, first: u64, count: usize) {
         let buckets = &self.stripes[self.stripe_of(first)].buckets;
         let mut last = NONE;
@@ -179,14 +179,13 @@ impl Index {
         Word(self.words[slot as usize].load(Ordering::Acquire))
     }
 
-    /// Whether a slot still has the content that it had when it was found. To be asked after
-    /// copying.
+    /// Whether a slot still has the content that it had when it was found. Call it after copying.
     pub fn is_still(&self, found: Found) -> bool {
         crate::sync::atomic::fence(Ordering::Acquire);
         self.word(found.slot).is_same_content(found.word)
     }
 
-    /// Sets aside a slot whose entry cannot be believed.
+    /// Sets aside a slot whose entry cannot be trusted.
     pub fn set_aside(&self, slot: u32) {
         self.set_word(slot, self.word(slot).with_state(State::Aside));
     }
@@ -202,7 +201,7 @@ impl Index {
         self.set_word(slot, Word::new(block, word.generation(), State::Marking, word.epoch()));
     }
 
-    /// Frees a slot that is in no chain: what was copied from it cannot be believed any more.
+    /// Frees a slot that is in no chain: copies of it made before are not valid any more.
     pub fn retire(&self, slot: u32) {
         let word = self.word(slot);
         self.set_word(slot, Word::new(0, word.generation() + 1, State::Free, 0));
@@ -294,7 +293,7 @@ impl<'a> Locked<'a> {
         self.versions(block).next()
     }
 
-    /// The next version of a block behind `slot` in its chain, and the slot in front of that one.
+    /// The next version of a block after `slot` in its chain, and the slot in front of that one.
     pub fn next_older(&self, block: u64, slot: u32) -> Option<(u32, Found)> {
         let mut before = slot;
         loop {
@@ -321,15 +320,15 @@ impl<'a> Locked<'a> {
         (heads.flat_map(follow).collect(), aged)
     }
 
-    /// Makes a slot of nobody the newest version of `block`.
+    /// Makes a slot that is in no chain the newest version of `block`.
     pub fn link(&mut self, slot: u32, block: u64, state: State, epoch: u64) {
         let buckets = self.buckets();
         self.lead(&buckets[bucket(buckets, block)], slot, block, state, epoch);
         self.count(1, i32::from(is_dirty(state)));
     }
 
-    /// Makes `slots`, which are nobody's, the newest versions of the blocks from `first` on, and
-    /// the newest slots of all. `meet` hears of the newest version of each block before.
+    /// Makes `slots`, which are in no chain, the newest versions of the blocks from `first` on, and
+    /// the newest slots of all. `meet` gets the previous newest version of each block.
     pub fn link_run(
         &mut self,
         first: u64,
@@ -358,7 +357,7 @@ impl<'a> Locked<'a> {
         set(head, slot);
     }
 
-    /// What taking a slot out of the age list changes comes near.
+    /// Prefetches what taking a slot out of the age list changes.
     pub fn bring_age_near(&self, slot: u32) {
         let links = self.index.links(slot);
         for neighbour in [get(&links.older), get(&links.newer)] {
@@ -399,8 +398,8 @@ impl<'a> Locked<'a> {
         self.count(-1, -i32::from(is_dirty(word.state())));
     }
 
-    /// A slot that holds `block` and is not committed or not flushed, in `state`, is now. Whether
-    /// it is such a one.
+    /// A slot that holds `block` and is not committed or not flushed, in `state`, is now. Returns
+    /// whether it is such a one.
     pub fn make_live(&mut self, slot: u32, block: u64, state: State) -> bool {
         let word = self.index.word(slot);
         let is_it = word.is_of(block, state);

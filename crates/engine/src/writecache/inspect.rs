@@ -1,4 +1,4 @@
-//! Looking at a cache device without changing it.
+//! Inspecting a cache device without changing it.
 
 use crate::attaching::AttachProgress;
 use crate::error::Result;
@@ -20,7 +20,7 @@ pub struct Report {
     pub census: Census,
     /// Bytes that the origin does not have, those of damaged entries not counted.
     pub dirty_bytes: u64,
-    /// The origin has at least so many bytes.
+    /// The origin has at least this many bytes.
     pub origin_bytes_min: u64,
     /// Blocks whose entries contradict each other.
     pub contradictions: Vec<u64>,

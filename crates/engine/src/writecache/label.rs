@@ -1,4 +1,4 @@
-//! What the label (layout.rs) has no room for: in which directory the memory of a server lies.
+//! What does not fit into the label (layout.rs): the directory of a server's memory.
 
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};

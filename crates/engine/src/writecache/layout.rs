@@ -12,8 +12,8 @@
 //! below the commit counter is live; all ones is free; anything else was never committed.
 //!
 //! The reserved bytes, which the kernel writes as zeroes when it formats, preserves afterwards and
-//! never reads, hold our [`Label`], or while we format [`FORMAT_MARK`]. Where the tail, or what is
-//! left behind the data, has room for a whole unit of writing, a `Place` (label.rs) stands there
+//! never reads, hold our [`Label`], or while we format [`FORMAT_MARK`]. If the tail, or the space
+//! left after the data, has room for a whole unit of writing, a `Place` (label.rs) stands there
 //! while udm serves the cache.
 
 use std::fmt;
@@ -93,7 +93,7 @@ pub struct Label {
     /// A hash of the origin's identity.
     pub origin: U64,
     origin_sectors: U64,
-    /// Chosen anew at each attach.
+    /// Drawn at each attach.
     attach: U64,
 }
 
@@ -138,9 +138,9 @@ impl Superblock {
         superblock
     }
 
-    /// Whether a format of ours began here and did not come to its end: whatever stands behind it
-    /// is that format's. The kernel formats such a device anew, or refuses it once the version
-    /// stands there; it never takes it for a cache.
+    /// Whether a format of ours began here and did not finish: whatever follows is that format's.
+    /// The kernel formats such a device again, or refuses it once the version is there; it never
+    /// takes it for a cache.
     pub fn is_of_cut_format(&self) -> bool {
         self.magic.get() == 0
             && self.version.get() <= VERSION
@@ -270,7 +270,7 @@ pub enum EntryState {
     },
     /// Live, but not at the start of any block: no writecache wrote that.
     Misaligned,
-    /// Live, but wholly behind the origin's end.
+    /// Live, but wholly beyond the origin's end.
     BeyondOrigin,
 }
 
@@ -382,8 +382,8 @@ impl Geometry {
         self.start + self.data_at + u64::from(self.block_bytes) * index
     }
 
-    /// Where a `Place` may stand, on a device of `raw` bytes from the start on, that writes `unit`
-    /// bytes at once: behind the entries or behind the data, in units that hold nothing else.
+    /// Where a `Place` may stand, on a device of `raw` bytes from the start on, that writes units
+    /// of `unit` bytes: after the entries or after the data, in units that hold nothing else.
     pub fn place_at(&self, raw: u64, unit: u64) -> Option<u64> {
         let end = self.data_end();
         let room = |from: u64, to: u64| {
@@ -450,7 +450,7 @@ fn extent(blocks: u64, block_bytes: u32) -> Option<(u64, u64)> {
     Some((data_at, data_at.checked_add(blocks.checked_mul(block)?)?))
 }
 
-/// Whether blocks can have so many bytes.
+/// Whether blocks can have this many bytes.
 pub fn is_block_size(bytes: u64) -> bool {
     let (min, max) = (u64::from(BLOCK_BYTES_MIN), u64::from(BLOCK_BYTES_MAX));
     bytes.is_power_of_two() && (min..=max).contains(&bytes)

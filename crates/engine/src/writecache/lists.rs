@@ -1,6 +1,6 @@
 //! Which blocks are not committed yet. Each stripe has two lists of them: one is filled while the
-//! batch of the other one is being committed. What stands in the lists is in shared memory
-//! (`openlist`); which of them are filled, and who has the promise of room there, is here.
+//! batch of the other one is being committed. The lists' content is in shared memory (`openlist`);
+//! this file knows which of them are filled, and where room is promised.
 
 use crate::mutants::{self, Mutant};
 use crate::sync::Arc;
@@ -10,8 +10,8 @@ use crate::target::Events;
 use super::index::Locked;
 use super::openlist::{Held, OpenLists};
 
-/// What the lists that are being filled have together, in one word: stripes whose list has
-/// anything, as bits, and above them the blocks that have come since the last commit began.
+/// Totals of the lists that are being filled, in one word: stripes with a list that is not empty,
+/// as bits, and above them the number of blocks since the last commit began.
 #[derive(Debug, Default)]
 struct Filled(AtomicU64);
 
@@ -30,16 +30,15 @@ impl Filled {
 /// Room in a list of uncommitted blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ListRoom {
-    /// It is there.
+    /// It was free, and is promised now.
     Promised,
-    /// It is there when what the list has is committed.
+    /// It will be there when the list's content is committed.
     AfterRound,
     /// The list is empty, and all of it is promised to others.
     AfterOthers,
 }
 
-/// The lists of all stripes. What a method that is given a locked stripe changes, changes under
-/// that lock.
+/// The lists of all stripes. A method that is given a locked stripe changes state under that lock.
 #[derive(Debug)]
 pub(super) struct Lists {
     memory: OpenLists,
@@ -53,7 +52,7 @@ pub(super) struct Lists {
     promised: Box<[AtomicU32]>,
     /// Number of the batch that is open.
     batch: AtomicU64,
-    /// A write may wait for others that have the promise of a whole list.
+    /// A write may wait for others that have been promised a whole list.
     wants_room: AtomicBool,
     events: Arc<Events>,
 }
@@ -79,7 +78,7 @@ impl Lists {
         &self.memory
     }
 
-    /// Which list a stripe fills, as far as a thread knows that does not have its lock.
+    /// Which list a stripe fills, as seen without the stripe's lock.
     #[inline]
     pub(super) fn filling_of(&self, stripe: usize) -> usize {
         self.filling[stripe].load(Ordering::Relaxed) as usize
@@ -91,7 +90,7 @@ impl Lists {
         self.filling_of(locked.stripe())
     }
 
-    /// The list whose batch is being committed. To be asked by whoever makes the round.
+    /// The list whose batch is being committed. For the thread that makes the round.
     #[inline]
     pub(super) fn closed(&self, stripe: usize) -> usize {
         1 - self.filling_of(stripe)
@@ -127,9 +126,9 @@ impl Lists {
         self.memory.len(locked.stripe(), list) + count <= self.list_max()
     }
 
-    /// Blocks come to the list that is being filled: `slots` hold those from `first` on, whose
-    /// `data` it is. Says whether they are the first ones there. Whoever commits does not see them
-    /// before [`Lists::count`].
+    /// Adds blocks to the list that is being filled: `slots` hold those from `first` on, with this
+    /// `data`. Returns whether they are the first ones there. A commit does not see them before
+    /// [`Lists::count`].
     #[inline]
     pub(super) fn push(
         &self,
@@ -146,18 +145,18 @@ impl Lists {
         is_first && !slots.is_empty()
     }
 
-    /// What was pushed is to be committed.
+    /// The pushed blocks can be committed now.
     #[inline]
     pub(super) fn count(&self, locked: &Locked<'_>, is_first: bool, count: u64) {
         self.filled.add(locked.stripe(), is_first, count);
     }
 
-    /// Blocks have come to a list that need entries.
+    /// Blocks that need entries were added to a list.
     pub(super) fn note_fresh(&self, locked: &Locked<'_>, list: usize) {
         self.has_fresh[locked.stripe() * 2 + list].store(true, Ordering::Relaxed);
     }
 
-    /// Makes sure of room in the list that is being filled.
+    /// Promises room in the list that is being filled.
     pub(super) fn promise(&self, locked: &Locked<'_>, count: usize) -> ListRoom {
         let stripe = locked.stripe();
         let promised = self.promised[stripe].load(Ordering::Relaxed);
@@ -169,7 +168,7 @@ impl Lists {
         if len > 0 {
             return ListRoom::AfterRound;
         }
-        // Under the lock: whoever keeps or breaks his promise sees it.
+        // Under the lock: a thread that keeps or gives up its promise sees it.
         self.wants_room.store(true, Ordering::SeqCst);
         ListRoom::AfterOthers
     }
@@ -181,7 +180,7 @@ impl Lists {
         promised.store(promised.load(Ordering::Relaxed) - count as u32, Ordering::Relaxed);
     }
 
-    /// Promises were kept or broken: somebody may wait for that.
+    /// Promises were kept or given up: a write may wait for that.
     #[inline]
     pub(super) fn tell(&self) {
         if mutants::is(Mutant::PromisesUnheard) {
@@ -193,7 +192,7 @@ impl Lists {
     }
 
     /// Notes that `slots` are about to be overwritten, and promises room for them. `false`: there
-    /// is none.
+    /// is no room.
     pub(super) fn begin_overwrite(&self, locked: &Locked<'_>, slots: &[u32]) -> bool {
         let stripe = locked.stripe();
         let promised = self.promised[stripe].load(Ordering::Relaxed) as usize + slots.len();
@@ -205,7 +204,7 @@ impl Lists {
         has_room
     }
 
-    /// A slot has been overwritten, with `data`: it comes to the list that is being filled.
+    /// A slot has been overwritten, with `data`: adds it to the list that is being filled.
     pub(super) fn push_overwritten(&self, locked: &Locked<'_>, held: Held, data: &[u8]) {
         let (stripe, list) = (locked.stripe(), self.filling(locked));
         let batch = self.batch.load(Ordering::Relaxed);
@@ -213,14 +212,14 @@ impl Lists {
         self.memory.push_overwritten(stripe, list, held, (batch, data));
     }
 
-    /// Nothing is on its way to `slots` any more. Called behind their entries: at no moment would
-    /// the next server find neither.
+    /// No write to `slots` is in flight any more. Called after their entries: at every moment the
+    /// next server finds one or the other.
     pub(super) fn end_overwrite(&self, locked: &Locked<'_>, slots: &[u32]) {
         self.memory.end_overwrite(locked.stripe(), slots);
         self.keep_promise(locked, slots.len());
     }
 
-    /// From here on nothing has come. The stripes whose list has anything, as bits: each is to be
+    /// Empties the totals. Returns the stripes whose list has anything, as bits: each must be
     /// closed.
     #[inline]
     pub(super) fn take_filled(&self) -> u32 {
@@ -230,15 +229,15 @@ impl Lists {
     /// Another batch is open. `seq`: the commit counter.
     pub(super) fn begin_batch(&self, seq: u64) {
         // Not by the counter, which a round of overwritten blocks leaves as it is: of a stripe's
-        // two lists, the next server must know which one is the newer.
+        // two lists, the next server must know which one is newer.
         match mutants::is(Mutant::BatchByCounter) {
             true => self.batch.store(seq + 1, Ordering::Release),
             false => _ = self.batch.fetch_add(1, Ordering::AcqRel),
         }
     }
 
-    /// From here on writes fill the other list. Says whether the one that is closed has blocks
-    /// that need entries.
+    /// From here on writes fill the other list. Returns whether the closed one has blocks that need
+    /// entries.
     #[inline]
     pub(super) fn close(&self, locked: &Locked<'_>) -> bool {
         let (stripe, list) = (locked.stripe(), self.filling(locked));

@@ -24,17 +24,17 @@ use super::Writecache;
 use super::index::{Locked, State};
 use super::round::Rounds;
 
-/// A round marks superseded slots free when so many wait for it; they are cheaper together.
+/// A round marks superseded slots free when this many wait for it; they are cheaper together.
 const MARKS_MAX: usize = 1024;
 
 /// Slots that wait for their free marks.
 #[derive(Debug)]
 pub(super) struct Marks {
     waiting: Mutex<Waiting>,
-    /// How many there are, and how many more rounds have superseded since.
+    /// Numbers of these slots, and of those that rounds have superseded since.
     count: AtomicUsize,
     superseded_count: AtomicUsize,
-    /// The round after which all that was dropped is marked so.
+    /// The round after which all dropped slots are marked.
     marked_by: AtomicU64,
 }
 
@@ -57,7 +57,7 @@ impl Waiting {
     }
 }
 
-/// The marks of a round, and of the next one: with the state of the round, under its lock.
+/// The marks of a round, and of the next one; kept with the state of the round, under its lock.
 #[derive(Debug, Default)]
 pub(super) struct RoundMarks {
     /// Slots in no chain that this round marks free.
@@ -109,14 +109,14 @@ impl Marks {
         self.count.load(Ordering::SeqCst) + self.superseded_count.load(Ordering::SeqCst)
     }
 
-    /// The round after which all that was dropped is marked so.
+    /// The round after which all dropped slots are marked.
     #[inline]
     pub(super) fn marked_by(&self) -> u64 {
         self.marked_by.load(Ordering::SeqCst)
     }
 
-    /// Takes the slots that a round marks free: those that were dropped in any case, if any were,
-    /// and all of them if they are due.
+    /// Takes the slots that a round marks free: none, unless some were dropped (rule 3), may be
+    /// uncommitted (rule 5), or are due.
     fn take(&self, round: &mut RoundMarks, is_due: bool) {
         let has_others = self.count.load(Ordering::SeqCst) > 0;
         if !has_others && (round.superseded.is_empty() || !is_due) {
@@ -163,8 +163,8 @@ impl Marks {
         self.count.store(waiting.count(), Ordering::SeqCst);
     }
 
-    /// A round has superseded slots. No round takes marks before that one has ended: nothing that
-    /// becomes the newest now can be marked before what it supersedes.
+    /// A round has superseded slots. No round takes marks before that one has ended: a slot that
+    /// becomes the newest now cannot be marked before what it supersedes.
     #[inline]
     pub(super) fn count_superseded(&self, round: &RoundMarks) {
         self.superseded_count.store(round.superseded.len(), Ordering::SeqCst);
@@ -179,14 +179,14 @@ impl Marks {
 }
 
 impl Writecache {
-    /// Whether so many slots wait for their marks that a round is due.
+    /// Whether enough slots wait for their marks that a round is due.
     pub(super) fn are_marks_due(&self) -> bool {
         let waiting = self.marks.waiting();
         waiting >= MARKS_MAX || waiting > 0 && self.pool.count() < self.index.slots() / 8
     }
 
-    /// Takes the slots that a round marks free. Called behind the closing of the batch: what is
-    /// dropped from here on is not older than anything in it.
+    /// Takes the slots that a round marks free. Called after the batch is closed: slots dropped
+    /// from here on are not older than anything in it.
     pub(super) fn take_marks(&self, round: &mut RoundMarks, has_closed: bool) {
         self.marks.take(round, !has_closed || self.are_marks_due());
     }
@@ -203,7 +203,7 @@ impl Writecache {
         }
     }
 
-    /// The marks of this round are durable: its slots are free. Says whether there are any.
+    /// The marks of this round are durable: its slots are free. Returns whether there are any.
     pub(super) fn free_marked(&self, round: &mut RoundMarks) -> bool {
         for &slot in &round.drops {
             self.index.lock_of(self.index.word(slot).block()).unlink(slot);
@@ -221,7 +221,7 @@ impl Writecache {
             slots.clear();
         }
         if has_freed {
-            // Whoever gave up before may wait again.
+            // Bios that had given up may wait again.
             self.room.hope();
         }
         has_freed
@@ -259,7 +259,7 @@ impl Writecache {
                     round.superseded.push(found.slot);
                     continue;
                 }
-                // It goes when what is on its way has arrived.
+                // It is freed when the write in flight has ended.
                 State::Cleaning | State::Overwriting => {
                     locked.set_state(found.slot, State::Outdated);
                 }

@@ -1,5 +1,5 @@
-//! A cache device while it is opened or looked at: memory or a disk, read and written by
-//! whoever waits for it. What serves requests later does not come through here.
+//! A cache device while it is opened or inspected: memory or a disk, with I/O that the caller waits
+//! for. Requests are not served through this file.
 
 use zerocopy::{FromZeros, IntoBytes};
 
@@ -16,13 +16,14 @@ use super::layout::Superblock;
 
 /// Bytes of one read or write of a disk.
 const PIECE_BYTES: u64 = MIB;
-/// So many pieces are under way together.
+/// This many pieces are in flight together.
 const PIECES_MAX: u64 = 16;
 /// Of memory, what stays in a processor's own caches.
 const CHUNK_BYTES: u64 = 256 * KIB;
-/// Places so close together are read with what is between them: that is faster than a read more.
+/// Places this close together are read with what is between them: that is faster than one more
+/// read.
 const GAP_BYTES: u64 = 32 * KIB;
-/// So many reads or writes of single places are under way together.
+/// This many reads or writes of single places are in flight together.
 const SPANS_MAX: usize = 64;
 
 /// A cache device.
@@ -43,7 +44,7 @@ impl Medium {
         }
     }
 
-    /// What is wrong with it for good, as a sentence. Looks.
+    /// What is wrong with it for good, as a sentence. Checks.
     pub fn failure(&self) -> Option<String> {
         match self {
             Medium::Pmem(pmem) => pmem.failure(),
@@ -53,7 +54,7 @@ impl Medium {
         }
     }
 
-    /// Whether its name is gone: what it holds is lost when its last user lets go of it.
+    /// Whether its name is gone: then its content is lost when its last user closes it.
     pub fn is_deleted(&self) -> bool {
         match self {
             Medium::Pmem(pmem) => pmem.is_deleted(),
@@ -61,7 +62,7 @@ impl Medium {
         }
     }
 
-    /// What is known of all that it holds from byte `start` on.
+    /// What is known of its content from byte `start` on.
     pub fn probe(&self, start: u64) -> Vec<Finding> {
         match self {
             Medium::Pmem(pmem) => probe::pmem(&**pmem, start),
@@ -69,7 +70,7 @@ impl Medium {
         }
     }
 
-    /// What the kernel would print in a table.
+    /// Its name as the kernel would print it in a table.
     pub fn kernel_name(&self) -> &str {
         match self {
             Medium::Pmem(pmem) => &pmem.medium().kernel_name,
@@ -85,7 +86,7 @@ impl Medium {
         }
     }
 
-    /// How much of that is there: all of it, but of one that was cut short and is to be salvaged.
+    /// Bytes that are there: all of it, unless it was cut short and is to be salvaged.
     pub fn left_bytes(&self) -> u64 {
         match self {
             Medium::Pmem(pmem) => pmem.left_bytes(),
@@ -128,7 +129,7 @@ impl Medium {
         }
     }
 
-    /// How much whoever reads all of it should read at a time.
+    /// How much to read at a time when all of it is read.
     pub fn chunk_bytes(&self) -> u64 {
         match self {
             Medium::Pmem(_) => CHUNK_BYTES,
@@ -193,8 +194,8 @@ impl Medium {
         Ok(())
     }
 
-    /// Writes again what `len` bytes at each of `places` of a disk read as. Says how many cannot be
-    /// read: they stay as they are. Memory has nothing to write again.
+    /// Writes again what `len` bytes at each of `places` of a disk read as. Returns how many cannot
+    /// be read: they stay as they are. Memory needs no rewriting.
     pub fn rewrite_each(&self, places: &[u64], len: usize) -> Result<usize> {
         let Medium::Disk(disk) = self else { return Ok(0) };
         let mut unreadable = 0;

@@ -8,12 +8,12 @@
 //! 1. The label has no second copy: it stands in one sector, and over memory each of its words of
 //!    eight bytes is changed by itself. An attach stores its number first, durably, then the mark
 //!    that says "served" with its check, which is valid for either state of the mark. An orderly
-//!    end takes the mark away. So no crash leaves a label that is none, or a mark with another
-//!    attach's number.
+//!    end removes the mark. So no crash leaves an invalid label, or a mark with another attach's
+//!    number.
 //! 2. Every commit of mode `s` that writes the first metadata unit writes the label with it, as it
 //!    is in memory.
-//! 3. What keeps the medium recognisable is the commit counter, announced before it is stored and
-//!    confirmed behind it, and what the newest blocks look like.
+//! 3. The medium is recognised by the commit counter, announced before it is stored and confirmed
+//!    after it, and by samples of the newest blocks.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -43,14 +43,14 @@ pub struct Memory {
     attach_id: u64,
     /// The attach that the label names.
     owner: u64,
-    /// Made by this attach: unless it comes to the label, it goes again.
+    /// Made by this attach: removed again unless the label comes to name it.
     is_new: bool,
     is_named: bool,
-    /// What the user should know.
+    /// Notes for the user.
     pub notes: Vec<String>,
 }
 
-/// What the label of a cache says of the server that has it, or had it and died.
+/// The server that has a cache, or had it and died, according to its label.
 pub fn served(
     medium: &Medium,
     geometry: &Geometry,
@@ -86,8 +86,8 @@ fn place_at(medium: &Medium, geometry: &Geometry) -> Option<u64> {
     geometry.place_at(raw, u64::from(medium.unit_bytes()).max(SECTOR))
 }
 
-/// The memory that belongs to the medium, if there should be any. Refused, unless the loss is
-/// accepted, if it is not there.
+/// The memory that belongs to the medium, if there should be any. If it is missing, this refuses,
+/// unless the loss is accepted.
 pub fn its_memory(
     medium: &Medium,
     geometry: &Geometry,
@@ -116,7 +116,7 @@ pub fn its_memory(
     recall(keeper, served.as_ref(), accepts_loss, &name, is_its, notes)
 }
 
-/// What the medium that is to be formatted by force has in memory: refused if that are writes.
+/// Memory of the medium that is to be formatted by force: refused if it holds writes.
 pub fn unseen(
     medium: &Medium,
     start: u64,
@@ -149,8 +149,8 @@ pub fn unseen(
 }
 
 impl Memory {
-    /// The memory of the last server, if it died, or new one. `is_to_go`: what it left was found
-    /// not to be this medium's.
+    /// The memory of the last server, if it died, or new memory. `is_to_go`: what that server left
+    /// was found not to be this medium's.
     pub fn of(
         medium: &Medium,
         geometry: &Geometry,
@@ -189,7 +189,7 @@ impl Memory {
         if self.is_new { Ok(None) } else { OpenLists::left_behind(&self.words) }
     }
 
-    /// The label names it from here on, durably, and it stays, whatever happens.
+    /// The label names it from here on, durably, and it stays in any case.
     pub fn name(
         &mut self,
         medium: &Medium,
@@ -222,8 +222,8 @@ impl Memory {
     }
 }
 
-/// First the number of the attach, then the rest. Settles all that was found, too: what a dead
-/// server had on its way may be read, and not durable yet, and the attach is about to build on it.
+/// First the number of the attach, then the rest. Also makes durable all that was found: writes of
+/// a dead server may be readable, and not durable yet, and the attach is about to rely on them.
 fn store_label(medium: &Medium, geometry: &Geometry, label: &Label) -> Result<()> {
     let at = geometry.start + LABEL_AT;
     let (rest, attach) = label.as_bytes().split_at(Label::ATTACH_AT);
@@ -235,7 +235,7 @@ fn store_label(medium: &Medium, geometry: &Geometry, label: &Label) -> Result<()
     settle()
 }
 
-/// The label says that nobody serves the cache any more.
+/// Stores in the label that the cache has no server any more.
 pub(super) fn say_at_rest(device: &CacheDevice) -> Result<()> {
     let CacheDevice { medium, geometry, label, .. } = device;
     let label = label.at_rest();
@@ -261,8 +261,8 @@ pub fn rolled_back(medium: &Medium, what: &str) -> Error {
     medium.error(Kind::Refused, what)
 }
 
-/// Where memory and medium do not fit together: the commit counter is an older one, or data that an
-/// entry in memory names is not there.
+/// Where memory and medium do not match: the commit counter is an older one, or data that an entry
+/// in memory names is not there.
 pub fn difference(
     medium: &Medium,
     geometry: &Geometry,
@@ -295,7 +295,7 @@ pub fn difference(
         *look != 0 && u64::from(*slot) < geometry.blocks && !left.overwriting.contains(slot)
     });
     let mut data = vec![0; geometry.block_bytes as usize];
-    // What cannot be read is damage, which shows itself when it is used.
+    // Unreadable data is damage, which shows when it is used.
     let wrong = looks.into_iter().find(|(slot, (_, look))| {
         medium.load(geometry.block_at(u64::from(*slot)), &mut data).is_ok()
             && look_in_entry(look_of(&data)) != *look
@@ -308,8 +308,8 @@ pub fn difference(
     })
 }
 
-/// The last server saw the cache device fail. What can be read of the entries now may never become
-/// durable, whatever is flushed, unless it is written again.
+/// The last server saw the cache device fail. The entries that can be read now may never become
+/// durable, whatever is flushed, unless they are written again.
 pub fn rewrite(medium: &Medium, geometry: &Geometry) -> Result<()> {
     let (mut at, end) = (geometry.start, geometry.start + geometry.table_bytes());
     while at < end {
@@ -321,8 +321,8 @@ pub fn rewrite(medium: &Medium, geometry: &Geometry) -> Result<()> {
     medium.settle()
 }
 
-/// The same of blocks that were being overwritten, or were and not flushed: nobody may have heard
-/// that this failed. Which version can be read now, stays.
+/// The same of blocks that were being overwritten, or were and not flushed: a failure may not have
+/// been reported. The version that can be read now stays.
 pub fn rewrite_blocks(
     medium: &Medium,
     geometry: &Geometry,

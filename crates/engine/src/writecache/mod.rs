@@ -2,33 +2,32 @@
 //! dm-writecache, over persistent memory (mode `p`) or a disk (mode `s`).
 //!
 //! A write takes a free slot, puts its data there, and only then becomes the newest version of its
-//! block. What was written since the last commit is known in memory only (which outlives the
-//! process); a commit writes the entries of all of it, and then the commit counter, one atomic
-//! store. Mode `s` overwrites blocks that are committed already where they are: nothing but a flush
-//! is due then. Write-back takes the oldest blocks with their neighbours to the origin, and frees
-//! their slots.
+//! block. Blocks written since the last commit are known in memory only (which outlives the
+//! process); a commit writes the entries of all of them, and then the commit counter, one atomic
+//! store. Mode `s` overwrites committed blocks in their place: then only a flush is needed.
+//! Write-back takes the oldest blocks with their neighbours to the origin, and frees their slots.
 //!
-//! | file | what happens there |
+//! | file | what it does |
 //! |---|---|
-//! | `args`, `plan`, `facts` | the table line's words, what they mean; what is told of a cache |
-//! | `layout`, `label`, `media`, `walk` | every on-media byte; access while nobody is served |
-//! | `format`, `inspect` | making a cache, looking at one |
+//! | `args`, `plan`, `facts` | the table line's words, and their meaning; facts of a cache |
+//! | `layout`, `label`, `media`, `walk` | every on-media byte; access before requests are served |
+//! | `format`, `inspect` | making a cache, inspecting one |
 //! | `open`, `attach/`, `memory` | opening one, with what the last server left |
 //! | `device`, `origin` | the two devices while requests are served |
 //! | `index`, `word`, `pool` | which slot has which block; free slots |
-//! | `openlist`, `lists` | what is not committed yet, also after the death of the server |
+//! | `openlist`, `lists` | blocks that are not committed yet, also after the death of the server |
 //! | `write`, `overwrite`, `read`, `zero` | the life of a request |
-//! | `commit` | who waits until what is complete is durable |
-//! | `round/`, `marks` | batches become durable; entries are marked free |
+//! | `commit` | the bios that wait until what is complete is durable |
+//! | `round/`, `marks` | making batches durable; marking entries free |
 //! | `writeback` | the life of data afterwards |
-//! | `background` | what is done next when nobody asks |
+//! | `background` | the order of the background's work |
 //! | `control`, `counts` | status, messages, suspend; counters |
 //!
-//! Each type has its fields to itself: they change in the file that it stands in.
+//! Each type has its fields to itself: only the file of the type changes them.
 //!
 //! Locks, outermost first: background; commit; stripes, one at a time; marks; the rest. None is
-//! held while data is copied or while the world is waited for, except commit in mode `p`, whose
-//! stores are made under it.
+//! held while data is copied or during I/O, except commit in mode `p`, whose stores are made under
+//! it.
 
 pub mod args;
 mod attach;
@@ -94,8 +93,8 @@ use plan::Plan;
 use pool::Pool;
 use round::Rounds;
 
-/// The kind of an I/O, in the high byte of its token; below it, 24 bits that are its own, then
-/// the place of its job.
+/// The kind of an I/O, in the high byte of its token; below it, 24 bits for the kind's own use,
+/// then the place of its job.
 const TOKEN_KIND: u64 = 0xFF << 56;
 const TOKEN_READ: u64 = 1 << 56;
 const TOKEN_WRITE: u64 = 2 << 56;
@@ -112,7 +111,7 @@ pub const ORIGIN_BYTES_MAX: u64 = 64 << 40;
 /// Stripes of a cache.
 pub const STRIPES: usize = 8;
 
-/// How a cache is opened; what the table line does not say.
+/// Options for opening a cache that are not in the table line.
 #[derive(Clone, Debug)]
 pub struct OpenOptions {
     /// Format the device even if it may hold something else.
@@ -123,7 +122,7 @@ pub struct OpenOptions {
     pub stripes: usize,
     /// Threads that may share the reading of a large cache.
     pub threads: usize,
-    /// Is told how far it is.
+    /// Receives the progress of the attach.
     pub progress: Arc<AttachProgress>,
 }
 
@@ -146,7 +145,7 @@ pub fn shared_words(stripes: usize) -> usize {
 }
 
 /// The same for a cache with at most `list_max` uncommitted blocks of a stripe: for tests, which
-/// copy them all the time.
+/// copy the words often.
 pub fn shared_words_for(stripes: usize, list_max: usize) -> usize {
     openlist::words_needed(stripes, list_max)
 }
@@ -198,8 +197,8 @@ impl Writecache {
         u64::from(self.device.geometry.block_bytes)
     }
 
-    /// The block of the origin at a byte. Blocks have powers of two as sizes, and a shift is much
-    /// shorter than a division.
+    /// The block of the origin that holds a byte. Block sizes are powers of two, and a shift is
+    /// much faster than a division.
     fn block_at(&self, byte: u64) -> u64 {
         byte >> self.device.geometry.block_bytes.trailing_zeros()
     }
@@ -208,7 +207,8 @@ impl Writecache {
         (bio.offset | bio.len) & (self.block_bytes() - 1) == 0
     }
 
-    /// Whether the origin alone is what a power cut could have left of a device without cache.
+    /// Whether the origin alone is in a state that a power cut could have left on a device without
+    /// cache.
     pub fn is_origin_consistent(&self) -> bool {
         !self.origin.is_torn()
     }

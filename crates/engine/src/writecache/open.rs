@@ -1,8 +1,8 @@
 //! Opening a cache: checks, what an attach finds (`attach`), and the parts put together.
 //!
-//! The medium is changed only to format it, to finish the commit of a server that died, and to
-//! name this attach on the label. Entries that must be marked free wait for the first commit,
-//! whose counter they must not survive.
+//! The medium is changed only to format it, to finish the commit of a server that died, and to name
+//! this attach on the label. Entries that must be marked free wait for the first commit, and must
+//! be marked before its counter makes them live.
 
 use crate::bio::Op;
 use crate::disk::{Disk, DiskIo, DiskLimits};
@@ -37,7 +37,7 @@ use super::round::Rounds;
 use super::walk::Census;
 use super::{Jobs, ORIGIN_BYTES_MAX, OpenOptions, Writecache};
 
-/// A commit counter beyond this was not reached by counting.
+/// A commit counter beyond this cannot have been reached by counting.
 const SEQ_MAX: u64 = 1 << 62;
 
 impl Writecache {
@@ -105,7 +105,7 @@ struct Opening<'a> {
     options: &'a OpenOptions,
 }
 
-/// How an opening ends.
+/// The result of an opening.
 enum Attached {
     Open(Box<Writecache>),
     /// The memory that was found is not this medium's, and the user accepts what is lost; a note
@@ -114,7 +114,7 @@ enum Attached {
 }
 
 impl Opening<'_> {
-    /// Reads the cache, and attaches. `forgotten`: without the memory that is there, and why.
+    /// Reads the cache, and attaches. `forgotten`: ignore the memory that is there, and why.
     fn attach(&self, forgotten: Option<String>) -> Result<Attached> {
         let Opening { args, medium, options, .. } = self;
         let limits = self.origin.limits();
@@ -150,7 +150,8 @@ impl Opening<'_> {
         let label = Label::new(&limits.identity, limits.size_bytes, options.attach_id);
         let shared = memory.words();
         let named = memory.name(medium, &geometry, label, options.stripes, seq);
-        // What could not be made durable now may never be: the next server must not build on it.
+        // Data that could not be made durable now may never be: the next server must not rely on
+        // it.
         let taken_up = named.and_then(|label| {
             if let Some(left) = left {
                 take_up(medium, &geometry, &mut seq, &mut found, &shared, left, limits)?;
@@ -161,7 +162,7 @@ impl Opening<'_> {
         let lists = OpenLists::begin(shared, options.stripes, label.attach_id(), seq);
         memory.words().keep_last_name();
         let plan = Plan::new(args.clone(), medium, &geometry);
-        // What was written back before this attach, nobody knows.
+        // It is unknown what was written back before this attach.
         let is_torn = found.index.dirty() > 0;
         let origin = Origin::new(Arc::clone(&self.origin), owes_flush, is_torn);
         let Found { index, aside, stale, notes, .. } = found;
@@ -173,13 +174,13 @@ impl Opening<'_> {
 }
 
 /// A server that died may have owed the origin a flush, for writes that passed by. If the origin
-/// refuses, the next flush of a client asks again.
+/// refuses, the next flush of a client tries again.
 fn is_flushed(origin: &Arc<dyn Disk>) -> bool {
     let flush = DiskIo::bare(origin, Op::Flush, 0, 0, 0);
     origin.carry_out(vec![flush]).iter().all(|io| io.result.is_ok())
 }
 
-/// What can be said before the cache device is read.
+/// Checks that need no reading of the cache device.
 fn check_devices(
     args: &TableArgs,
     len_bytes: u64,
@@ -230,7 +231,7 @@ fn check_devices(
     Ok(())
 }
 
-/// How many blocks the cache has that its origin has not, also in memory alone.
+/// How many blocks the cache has that its origin does not have, also in memory alone.
 pub(super) fn dirty_blocks(census: &Census, left: Option<&LeftBehind>) -> u64 {
     census.live + census.damaged + left.map_or(0, |left| left.held.len() as u64)
 }

@@ -1,6 +1,6 @@
-//! What was written since the last commit, in memory that outlives the process: a completed write
-//! survives the death of its server even without a flush, because the next server finds here
-//! which slot has which block. A machine crash loses it, as it may.
+//! Blocks written since the last commit, in memory that outlives the process: a completed write
+//! survives the death of its server even without a flush, because the next server finds here which
+//! slot has which block. A machine crash loses it, as it may.
 //!
 //! Layout, in 64-bit words (native byte order; the memory never leaves the machine):
 //!
@@ -27,7 +27,7 @@ use crate::sync::SharedWord;
 use crate::sync::atomic::Ordering;
 
 const MAGIC: u64 = 0x7564_6D77_636F_7031; // "udmwcop1"
-/// Version 1 did not know of slots that were overwritten; version 2 not what data looks like.
+/// Version 1 had no slots that were overwritten; version 2 no samples of data.
 const VERSION: u64 = 3;
 /// In an entry's second word: the slot was committed before, and has been overwritten.
 const OVERWRITTEN: u64 = 1 << 32;
@@ -50,7 +50,7 @@ const WORD_SEQ_NEXT: usize = 5;
 const WORD_FAILED: usize = 6;
 const WORD_ATTACH_NEXT: usize = 7;
 const LOOK_SHIFT: u32 = 33;
-/// Of so many entries of a list, the newest ones, the next server looks at the data: a medium that
+/// Of this many entries of a list, the newest ones, the next server checks the data: a medium that
 /// lacks any write lacks the newest.
 const LOOKED_AT_MAX: usize = 64;
 
@@ -74,7 +74,7 @@ pub struct LeftBehind {
     pub attach_ids: [u64; 2],
     /// The commit counter as that server knew it last, and as it was about to be.
     pub seqs: [u64; 2],
-    /// Whether the machine has not been started again since.
+    /// Whether the machine was not restarted since.
     pub is_of_this_boot: bool,
     /// Whether that server saw its cache device fail.
     pub has_failed: bool,
@@ -84,7 +84,7 @@ pub struct LeftBehind {
     pub overwritten: Vec<u32>,
     /// Those that were just being overwritten.
     pub overwriting: Vec<u32>,
-    /// What the data of all entries looks like, in their order; 0 of those that are not looked at.
+    /// Samples of the data of all entries, in their order; 0 for those that are not checked.
     pub looks: Vec<(Held, u32)>,
 }
 
@@ -98,7 +98,7 @@ fn lists_at(version: u64, stripes: usize) -> usize {
     HEADER_WORDS + if version == 1 { 0 } else { stripes * OVERWRITING_MAX }
 }
 
-/// Words of a list, where `words` are there for `stripes` stripes, behind `lists_at` others.
+/// Words of a list, if there are `words` words for `stripes` stripes, after `lists_at` others.
 fn list_words(words: usize, lists_at: usize, stripes: usize) -> usize {
     words.saturating_sub(lists_at) / (stripes.max(1) * 2)
 }
@@ -110,7 +110,7 @@ pub fn note_failure(shared: &SharedWords) {
     }
 }
 
-/// Whether the memory is that of an attach. An error: nobody here can tell.
+/// Whether the memory is that of an attach. An error: this udm cannot tell.
 pub fn is_of(shared: &SharedWords, attach_id: u64) -> Result<bool> {
     let left = OpenLists::left_behind(shared)?;
     Ok(left.is_some_and(|left| left.is_of_this_boot && left.attach_ids.contains(&attach_id)))
@@ -123,7 +123,7 @@ pub fn announce_attach(shared: &SharedWords, owner: u64, attach_id: u64) {
     shared.words()[WORD_ATTACH_NEXT].store(attach_id, Ordering::SeqCst);
 }
 
-/// This is what the next server found the commit counter to be, of those two.
+/// The next server found this commit counter, one of those two.
 pub fn found_seq(shared: &SharedWords, seq: u64) {
     shared.words()[WORD_SEQ].store(seq, Ordering::Release);
 }
@@ -215,7 +215,7 @@ impl OpenLists {
                         true => overwritten.push(entry.slot),
                         false => held.push((entry.block, entry.slot)),
                     }
-                    // An entry that is not looked at says that what an older one knew is past.
+                    // An entry that is not checked still cancels the sample of an older one.
                     let is_looked_at = version > 2 && nth + LOOKED_AT_MAX >= count;
                     let look = if is_looked_at { entry.look } else { 0 };
                     if is_looked_at || !mutants::is(Mutant::PastLookAsked) {
@@ -268,7 +268,7 @@ impl OpenLists {
         true
     }
 
-    /// That is done.
+    /// The overwriting has ended.
     pub fn end_overwrite(&self, stripe: usize, slots: &[u32]) {
         for word in self.overwriting(stripe) {
             let slot = word.load(Ordering::Relaxed).checked_sub(1);
@@ -283,9 +283,9 @@ impl OpenLists {
         self.list(stripe, list)[1].load(Ordering::Acquire) as usize
     }
 
-    /// Appends entries: `slots` hold the blocks from `first` on, whose `data` it is. The list must
-    /// have room. `batch`: the batch that is open now. Whoever finds the list later finds all of
-    /// them or none.
+    /// Appends entries: `slots` hold the blocks from `first` on, with this `data`. The list must
+    /// have room. `batch`: the batch that is open now. A later reader of the list finds all of
+    /// these entries or none.
     pub fn push(
         &self,
         stripe: usize,
@@ -300,8 +300,8 @@ impl OpenLists {
         self.append(stripe, list, first, slots, batch, look);
     }
 
-    /// The same of slots that were committed, and have been overwritten; nobody knows with what
-    /// where `data` is empty.
+    /// The same of slots that were committed, and have been overwritten; with unknown data where
+    /// `data` is empty.
     pub fn push_overwritten(
         &self,
         stripe: usize,
@@ -367,16 +367,16 @@ struct Listed {
     block: u64,
     slot: u32,
     is_overwritten: bool,
-    /// 0: nobody knows.
+    /// 0: unknown.
     look: u32,
 }
 
-/// What a block of data looks like, as it stands in an entry; 0 of nothing.
+/// The sample of a block of data, as it stands in an entry; 0 for no data.
 fn look_word(data: &[u8]) -> u64 {
     if data.is_empty() { 0 } else { u64::from(look_of(data)) << LOOK_SHIFT }
 }
 
-/// What of that an entry has room for.
+/// The bits of it that fit into an entry.
 pub fn look_in_entry(look: u32) -> u32 {
     look & u32::MAX >> (LOOK_SHIFT - 32)
 }

@@ -1,5 +1,5 @@
-//! The origin: what was written to it past the cache, and is owed a flush; and whether it is
-//! consistent by itself.
+//! The origin: writes to it past the cache, which need a flush; and whether it is consistent by
+//! itself.
 
 use crate::bio::Op;
 use crate::buffer::Buffer;
@@ -18,12 +18,12 @@ pub(super) struct Origin {
     /// Writes that passed by: done, and known to be durable.
     bypassed: AtomicU64,
     bypasses_flushed: AtomicU64,
-    /// For a suspend: it is being flushed; it refused.
+    /// For a suspend: whether it is being flushed, and whether it refused.
     is_flushing: AtomicBool,
     has_refused_flush: AtomicBool,
-    /// Flushes, not of write-back, that failed: what was written may be lost.
+    /// Flushes, other than those of write-back, that failed: written data may be lost.
     flush_failures: AtomicU64,
-    /// Alone it is not consistent: it has newer data than some that only the cache has.
+    /// Alone it is not consistent: it has newer data than some dirty data of the cache.
     is_torn: AtomicBool,
 }
 
@@ -83,7 +83,7 @@ impl Origin {
         self.bypasses_flushed.fetch_max(covered, Ordering::SeqCst);
     }
 
-    /// How many flushes, not of write-back, have failed.
+    /// How many flushes, other than those of write-back, have failed.
     pub(super) fn flush_failures(&self) -> u64 {
         self.flush_failures.load(Ordering::SeqCst)
     }
@@ -92,7 +92,7 @@ impl Origin {
         self.flush_failures.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// A suspend begins, and tries anew.
+    /// A suspend begins, and tries again.
     pub(super) fn hope(&self) {
         self.has_refused_flush.store(false, Ordering::SeqCst);
     }
@@ -102,7 +102,7 @@ impl Origin {
         self.owes_flush() && !self.has_refused_flush.load(Ordering::SeqCst)
     }
 
-    /// Whether a suspend is to begin a flush now; it counts as begun.
+    /// Whether a suspend must begin a flush now; it counts as begun.
     pub(super) fn begin_own_flush(&self) -> bool {
         self.wants_flush() && !self.is_flushing.swap(true, Ordering::SeqCst)
     }
@@ -122,20 +122,21 @@ impl Origin {
         self.is_torn.load(Ordering::SeqCst)
     }
 
-    /// Something is about to pass by. Before something that only the cache has?
+    /// A write is about to pass by. If the cache has dirty data, the origin alone becomes
+    /// inconsistent.
     pub(super) fn tear_if_dirty(&self, index: &Index) {
         if index.dirty() > 0 && !mutants::is(Mutant::PassedUnsaid) {
             self.tear();
         }
     }
 
-    /// Something is about to be written to it before something that only the cache has.
+    /// Data is about to be written to it before dirty data of the cache.
     pub(super) fn tear(&self) {
         self.is_torn.store(true, Ordering::SeqCst);
     }
 
-    /// Nothing was dirty: it alone was consistent. That is not to be said if somebody has torn it
-    /// since, in front of something that has become dirty since.
+    /// Nothing was dirty, so it alone was consistent. If data has become dirty since, it may have
+    /// been torn since, and that is assumed.
     pub(super) fn mend(&self, index: &Index) {
         self.is_torn.store(false, Ordering::SeqCst);
         if index.dirty() > 0 {

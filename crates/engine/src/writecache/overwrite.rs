@@ -1,22 +1,23 @@
-//! Mode `s`: a committed block is overwritten where it is, as the kernel does. That is one write,
+//! Mode `s`: a committed block is overwritten in its place, as the kernel does. That is one write,
 //! and a flush when a client asks for one: no entry, no counter, no mark. Where the medium may tear
 //! a block, that is only done if the table says so (`atomic_blocks false`).
 //!
-//! A crash leaves of it what it leaves of a write to any disk: of what the disk writes whole the
-//! old content or the new, and the new once it is flushed. The rest of the house must not notice:
+//! A crash leaves what it leaves of a write to any disk: of a unit that the disk writes whole, the
+//! old content or the new, and the new once it is flushed. The rest of the cache relies on this:
 //!
-//! 1. While the write is on its way, its slots are `Overwriting`. They are neither written back nor
-//!    overwritten by another write, which takes free slots instead. What supersedes them leaves
-//!    them `Outdated` until the write is back: no slot in flight ever goes to another block.
+//! 1. While the write is in flight, its slots are `Overwriting`. They are neither written back nor
+//!    overwritten by another write, which takes free slots instead. A version that supersedes them
+//!    leaves them `Outdated` until the write is complete: no slot in flight ever gets another
+//!    block.
 //! 2. Then they are in the list of their stripe, as blocks that are not committed, until a round
-//!    has flushed. Write-back keeps away from them: the origin never has what a power cut could
+//!    has flushed. Write-back does not take them: the origin never has data that a power cut could
 //!    take back. A round that closes nothing else is a flush of the medium.
-//! 3. When the write fails, nobody knows which version the medium will show from now on, or after
+//! 3. If the write fails, it is unknown which version the medium will return from now on, or after
 //!    the next crash. The cache has failed, as after a commit that failed, and these blocks are not
-//!    read any more. The next server finds in shared memory what was on its way, and what was not
-//!    flushed. It writes again what it reads there, so that it stays; whether anybody has heard of
-//!    a failure or not.
-//! 4. Nothing is overwritten in a range that a discard is zeroing: it lets go of what was there
+//!    read any more. The next server finds in shared memory what was in flight, and what was not
+//!    flushed. It writes again what it reads there, so that it stays, whether or not a client heard
+//!    of the failure.
+//! 4. Nothing is overwritten in a range that a discard is zeroing: the discard drops what was there
 //!    when it began.
 
 use crate::error::Status;
@@ -31,13 +32,13 @@ use super::layout::Geometry;
 use super::media::Medium;
 use super::pool::Slots;
 
-/// So many blocks between two rounds are overwritten, about; when more come, they take free slots.
-/// For a flush behind a few writes the round is what costs. Many share it, and free slots lie side
-/// by side.
+/// About this many blocks between two rounds are overwritten; when more come, they take free slots.
+/// For a flush after a few writes the round costs most. Many share it, and free slots lie side by
+/// side.
 const BLOCKS_MAX: u64 = 16;
 
-/// Whether committed blocks are overwritten where they are: where the medium writes a block whole,
-/// or the user does not mind that a power cut tears it.
+/// Whether committed blocks are overwritten in their place: if the medium writes a block whole, or
+/// if the table accepts that a power cut tears it.
 pub(super) fn is_wanted(args: &TableArgs, medium: &Medium, geometry: &Geometry) -> bool {
     let Medium::Disk(disk) = medium else { return false };
     let block_bytes = geometry.block_bytes;
@@ -48,8 +49,7 @@ pub(super) fn is_wanted(args: &TableArgs, medium: &Medium, geometry: &Geometry) 
 
 impl Writecache {
     /// Claims the slots of `count` blocks from `first` on to be overwritten, if all of them are
-    /// there, lie side by side, and nothing else is done with them. Room for them in the list is
-    /// promised.
+    /// there, lie side by side, and are not in use otherwise. Promises room for them in the list.
     pub(super) fn claim(&self, first: u64, count: usize) -> Option<Slots> {
         if self.lists.blocks() >= BLOCKS_MAX {
             return None;
@@ -113,7 +113,7 @@ impl Writecache {
         self.counts.overwrites.fetch_add(slots.len() as u64, Ordering::Relaxed);
         drop(locked);
         if status.is_err() {
-            // What others have written is not in doubt.
+            // Data written by others is not affected.
             self.stop();
         }
         self.lists.tell();

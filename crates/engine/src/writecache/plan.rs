@@ -1,4 +1,4 @@
-//! What the table line asks for, and what is meant where it says nothing.
+//! The meaning of a table line, with defaults for what it does not say.
 
 use crate::units::{Nanos, SECOND};
 
@@ -13,14 +13,14 @@ const AUTOCOMMIT_BLOCKS: [u64; 2] = [64, 65_536];
 const AUTOCOMMIT_TIME: u32 = 1000;
 /// `pause_writeback` of mode `s` where it is not given, in milliseconds.
 const PAUSE_WRITEBACK: u32 = 3000;
-/// Parts of `max_age` that blocks are told apart by.
+/// `max_age` is divided into this many parts, by which ages of blocks are told apart.
 pub(super) const AGE_EPOCHS: u64 = 16;
 
-/// How a cache is to work. It never changes while the cache is open.
+/// How a cache works. Never changes while the cache is open.
 #[derive(Debug)]
 pub(super) struct Plan {
     pub(super) args: TableArgs,
-    /// Whether committed blocks are overwritten where they are.
+    /// Whether committed blocks are overwritten in their place.
     pub(super) overwrites: bool,
     /// Write-back begins when no more slots than this are free.
     pub(super) high_watermark: u64,
@@ -50,7 +50,7 @@ impl Plan {
         self.args.mode == Mode::Pmem
     }
 
-    /// A batch of so many blocks is committed at once.
+    /// A batch of this many blocks is committed immediately.
     #[inline]
     pub(super) fn autocommit_blocks(&self) -> u64 {
         let default = AUTOCOMMIT_BLOCKS[usize::from(!self.is_pmem())];
@@ -80,7 +80,7 @@ impl Plan {
         self.args.options.max_age.map(|age| (millis(age) / AGE_EPOCHS).max(1))
     }
 
-    /// Whether blocks are too old as soon as they are there.
+    /// Whether blocks are too old immediately.
     pub(super) fn ages_at_once(&self) -> bool {
         self.args.options.max_age == Some(0)
     }

@@ -1,8 +1,8 @@
 //! Free slots: a bit for each, and for each thread a few that are its own for the moment.
 //!
-//! A thread takes whole words of the bitmap, so its slots are mostly neighbours: what it writes one
-//! after the other lands side by side. When no word has a free bit, threads take from each other,
-//! so a cache of a single slot works too.
+//! A thread takes whole words of the bitmap, so its slots are mostly neighbours: consecutive writes
+//! of a thread lie side by side. When no word has a free bit, threads take from each other, so a
+//! cache of a single slot works too.
 
 use crate::mutants::{self, Mutant};
 use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -93,17 +93,18 @@ impl Pool {
         }
     }
 
-    /// Free slots that no thread has taken for itself.
+    /// Free slots that no thread has reserved for itself.
     pub fn count(&self) -> u32 {
         // Between the two steps of `put`, a slot may be taken that is not counted yet.
         let count = self.count.load(Ordering::Relaxed);
         if count as usize <= self.bits.len() * 64 { count } else { 0 }
     }
 
-    /// Whether any slot is free, also among those that threads have taken for themselves: whoever
-    /// looks for one finds it there.
+    /// Whether any slot is free, including those that threads have reserved for themselves: a
+    /// thread that looks for a slot finds it there.
     pub fn has_any(&self) -> bool {
-        // Reserves first: whoever is taking a word has his own locked until that is counted.
+        // Reserves first: a thread that is taking a word holds its own reserve's lock until that is
+        // counted.
         let counts_reserves = !mutants::is(Mutant::ReservesIgnored);
         counts_reserves && self.reserves.iter().any(|reserve| lock(&reserve.0).bits != 0)
             || self.count() > 0
@@ -124,8 +125,8 @@ impl Pool {
         self.count.fetch_add(slots.len() as u32, Ordering::Release);
     }
 
-    /// Takes slots for `thread` until `into` has `max` of them or none is free. Says whether the
-    /// bitmap was looked at: a good moment to see how much is left.
+    /// Takes slots for `thread` until `into` has `max` of them or none is free. Returns whether the
+    /// bitmap was used: a good moment to check how much is left.
     pub fn take(&self, thread: usize, max: usize, into: &mut Slots) -> bool {
         let mut own = lock(&self.reserves[thread % RESERVES].0);
         own.pop(into, max);

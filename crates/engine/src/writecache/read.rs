@@ -1,9 +1,9 @@
-//! Reads: what the cache has comes from its slots, the rest from the origin; nothing is admitted.
+//! Reads: cached blocks come from their slots, the rest from the origin; nothing is admitted.
 //!
-//! No lock is held and nothing is pinned while a slot is read: a slot's content stays as it is
-//! until it is retired, and whoever has read it looks again whether that happened meanwhile. If
-//! so, its block is looked up anew. What mode `s` overwrites in place stays the same block's: a
-//! read that meets such a write finds old or new, as on any disk.
+//! No lock or reference is held while a slot is read: a slot's content stays as it is until it is
+//! retired, and the reader checks afterwards whether that happened meanwhile. If so, its block is
+//! looked up again. What mode `s` overwrites in place stays the same block's: a read that meets
+//! such a write finds old or new data, as on any disk.
 
 use crate::bio::{Bio, Op};
 use crate::buffer::Buffer;
@@ -44,7 +44,7 @@ struct Piece {
 }
 
 impl Writecache {
-    /// Serves what memory has at once; asks disks for the rest.
+    /// Serves immediately what memory has; asks disks for the rest.
     pub(super) fn read(&self, mut bio: Bio, port: &mut Port) {
         let count = self.block_at(bio.len) as u32;
         if count == 1
@@ -80,7 +80,7 @@ impl Writecache {
         }
     }
 
-    /// A single block that memory has. `false`: it has not, or it cannot be read.
+    /// A single block that memory has. `false`: memory does not have it, or it cannot be read.
     fn read_one(&self, pmem: &dyn Pmem, bio: &mut Bio) -> bool {
         if self.has_failed() {
             return false;
@@ -232,7 +232,7 @@ impl Writecache {
         }
     }
 
-    /// Looks up anew the blocks of a piece whose slots were retired while they were read.
+    /// Looks up again the blocks of a piece whose slots were retired while they were read.
     fn retired(&self, job: &mut ReadJob, first: u32, blocks: u32) -> Vec<Piece> {
         let is_meant = |hit: &(u32, Found)| (first..first + blocks).contains(&hit.0);
         let is_still = |found| mutants::is(Mutant::RetiredBelieved) || self.index.is_still(found);

@@ -1,14 +1,14 @@
-//! What a cache that is not to be changed has for its origin, by reading alone. Of a device that
-//! was cut short the end is missing:
+//! What a cache that must not be changed has for its origin, by reading alone. Of a device that was
+//! cut short the end is missing:
 //!
-//! 1. The entries stand in front, the data behind them. Where only data is missing, the entries say
+//! 1. The entries stand in front, the data after them. If only data is missing, the entries say
 //!    exactly what is lost.
-//! 2. Where entries are missing, nobody knows which blocks have newer data, not even of those that
+//! 2. If entries are missing, it is unknown which blocks have newer data, even for blocks that
 //!    other entries name. That is refused, unless the user says `lost_entries accept`.
 //! 3. Writes that a dead server had acknowledged and not committed are in memory, and are found
 //!    there as an attach finds them. The memory stays as it is.
 //!
-//! The format is the same in both modes, and reading has no use for either: the device is mapped.
+//! The format is the same in both modes, and reading needs neither: the device is mapped.
 
 use std::collections::{BTreeMap, HashSet};
 

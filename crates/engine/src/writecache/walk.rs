@@ -1,15 +1,15 @@
-//! The walk over the entries of a cache, for an attach and for looking: which are live, and which
-//! cannot be believed.
+//! The walk over the entries of a cache, for an attach and for inspecting: which are live, and
+//! which cannot be trusted.
 //!
-//! Of several live entries for a block the one with the highest sequence number counts, the
-//! others are superseded. Two with the same number (a kernel's defect leaves such) are told apart
-//! by nothing: where their data is the same, the later one counts, as in the kernel; where it is
-//! not, neither is believed, and the block is damaged until somebody writes it anew.
+//! Of several live entries for a block the one with the highest sequence number counts, the others
+//! are superseded. Two with the same number (a kernel's defect leaves such) cannot be told apart:
+//! if their data is the same, the later one counts, as in the kernel; if it is not, neither is
+//! trusted, and the block is damaged until it is written again.
 //!
-//! The entries are read once, in order. What names a block for the second time waits for the end,
-//! when the entries that came first are read again, all together: a disk is not to be asked for
-//! them one by one. Several finders share the work by block: each looks at all entries, which is
-//! little, and keeps its own, which is not.
+//! The entries are read once, in order. An entry that names a block for the second time waits for
+//! the end, when the entries that came first are read again, all together: a disk should not be
+//! asked for them one by one. Several finders share the work by block: each looks at all entries,
+//! which is little work, and handles its own, which is more.
 
 use std::cmp::Ordering;
 use std::collections::HashMap;
@@ -25,12 +25,12 @@ use crate::units::MIB;
 use super::layout::{ENTRY_BYTES, Entry, EntryState, Geometry};
 use super::media::Medium;
 
-/// Memory for what an entry names is asked for so many entries ahead, in two steps: what the
-/// first has brought near says where the second goes.
+/// Distances of prefetch, in entries: memory for an entry's block is prefetched in two steps, and
+/// the second follows what the first one has loaded.
 const AHEAD: [usize; 2] = [24, 12];
-/// What several finders read at a time: enough to be worth starting their threads.
+/// Several finders read this much at a time: enough to pay for starting their threads.
 const SHARED_CHUNK_BYTES: u64 = 2 * MIB;
-/// So many places of damage are named; all are counted.
+/// This many places of damage are named; all are counted.
 pub const PLACES_MAX: usize = 16;
 
 /// What is wrong with an entry.
@@ -38,7 +38,7 @@ pub const PLACES_MAX: usize = 16;
 pub enum Damage {
     /// Its sector is not the first of a block.
     Misaligned,
-    /// Its sector is behind the origin's end.
+    /// Its sector is beyond the origin's end.
     BeyondOrigin,
     /// Another entry has the same sector and number, but other data.
     Twin,
@@ -69,7 +69,7 @@ impl std::fmt::Display for Place {
     }
 }
 
-/// How many entries are what.
+/// How many entries there are of each kind.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Census {
     /// Blocks of the origin that are cached, damaged ones not counted.
@@ -80,7 +80,7 @@ pub struct Census {
     pub uncommitted: u64,
     /// Older than another entry for their block.
     pub superseded: u64,
-    /// Not to be believed.
+    /// Not to be trusted.
     pub damaged: u64,
     /// The first of those.
     pub places: Vec<Place>,
@@ -107,16 +107,15 @@ impl Census {
     }
 }
 
-/// Who keeps what the walk finds, or a part of it.
+/// Collects the results of the walk, or a part of them.
 pub trait Finder {
     /// Whether `block` is in its part.
     fn is_mine(&self, _block: u64) -> bool {
         true
     }
-    /// Entry `index` is live for `block` and soon comes up: the first of two steps towards what
-    /// is known of it.
+    /// First prefetch step: entry `index` is live for `block` and will be handled soon.
     fn soon(&self, _block: u64, _index: u64) {}
-    /// The second.
+    /// The second prefetch step.
     fn sooner(&self, _block: u64) {}
     /// The entry that was reported live for `block`, or the last of its twins.
     fn known(&self, block: u64) -> Option<u64>;
@@ -126,14 +125,14 @@ pub trait Finder {
     fn superseded(&mut self, block: u64, index: u64);
     /// Entry `index` was never committed.
     fn uncommitted(&mut self, index: u64);
-    /// Entry `index` must stay as it is, and serve nobody.
+    /// Entry `index` must stay as it is, and is not used.
     fn damaged(&mut self, index: u64, entry: &Entry);
-    /// Both the entry known for `block` and entry `index` must stay as they are, and whoever reads
-    /// the block must hear of it.
+    /// Both the entry known for `block` and entry `index` must stay as they are, and reads of the
+    /// block must fail.
     fn twin(&mut self, block: u64, index: u64, entry: &Entry);
 }
 
-/// Looks at every entry in order. Each of `finders` has a part of the blocks, and a thread of its
+/// Walks over every entry in order. Each of `finders` has a part of the blocks, and a thread of its
 /// own; the first one also has all entries that are not live.
 pub fn walk<F: Finder + Send>(
     medium: &Medium,
@@ -200,7 +199,7 @@ impl<F: Finder> Walk<'_, F> {
         }
     }
 
-    /// Entry `nth` of `entries`, the first of which is `first`, is about to be looked at.
+    /// Entry `nth` of `entries`, the first of which is `first`, is about to be handled.
     fn look_ahead(&self, entries: &[Entry], nth: usize, first: u64) {
         for (step, ahead) in AHEAD.into_iter().enumerate() {
             let Some(entry) = entries.get(nth + ahead) else { continue };
@@ -292,14 +291,14 @@ impl<F: Finder> Walk<'_, F> {
         };
         let end = |index| self.geometry.block_at(index) + u64::from(self.geometry.block_bytes);
         if end(one.max(other)) > self.medium.left_bytes() {
-            // What was cut off is not there to be compared.
+            // A part that was cut off cannot be compared.
             return Ok(false);
         }
         Ok(load(one)? == load(other)?)
     }
 }
 
-/// Remembers blocks only: for whoever looks, and attaches nothing.
+/// Remembers blocks only: for inspecting, without an attach.
 #[derive(Debug, Default)]
 pub struct Lookup {
     /// The entry of each block.

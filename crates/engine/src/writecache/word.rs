@@ -1,4 +1,4 @@
-//! What is known of a slot, in one word: its block, its generation, its state, its epoch.
+//! The state of a slot in one word: its block, its generation, its state, its epoch.
 
 const BLOCK_BITS: u32 = 38;
 const GENERATION_BITS: u32 = 16;
@@ -6,7 +6,7 @@ const STATE_BITS: u32 = 4;
 const GENERATION_SHIFT: u32 = BLOCK_BITS;
 const STATE_SHIFT: u32 = BLOCK_BITS + GENERATION_BITS;
 const EPOCH_SHIFT: u32 = STATE_SHIFT + STATE_BITS;
-/// Epochs count modulo so many.
+/// Epochs count modulo this number.
 pub const EPOCHS: u64 = 1 << (64 - EPOCH_SHIFT);
 
 /// The life of a slot, in order.

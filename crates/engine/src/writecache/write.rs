@@ -2,8 +2,8 @@
 //!
 //! A bio is served in stages. A stage is a run of blocks that all go to free slots, or that all
 //! pass by to the origin (because nothing new is admitted). In mode `p` a cached stage ends within
-//! the call; otherwise the stage's I/O is emitted and the bio goes on when all of it is back.
-//! Only then do its blocks change hands: until its data is there, a write is seen by nobody, and a
+//! the call; otherwise the stage's I/O is emitted and the bio continues when all of it is complete.
+//! Only then do its blocks get new slots: until its data is there, a write is invisible, and a
 //! stage that fails leaves every older version where it was.
 
 use crate::bio::{Bio, Op};
@@ -22,14 +22,14 @@ use super::media::Medium;
 use super::pool::{SLOTS_MAX, Slots};
 use super::{OWN_SHIFT, TOKEN_WRITE, Writecache};
 
-/// Most blocks of a stage, and so of one hold of a stripe's lock.
+/// Most blocks of a stage, and so of one holding of a stripe's lock.
 const STAGE_BLOCKS_MAX: usize = SLOTS_MAX;
 
 /// The stage of a bio that waits for disks.
 #[derive(Debug)]
 pub(super) struct Stage {
     bio: Bio,
-    /// Bytes of the bio that it covers, from its progress on.
+    /// Bytes of the bio that it covers, from the bio's progress on.
     len: u64,
     outstanding: u32,
     status: Result<(), Status>,
@@ -43,11 +43,11 @@ enum Destination {
     Origin,
     /// To slots that were free.
     Free(Slots),
-    /// To those that have its blocks already.
+    /// To slots that hold its blocks already.
     Same(Slots),
 }
 
-/// A run of slots that lie side by side: nth of the first, and how many.
+/// Runs of slots that lie side by side: the index of the first, and how many.
 fn runs(slots: &[u32]) -> impl Iterator<Item = (usize, usize)> {
     let mut next = 0;
     std::iter::from_fn(move || {
@@ -91,7 +91,7 @@ impl Writecache {
                 }
                 return self.wait_for_room(bio, port);
             }
-            // In mode `p` a full list is committed when it is met.
+            // In mode `p` the thread that meets a full list commits it.
             if !self.plan.is_pmem() {
                 match self.promise(first, slots.len()) {
                     ListRoom::Promised => {}
@@ -148,7 +148,7 @@ impl Writecache {
         (answer, same)
     }
 
-    /// Makes sure of room in the list of uncommitted blocks.
+    /// Promises room in the list of uncommitted blocks.
     fn promise(&self, first: u64, count: usize) -> ListRoom {
         self.lists.promise(&self.index.lock_of(first), count)
     }
@@ -284,9 +284,9 @@ impl Writecache {
         self.write(bio, port);
     }
 
-    /// The slots were not used after all.
+    /// The slots were not used.
     fn give_back(&self, first: u64, slots: &[u32]) {
-        // In this order: a slot that is neither promised nor free would be one that never comes.
+        // In this order: a slot that is neither promised nor free would never come back.
         self.pool.put_all(slots);
         if !mutants::is(Mutant::PromiseOfFailed) {
             self.unpromise(first, slots.len());
@@ -317,11 +317,11 @@ impl Writecache {
         let state = State::open_in(filling);
         let epoch = self.background.epoch();
         let (mut uncommitted, mut committed) = (0, 0);
-        // Before the slot of an older version can go to somebody else.
+        // Before the slot of an older version can get another block.
         let is_first = self.lists.push(&locked, filling, first, slots, data);
         locked.link_run(first, slots, (state, epoch), |locked, older| match older.word.state() {
             found if found == state => {
-                // Nothing on media knows of it.
+                // Nothing on media names it.
                 locked.unlink(older.slot);
                 self.index.retire(older.slot);
                 self.pool.put(older.slot);
@@ -330,7 +330,7 @@ impl Writecache {
             found if found.is_uncommitted() => uncommitted += 1,
             State::Dropped | State::Marking => {}
             _ => {
-                // A commit will let it go.
+                // A commit will take it out of the list.
                 locked.bring_age_near(older.slot);
                 committed += 1;
             }
@@ -346,8 +346,8 @@ impl Writecache {
         add(&stats.hits_committed, committed);
         let hits = if self.plan.is_pmem() { uncommitted } else { uncommitted + committed };
         add(&stats.allocated, count - hits);
-        // As late as it can be: a locked instruction waits for the data's stores to leave the CPU,
-        // and all that is above goes on meanwhile. A round that looked before either waits for the
+        // As late as possible: a locked instruction waits for the data's stores to leave the CPU,
+        // and all that is above proceeds meanwhile. A round that looked before either waits for the
         // lock, because the list had something, or leaves these blocks to the next one.
         self.lists.count(&locked, is_first, count);
         drop(locked);
@@ -359,7 +359,7 @@ impl Writecache {
         true
     }
 
-    /// All of the bio is where it belongs.
+    /// All of the bio's data is in its place.
     fn written(&self, bio: Bio, port: &mut Port) {
         self.background.arm();
         if bio.fua && !mutants::is(Mutant::FuaUncommitted) {

@@ -1,14 +1,14 @@
 //! Write-back: the oldest blocks, with their neighbours, go to the origin; a flush; then their
-//! slots are let go.
+//! slots are released.
 //!
 //! A batch takes blocks in the order in which they came, each with the dirty blocks before and
-//! behind it, sorts them all, and writes neighbours together, many writes at a time. Only
-//! committed blocks are taken, so the origin never has what a power cut could take back. But a
-//! batch knows nothing of clients' flushes: from its first write until everything dirty is
-//! written back, the origin alone is no state that a client has seen.
+//! after it, sorts them all, and writes neighbours together, many writes at a time. Only committed
+//! blocks are taken, so the origin never has data that a power cut could take back. But a batch
+//! ignores clients' flushes: from its first write until everything dirty is written back, the
+//! origin alone is not a state that a client has seen.
 //!
-//! Nothing is let go before the origin's flush has succeeded. When it fails, or any write, the
-//! whole batch is dirty as before, and is tried again after a pause, which grows.
+//! No slot is released before the origin's flush has succeeded. If the flush fails, or any write,
+//! the whole batch is dirty as before, and is tried again after a pause. Pauses grow.
 
 use crate::bio::Op;
 use crate::buffer::Buffer;
@@ -34,7 +34,7 @@ pub(super) const BATCH_BLOCKS_MAX: u64 = 16 * 1024;
 pub(super) const WRITE_BYTES_MAX: u64 = 512 * KIB;
 /// Writes in flight.
 pub(super) const DEPTH_MAX: usize = 64;
-/// So many blocks that cannot be taken are passed over in a stripe.
+/// At most this many blocks that cannot be taken are passed over in a stripe.
 const PASSED_MAX: usize = 64;
 
 /// A block of the batch, with its slot.
@@ -44,7 +44,7 @@ struct Item {
     slot: u32,
 }
 
-/// Neighbouring blocks on their way.
+/// Neighbouring blocks in flight.
 #[derive(Debug)]
 struct Move {
     first: usize,
@@ -64,13 +64,13 @@ pub(super) struct Writeback {
     moves: Pending<Move>,
     /// Slots that could not be read.
     unreadable: Vec<u32>,
-    /// Other flushes of the origin that had failed when the batch began.
+    /// Failed flushes of the origin, other than write-back's, when the batch began.
     flush_failures: u64,
     /// Between the watermarks: whether the high one was reached last.
     is_cleaning: bool,
-    /// Where the next batch begins to look.
+    /// Where the search for the next batch begins.
     cursor: usize,
-    /// Rests until then, because of writes that passed by.
+    /// Write-back rests until then, because of writes that passed by.
     rests_until: Nanos,
     bypassed_seen: u64,
     /// The origin is not consistent by itself since then; `None` also when that began before the
@@ -84,7 +84,7 @@ impl Writeback {
         self.cycle.is_idle()
     }
 
-    /// What has become of attempts on the origin.
+    /// Attempts on the origin and their failures.
     pub(super) fn retry(&self) -> Retry {
         self.cycle.retry()
     }
@@ -106,11 +106,11 @@ impl Writeback {
     }
 }
 
-/// What a batch is made of.
+/// The content of a batch.
 #[derive(Clone, Copy, Debug, Default)]
 struct Wanted {
     blocks: u64,
-    /// Those that are old enough, however many.
+    /// And all that are old enough, however many.
     has_aged: bool,
 }
 
@@ -154,7 +154,8 @@ impl Writecache {
         self.origin.mend(&self.index);
     }
 
-    /// Nothing is written back before it is committed: in mode `p` here, and nobody will say so.
+    /// Nothing is written back before it is committed: in mode `p` that happens here, and no signal
+    /// follows.
     fn commit_for_writeback(&self, port: &mut Port) {
         if !self.plan.is_pmem() {
             return self.commit_soon(port);
@@ -204,7 +205,7 @@ impl Writecache {
         usable.saturating_sub(u64::from(self.index.dirty()))
     }
 
-    /// Whether the background may be about to write something back, or somebody waits for it.
+    /// Whether the background may be about to write something back, or a bio waits for it.
     pub(super) fn has_plans(&self) -> bool {
         self.orders.cleans_all()
             || self.orders.is_suspended()
@@ -214,7 +215,7 @@ impl Writecache {
             || self.available() <= self.plan.low_watermark
     }
 
-    /// Takes blocks for a batch. Says whether a commit would give more.
+    /// Takes blocks for a batch. Returns whether a commit would give more.
     fn select(&self, writeback: &mut Writeback, wanted: Wanted) -> bool {
         writeback.items.clear();
         writeback.unreadable.clear();
@@ -233,7 +234,8 @@ impl Writecache {
                 let left = wanted.blocks.saturating_sub(writeback.items.len() as u64);
                 let share = missing.div_ceil(stripes as u64).min(left);
                 let locked = self.index.lock(stripe);
-                // Under the stripe's lock: a discard that is not yet in it sees what is taken.
+                // Under the stripe's lock: a discard that is not yet in the list sees what is
+                // taken.
                 let zeroing = zeroing_before.clone().unwrap_or_else(|| self.jobs.zeroing.ranges());
                 let mut taker = Taker {
                     cache: self,
@@ -339,7 +341,7 @@ impl Writecache {
         }
     }
 
-    /// Writes a move to the origin: what of it is within the origin.
+    /// Writes a move to the origin: the part that is within the origin.
     fn write_move(&self, block: u64, mut buffer: Buffer, place: u32, port: &mut Port) {
         let offset = block * self.block_bytes();
         let room = self.origin.disk().limits().size_bytes.saturating_sub(offset);
@@ -411,7 +413,7 @@ impl Writecache {
         self.emit_moves(writeback, port);
     }
 
-    /// The flush behind the batch is back. Says whether the batch is on the origin.
+    /// The batch's flush is complete. Returns whether the batch is on the origin.
     fn complete_wb_flush(&self, writeback: &mut Writeback, result: Result<(), Status>) -> bool {
         if result.is_err() && !mutants::is(Mutant::OriginFlushErrorIgnored) {
             // What the origin has of this batch is unknown: all of it is written again.
@@ -421,7 +423,7 @@ impl Writecache {
         if self.origin.flush_failures() != writeback.flush_failures
             && !mutants::is(Mutant::OthersFailureIgnored)
         {
-            // Somebody else's flush failed meanwhile, and may have lost what this one covers.
+            // Another flush failed meanwhile, and may have lost data that this one should cover.
             self.put_back(writeback);
             return false;
         }
@@ -518,8 +520,8 @@ impl Taker<'_> {
         }
     }
 
-    /// The slot to be written back for a block, if there is one now. None while an older version
-    /// is on its way, in this batch: nobody knows which of them would reach the origin last.
+    /// The slot to be written back for a block, if there is one now. None while an older version is
+    /// in flight, in this batch: it would be unknown which of them reaches the origin last.
     fn can_take(&self, block: u64) -> Option<u32> {
         let is_zeroed = |range: &(u64, u64)| (range.0..range.1).contains(&block);
         let is_moving = |older: Found| {
@@ -534,13 +536,13 @@ impl Taker<'_> {
         is_free.then_some(newest.slot)
     }
 
-    /// A block came at least so long ago that the age limit is near.
+    /// Whether a block came so long ago that the age limit is near.
     fn is_aged(&self, epoch: u64) -> bool {
         let now = self.cache.background.epoch();
         self.cache.plan.ages_at_once() || (now.wrapping_sub(epoch)) % EPOCHS >= AGE_EPOCHS - 1
     }
 
-    /// Takes a block, and its neighbours before and behind.
+    /// Takes a block, and its neighbours before and after.
     fn take_run(&mut self, block: u64, slot: u32) {
         let index = &self.cache.index;
         let max = (WRITE_BYTES_MAX / self.cache.block_bytes()).max(1) as usize;

@@ -1,11 +1,11 @@
 //! Discards and write-zeroes: the origin's range becomes zeroes, durably, and only then does the
-//! cache let go of what it has for it; so a crash at any moment finds the old content or zeroes.
+//! cache drop its blocks; so a crash at any moment finds the old content or zeroes.
 //!
-//! 1. What was written before must be committed, and what is being written back must have
-//!    arrived: the bio waits until there is neither in its range.
-//! 2. From then on write-back keeps away from the range. The origin is zeroed, and flushed if the
-//!    cache has anything there.
-//! 3. What the cache has is dropped, as after write-back. The bio is done when its entries are
+//! 1. What was written before must be committed, and write-back in flight must have ended: the bio
+//!    waits until there is neither in its range.
+//! 2. From then on write-back avoids the range. The origin is zeroed, and flushed if the cache has
+//!    anything there.
+//! 3. The cache's blocks are dropped, as after write-back. The bio is done when their entries are
 //!    durably marked free: neither a crash nor the death of the process brings them back.
 //!
 //! A write that comes meanwhile is newer: it stays.
@@ -68,12 +68,12 @@ impl Zeroing {
         self.wants_batch_end.store(may_wait, Ordering::SeqCst);
     }
 
-    /// Whether a discard may wait for blocks that are on their way.
+    /// Whether a discard may wait for blocks in flight.
     pub(super) fn is_waiting(&self) -> bool {
         self.wants_batch_end.load(Ordering::SeqCst)
     }
 
-    /// Blocks have arrived that were on their way: discards may wait for that.
+    /// Blocks in flight have arrived: discards may wait for that.
     pub(super) fn tell(&self) {
         if self.wants_batch_end.swap(false, Ordering::SeqCst) {
             self.events.room();
@@ -86,18 +86,18 @@ impl Zeroing {
 struct Contents {
     /// Anything.
     has_any: bool,
-    /// Something that a commit must deal with first.
+    /// A block that must be committed first.
     has_unsettled: bool,
-    /// Something that is being written back, or overwritten.
+    /// A block that is being written back, or overwritten.
     has_moving: bool,
 }
 
 impl Writecache {
-    /// Begins a discard, or goes on with one that had to wait.
+    /// Begins a discard, or continues one that had to wait.
     pub(super) fn zero(&self, bio: Bio, port: &mut Port) {
         let blocks = (self.block_at(bio.offset), self.block_at(bio.end()));
         self.jobs.zeroing.begin(blocks);
-        // Before the look: a batch that is met under way will say when it is over.
+        // Before the look: a batch that is under way then will signal its end.
         let is_late = mutants::is(Mutant::BatchEndMissed);
         self.jobs.zeroing.set_waiting(!is_late);
         let contents = self.contents(blocks);
@@ -116,7 +116,7 @@ impl Writecache {
         let (offset, len) = (bio.offset, bio.len);
         let job = ZeroJob { bio, has_cached: contents.has_any };
         let place = u64::from(self.jobs.zeroes.of(port).insert(job));
-        // Not a discard, after which the origin may read as anything: ours reads as zeroes.
+        // Not a discard, after which the origin may read as anything: this must read as zeroes.
         let token = TOKEN_ZERO | place;
         self.origin.tear_if_dirty(&self.index);
         port.ios.push_back(self.origin.io(Op::WriteZeroes, offset, len, Buffer::empty(), token));
@@ -178,7 +178,7 @@ impl Writecache {
         self.make_durable(bio, port);
     }
 
-    /// Lets go of every committed block of the range.
+    /// Drops every committed block of the range.
     fn drop_range(&self, (first, end): (u64, u64)) {
         for block in first..end {
             let mut locked = self.index.lock_of(block);

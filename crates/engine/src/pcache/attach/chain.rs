@@ -46,7 +46,7 @@ pub fn load_chain(
         }
         let at = media.geometry.segment_info_at(physical);
         if at + SEGMENT_META_BYTES > media.pmem.left_bytes() {
-            // Cut off, with all that it leads to; only who salvages what is left comes here.
+            // Cut off, with all that it leads to; only a salvage gets here.
             break;
         }
         let info = media.load_slots::<SegmentInfo>(at, PAGE_STRIDE).ok_or_else(|| {

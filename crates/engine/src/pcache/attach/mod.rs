@@ -1,12 +1,12 @@
-//! Attaching a cache device: what it holds, before anybody is served. Nothing here writes, but
-//! where `takeup` logs what a dead server left.
+//! Attaching a cache device: what it holds, before requests are served. Nothing here writes, except
+//! that `takeup` logs what a dead server left.
 //!
-//! | file | what happens there |
+//! | file | what it does |
 //! |---|---|
 //! | `structures`, `chain` | everything but the log: checks, tails, the chain of segments |
-//! | `survey`, `read` | the one walk over the whole log before a cache serves; its work, shared |
-//! | `replay` | what of the log can wait, in the background |
-//! | `walk` | the log record by record, and what stands behind its end |
+//! | `survey`, `read` | the one walk over the log before a cache serves, on several threads |
+//! | `replay` | the part of the log that can wait, in the background |
+//! | `walk` | the log record by record, and what follows its end |
 //! | `takeup` | the keys that a dead server left in memory |
 
 mod chain;

@@ -1,20 +1,19 @@
-//! The log of a cache that is being opened, a batch of records at a time, so that threads can share
-//! the work on it.
+//! Reads the log of a cache that is being opened, a batch of records at a time, so that threads can
+//! share the work on it.
 //!
-//! 1. One thread follows the log by the headers of its records ([`Headers`]), which is little:
-//!    there is one for up to 128 keys. Of a key set it believes only how long it says it is, and
-//!    not even that beyond the segment; what leads to another segment is checked before it is
-//!    followed.
+//! 1. One thread follows the log by the headers of its records ([`Headers`]), which is little work:
+//!    there is one for up to 128 keys. Of a key set it trusts only the length, and not even that
+//!    beyond the segment; a record that leads to another segment is checked before it is followed.
 //! 2. Each thread has a stretch of the batch: it loads the key sets and checks their CRCs and every
-//!    key, up to the first thing that is wrong ([`Batch::check`]). Nobody else sees anything of
-//!    that: what is wrong first may be in another stretch.
-//! 3. What counts, up to the first thing wrong in the order of the log, is added up by one thread
-//!    (survey.rs): some numbers for each stretch, a little for each record, nothing for each key.
+//!    key, up to the first error ([`Batch::check`]). Other threads see nothing of that: the first
+//!    error may be in another stretch.
+//! 3. One thread adds up the results, up to the first error in the order of the log (survey.rs):
+//!    some numbers for each stretch, a little for each record, nothing for each key.
 //! 4. Each thread puts the keys of its own regions into the index, in the order of the log
 //!    ([`Batch::put`]); and the checksums of its own segments.
 //!
-//! So neither the number of threads nor where a batch ends makes a difference to what comes of it;
-//! and a header that lies costs the reading of one batch.
+//! So the result depends neither on the number of threads nor on where a batch ends; and a wrong
+//! header costs the reading of one batch.
 
 use std::ops::Range;
 
@@ -37,8 +36,8 @@ use crate::pcache::layout::{
 use crate::pcache::media::Media;
 use crate::pcache::segment::Segments;
 
-/// Memory of the index is asked for so many keys ahead, in two steps: what the first has brought
-/// near says where the second goes.
+/// Distances of prefetch, in keys: memory of the index is prefetched in two steps, and the second
+/// follows what the first one has loaded.
 const AHEAD: [usize; 2] = [32, 16];
 /// More threads than these would wait for the memory.
 const THREADS_MAX: usize = 16;
@@ -52,12 +51,12 @@ pub(in crate::pcache) struct Sharing {
     pub(in crate::pcache) threads: usize,
     /// Bytes of the log that a batch has for each of them.
     pub(in crate::pcache) stretch_bytes: u32,
-    /// So many there must be at least for each.
+    /// Each must have at least this many.
     pub(in crate::pcache) stretch_bytes_min: u32,
 }
 
 impl Sharing {
-    /// One thread has what its caches hold; several have enough to be worth starting them.
+    /// One thread: what fits its caches. Several: enough to pay for starting them.
     pub(in crate::pcache) fn among(threads: usize) -> Sharing {
         let threads = threads.clamp(1, THREADS_MAX);
         let stretch_bytes = if threads == 1 { 128 << 10 } else { 1 << 20 };
@@ -68,13 +67,13 @@ impl Sharing {
         self.stretch_bytes * self.threads as u32
     }
 
-    /// How many threads so many bytes are worth.
+    /// How many threads this many bytes are worth.
     fn threads_for(&self, bytes: u32) -> usize {
         ((bytes / self.stretch_bytes_min) as usize).clamp(1, self.threads)
     }
 }
 
-/// A record, as its header tells of it.
+/// A record, as its header describes it.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::pcache) struct Told {
     /// Where it stands.
@@ -89,7 +88,7 @@ pub(in crate::pcache) struct Told {
 }
 
 impl Told {
-    /// Whether it is a LAST record: the log does not go on in the same segment.
+    /// Whether it is a LAST record: the log continues in another segment.
     pub(in crate::pcache) fn is_last(&self) -> bool {
         self.next.segment != self.position.segment
     }
@@ -112,7 +111,7 @@ impl Told {
 pub(in crate::pcache) struct Headers<'a> {
     media: &'a Media,
     segments: &'a Segments,
-    /// Where it has come to.
+    /// The present position.
     pub(in crate::pcache) position: Position,
     dirty_tail: Position,
     /// Whether it has passed dirty_tail.
@@ -138,7 +137,7 @@ impl<'a> Headers<'a> {
         self.is_dirty |= position == self.dirty_tail;
         let left = self.media.geometry.data_bytes().saturating_sub(position.offset) as usize;
         if left < KSET_HEADER_BYTES {
-            // Behind a key set without room for its end; whoever looks into it says so.
+            // A key set without room for its end; the check of its content reports it.
             return Ok(None);
         }
         let mut header = [0; KSET_HEADER_BYTES];
@@ -159,10 +158,10 @@ impl<'a> Headers<'a> {
         Ok(Some(Told { position, next, is_dirty: self.is_dirty, bytes: bytes as u32, end: 0 }))
     }
 
-    /// Whether the log has at most so many records and keys.
+    /// Whether the log has at most this many records and keys.
     pub(in crate::pcache) fn has_at_most(mut self, keys_max: u64) -> bool {
         let mut keys = 0;
-        // An end that is an error is met again.
+        // An end that is an error is found again later.
         while let Ok(Some(record)) = self.next() {
             keys += (record.bytes as usize / KEY_BYTES).max(1) as u64;
             if keys > keys_max {
@@ -181,31 +180,31 @@ fn load(media: &Media, segments: &Segments, position: Position, into: &mut [u8])
     })
 }
 
-/// What keys are checked against, and what is to be done with them.
+/// What keys are checked against, and what happens to them.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::pcache) struct Rules<'a> {
     pub(in crate::pcache) media: &'a Media,
     pub(in crate::pcache) segments: &'a Segments,
     pub(in crate::pcache) backing_bytes: u64,
-    /// Whether all keys go to the index, or only what the backing device does not have.
+    /// Whether all keys go to the index, or only those that the backing device does not have.
     pub(in crate::pcache) is_whole: bool,
     /// Whether keys carry CRCs.
     pub(in crate::pcache) has_crcs: bool,
 }
 
-/// What was counted of keys.
+/// Counts of keys.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Counts {
     /// All of them.
     pub keys: u64,
-    /// Those at or behind dirty_tail that are not CLEAN, and those that are.
+    /// Those at or after dirty_tail that are not CLEAN, and those that are.
     pub keys_dirty: u64,
     pub keys_kept: u64,
     /// Those that need not be in the index before the first request.
     pub keys_left: u64,
     /// Those whose segment was reused since.
     pub stale_keys: u64,
-    /// Bytes in keys at or behind dirty_tail that are not CLEAN.
+    /// Bytes in keys at or after dirty_tail that are not CLEAN.
     pub dirty_bytes: u64,
 }
 
@@ -235,12 +234,12 @@ pub(in crate::pcache) struct Run {
     pub(in crate::pcache) position: Position,
 }
 
-/// What is found in a stretch.
+/// Results of a stretch.
 #[derive(Debug, Default)]
 struct Findings {
     counts: Counts,
     runs: Vec<Run>,
-    /// Where keys stand that go to the index, for each thread.
+    /// Positions of keys that go to the index, for each thread.
     wanted: Vec<Vec<u32>>,
     /// The same of keys whose CRCs are kept.
     wanted_crcs: Vec<Vec<u32>>,
@@ -280,8 +279,8 @@ impl Batch {
         Batch { sharing, records: Vec::new(), stretches, count: 0 }
     }
 
-    /// Takes what comes next. `Some`: there is no more, for now as far as headers tell; an error
-    /// stands behind all that is in the batch.
+    /// Takes the next records. `Some`: there are no more, for now as far as headers say; an error
+    /// comes after all that is in the batch.
     pub(in crate::pcache) fn fill(&mut self, headers: &mut Headers<'_>) -> Option<Result<()>> {
         let batch_bytes = self.sharing.batch_bytes();
         self.records.clear();
@@ -299,15 +298,15 @@ impl Batch {
         None
     }
 
-    /// Checks all that is in the batch. The first record with which the log ends after all, or
-    /// which is damaged.
+    /// Checks all that is in the batch. Returns the first record with which the log ends after all,
+    /// or which is damaged.
     pub(in crate::pcache) fn check(&mut self, rules: &Rules<'_>) -> Option<(usize, Result<()>)> {
         self.cut();
         let (records, count) = (&self.records, self.count);
         crew::each(&mut self.stretches[..count], |stretch| stretch.check(records, rules, count));
         let is_ended = |stretch: &Stretch| stretch.end.is_some();
         let nth = self.stretches[..count].iter().position(is_ended)?;
-        // What stands behind does not count.
+        // What follows does not count.
         self.stretches[nth + 1..count].iter_mut().for_each(|stretch| stretch.found.clear(count));
         self.stretches[nth].end.take()
     }
@@ -325,14 +324,14 @@ impl Batch {
         }
     }
 
-    /// What was counted in each stretch, and which segments its keys need.
+    /// The counts of each stretch, and the segments that its keys need.
     pub(in crate::pcache) fn found(&self) -> impl Iterator<Item = (&Counts, &[Run])> {
         let stretches = self.stretches[..self.count].iter();
         stretches.map(|stretch| (&stretch.found.counts, &stretch.found.runs[..]))
     }
 
-    /// Puts what was found into index and checksums. The end of the last key set with a CLEAN key
-    /// that other keys hide.
+    /// Puts the results into index and checksums. Returns the end of the last key set with a CLEAN
+    /// key that other keys hide.
     pub(in crate::pcache) fn put(
         &self,
         segments: &Segments,
@@ -433,7 +432,7 @@ impl Stretch {
             for record in together {
                 let loaded = match is_loaded {
                     true => Ok(()),
-                    // Something of it can be read, perhaps.
+                    // Part of it may be readable.
                     false => self.load(std::slice::from_ref(record), base, rules),
                 };
                 let checked = loaded.and_then(|()| self.record(record, base, rules));
@@ -446,15 +445,14 @@ impl Stretch {
         }
     }
 
-    /// Loads records that stand one behind the other, to their places behind byte `base` of the
-    /// batch.
+    /// Loads consecutive records to their places after byte `base` of the batch.
     fn load(&mut self, records: &[Told], base: u32, rules: &Rules<'_>) -> Result<()> {
         let (Some(first), Some(last)) = (records.first(), records.last()) else { return Ok(()) };
         let into = &mut self.bytes[(first.begin() - base) as usize..(last.end - base) as usize];
         load(rules.media, rules.segments, first.position, into)
     }
 
-    /// Checks a record. `false`: it is none, and the log ends here.
+    /// Checks a record. `false`: it is not valid, and the log ends here.
     fn record(&mut self, record: &Told, base: u32, rules: &Rules<'_>) -> Result<bool> {
         if record.is_last() {
             return Ok(true);

@@ -1,27 +1,26 @@
-//! The part of the log that an attach need not have read before it serves: replayed in the
-//! work, a slice with each tick, into an index of its own, which then joins the one that
-//! readers see.
+//! The part of the log that an attach need not read before it serves: replayed in the background, a
+//! slice with each tick, into an index of its own, which then joins the one that readers see.
 //!
 //! The survey (survey.rs) has walked the whole log and checked every key, knows which segments the
-//! log needs, and has put into the live index what only the cache has: the keys at or behind
-//! dirty_tail that are not CLEAN. What is missing there is on the backing device, so a miss is
-//! right, only slow. That what is added later is right as well rests on this:
+//! log needs, and has put into the live index the keys that only the cache has: those at or after
+//! dirty_tail that are not CLEAN. Data whose keys are missing there is on the backing device, so a
+//! miss is correct, only slow. That later additions are correct as well rests on this:
 //!
-//! 1. The replay ends with what a replay before the first request would have ended with: it reads
-//!    the same records in the same order, and nobody sees its index before it has read all. An
-//!    older version of a block is never seen on the way, and a CLEAN key not before all older keys
+//! 1. The replay ends with the same index as a replay before the first request would have: it reads
+//!    the same records in the same order, and its index is not used before it has read all. So an
+//!    older version of a block is never visible on the way, nor a CLEAN key before all older keys
 //!    are known that may have to hide it.
-//! 2. It fills gaps only. What the live index names is either in the log's dirty part, and then
-//!    the replay ends with the same, or it was written since, and is newer.
+//! 2. It fills gaps only. A place in the live index is either from the log's dirty part, and then
+//!    the replay ends with the same place, or it was written since, and is newer.
 //! 3. Nothing leaves the live index meanwhile: nothing is collected, so no segment is reused, no
-//!    place dies, and key_tail, before which a log may be reused, stays where it is. A range
-//!    whose damaged copy is dropped is remembered and stays a gap.
-//! 4. Reads of what is missing leave nothing in the cache: their CLEAN keys would stand in the log
-//!    behind older keys of the same blocks, as a kernel's defect leaves them.
+//!    place dies, and key_tail, before which a log may be reused, stays where it is. A range whose
+//!    damaged copy is dropped is remembered and stays a gap.
+//! 4. Read misses are not cached meanwhile: their CLEAN keys would stand in the log after older
+//!    keys of the same blocks, as a kernel's defect leaves them.
 //! 5. Nothing on the medium depends on it: after a crash the next attach does the same again.
 //!
-//! If the log cannot be read a second time, the replay is given up, and what it had is never
-//! seen: the backing device has the same.
+//! If the log cannot be read a second time, the replay is given up, and its index is never used:
+//! the backing device has the same data.
 
 use crate::error::Status;
 use crate::mutants::{self, Mutant};
@@ -36,17 +35,17 @@ use crate::pcache::layout::{Position, REGION_BYTES, Record};
 use crate::pcache::media::Media;
 use crate::pcache::segment::Segments;
 
-/// How the part of a log that can wait is replayed.
+/// How the part of the log that can wait is replayed.
 #[derive(Clone, Copy, Debug)]
 pub struct ReplayPace {
-    /// A log of at most so many keys is replayed before the first request.
+    /// A log of at most this many keys is replayed before the first request.
     pub at_once_max: u64,
     /// Keys, or regions of the index, that a tick passes.
     pub slice: u64,
 }
 
 impl Default for ReplayPace {
-    /// At once what takes some milliseconds; then slices of about one.
+    /// What takes some milliseconds in one go; the rest in slices of about one.
     fn default() -> ReplayPace {
         ReplayPace { at_once_max: 64 << 10, slice: 8 << 10 }
     }
@@ -59,17 +58,17 @@ pub(in crate::pcache) struct Replay {
     at: Position,
     until: Position,
     index: Index,
-    /// Keys read, of how many.
+    /// Keys read, and their total.
     keys: u64,
     total: u64,
     /// Whether a CLEAN key of the present set met other keys.
     has_hidden: bool,
-    /// The last place in the log behind a CLEAN key that other keys hide: it may be older than
-    /// they are (a kernel whose append failed wrote it), and must not outlive them.
+    /// The last place in the log after a CLEAN key that other keys hide: it may be older than they
+    /// are (a kernel whose append failed wrote it), and must not outlive them.
     hidden_until: Option<Position>,
     /// Regions before this one have joined the live index.
     joined: u64,
-    /// What was dropped from the live index meanwhile.
+    /// Ranges dropped from the live index meanwhile.
     dropped: Vec<(u64, u64)>,
 }
 
@@ -100,12 +99,13 @@ impl Replay {
         self.total.saturating_sub(self.keys)
     }
 
-    /// The index, and what must not outlive what hides it, of a replay that has read all.
+    /// The index, and the place before which hidden keys must not outlive others, of a replay that
+    /// has read all.
     pub(in crate::pcache) fn into_parts(self) -> (Index, Option<Position>) {
         (self.index, self.hidden_until)
     }
 
-    /// Reads `count` keys more, in whole key sets. `false`: all is read.
+    /// Reads `count` more keys, in whole key sets. `false`: all are read.
     pub(in crate::pcache) fn read(
         &mut self,
         media: &Media,
@@ -119,7 +119,7 @@ impl Replay {
             let record = record.ok_or(Status::Corrupt)?;
             let next = after(self.at, &record);
             if let Record::Keys(set) = record {
-                // Their cache misses at once, not one after the other.
+                // All cache misses in parallel, not one after the other.
                 set.iter().for_each(|key| self.index.touch(key.off.get()));
                 set.iter().for_each(|key| self.index.touch_row(key.off.get()));
                 for key in set {
@@ -139,7 +139,7 @@ impl Replay {
         Ok(self.at != self.until)
     }
 
-    /// The live index has forgotten this range.
+    /// This range was dropped from the live index.
     pub(in crate::pcache) fn note_dropped(&mut self, offset: u64, len: u64) {
         self.dropped.push((offset, len));
     }
@@ -164,7 +164,7 @@ impl Pcache {
                     "the log could not be read a second time ({status} at {at}): clean data is \
                      read from the backing device"
                 ));
-                // Which CLEAN keys are hidden is not known: none may outlive the others.
+                // It is unknown which CLEAN keys are hidden: none may outlive the others.
                 let until = replay.until;
                 return self.end_replay(work, Some(until));
             }
@@ -182,7 +182,7 @@ impl Pcache {
         self.background.note_replayed();
     }
 
-    /// Some regions join the live index. `false`: all have.
+    /// Joins some regions to the live index. `false`: all are joined.
     fn join_regions(&self, replay: &mut Replay, slice: u64) -> bool {
         let regions = self.backing.limits().size_bytes.div_ceil(REGION_BYTES);
         let end = replay.joined.saturating_add(slice).min(regions);

@@ -1,16 +1,16 @@
 //! Attaching a cache device: checks, the chain of segments, the tails. The log comes after them
 //! (survey.rs).
 //!
-//! Nothing here or there writes. What is found comes back as [`Structures`] and [`Replayed`];
-//! whoever goes on to serve the cache stores what has to be stored.
+//! Nothing here or there writes. The result is [`Structures`] and [`Replayed`]; the code that goes
+//! on to serve the cache stores what has to be stored.
 //!
 //! [`Replayed`]: super::survey::Replayed
 //!
 //! Rules of replay beyond the kernel's (each is a defect of its own there):
-//! 1. The generation is looked at before anything else of a key. A stale key removes older keys
-//!    of its range instead of letting them shine through.
+//! 1. The generation is checked before anything else of a key. A stale key removes older keys of
+//!    its range instead of making them visible again.
 //! 2. A CLEAN key fills gaps only: dirty data is never hidden by a copy of the backing device.
-//! 3. The end of the log is believed only if dirty_tail was passed on the way.
+//! 3. The end of the log is trusted only if dirty_tail was passed on the way.
 //! 4. Every number is checked before it is used; data CRCs are checked when data is used.
 
 use crate::error::{Error, Kind, Result};
@@ -37,7 +37,7 @@ pub enum LogDamage {
     /// Do not attach.
     #[default]
     Refuse,
-    /// Go on without what stands behind the damage, as the kernel does silently.
+    /// Go on without what follows the damage, as the kernel does silently.
     Truncate,
 }
 
@@ -122,8 +122,8 @@ fn check_superblock(media: &Media, superblock: &Superblock) -> Result<()> {
     Ok(())
 }
 
-/// Behind an error about a small device: what is missing, if it is a cache cut short, and what to
-/// do about it.
+/// Added to an error about a small device: how much is missing, if it is a cache cut short, and
+/// what to do about it.
 pub fn cut_short(media: &Media) -> String {
     missing(media).map_or_else(String::new, |cut| format!("; {cut}: {CUT_ADVICE}"))
 }
@@ -148,7 +148,7 @@ fn load_tail(media: &Media, name: &str, at: u64, n_segs: u32) -> Result<TailOnMe
     })?;
     let position = found.record.position();
     let data_bytes = media.geometry.data_bytes();
-    // Behind every position there is room for a LAST record at least.
+    // After every position there is room for a LAST record at least.
     let is_record = position.offset % 8 == 0
         && u64::from(position.offset) + KSET_HEADER_BYTES as u64 <= u64::from(data_bytes);
     if position.segment >= n_segs || !is_record {
@@ -164,8 +164,8 @@ pub fn has_data_crc(info: &CacheInfo) -> bool {
     info.flags.get() & INFO_DATA_CRC != 0
 }
 
-/// The first byte behind every key of the log: how large the backing device is at least. For
-/// looking at a cache without its backing device; hence a bound on what is believed.
+/// The first byte after every key of the log: a lower bound of the backing device's size. For
+/// inspecting a cache without its backing device, which may have any size.
 pub fn extent(media: &Media, found: &Structures) -> Result<u64> {
     let mut walk = Walk::new(media, &found.segments, found.key_tail.position);
     let mut extent = 0;

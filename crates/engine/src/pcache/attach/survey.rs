@@ -1,11 +1,11 @@
 //! The one walk over the whole log before a cache serves: it checks every key, finds which segments
-//! are in use, and puts into the index what only the cache has. read.rs does the work on the keys;
-//! here is what it means.
+//! are in use, and puts keys that only the cache has into the index. read.rs does the work on the
+//! keys; this file adds up and judges the results.
 //!
-//! A short log goes into the index whole while it is checked, and is read once. Of a long one the
-//! rest, which can only be clean data, is left to the running cache (replay.rs), which reads it a
-//! second time: to put a key into the index takes several times as long as to check it, and clean
-//! data is no reason to let a request wait.
+//! A short log goes into the index completely while it is checked, and is read once. The rest of a
+//! long one, which can only be clean data, is left to the running cache (replay.rs), which reads it
+//! a second time: putting a key into the index takes several times as long as checking it, and
+//! requests should not wait for clean data.
 
 use crate::attaching::AttachProgress;
 use crate::error::{Error, Result};
@@ -24,7 +24,7 @@ use crate::pcache::segment::Segments;
 /// What the log says.
 #[derive(Debug)]
 pub struct Replayed {
-    /// Logical block -> place: at least what only the cache has.
+    /// Logical block -> place: at least the data that only the cache has.
     pub index: Index,
     /// What is still to be replayed into it.
     pub rest: Option<Replay>,
@@ -32,44 +32,44 @@ pub struct Replayed {
     pub crcs: Option<DataCrcs>,
     /// The end of the log.
     pub head: Position,
-    /// Where collection goes on; differs from the medium's after damage before dirty_tail.
+    /// Where collection continues; differs from the medium's after damage before dirty_tail.
     pub key_tail: Position,
-    /// Where write-back goes on.
+    /// Where write-back continues.
     pub dirty_tail: Position,
-    /// What was counted of its keys.
+    /// Counts of its keys.
     pub counts: Counts,
-    /// The last place in the log behind a CLEAN key that other keys hide: it may be older than
-    /// they are (a kernel whose append failed wrote it), and must not outlive them.
+    /// The last place in the log after a CLEAN key that other keys hide: it may be older than they
+    /// are (a kernel whose append failed wrote it), and must not outlive them.
     pub hidden_until: Option<Position>,
-    /// Whether keys at or behind dirty_tail stand behind the last flush mark.
+    /// Whether keys at or after dirty_tail stand after the last flush mark.
     pub is_unmarked: bool,
-    /// The backing device alone is no state of any flush until write-back has come here.
+    /// Until write-back has come here, the backing device alone is not the state of any flush.
     pub torn_until: Option<Position>,
     /// Whether flush marks are known to stand from `marks_from` on.
     pub has_met_marks: bool,
-    /// What was wrong and could be lived with.
+    /// What was wrong and was tolerated.
     pub notes: Vec<String>,
 }
 
 /// How the log is to be read.
 pub struct Reading<'a> {
-    /// Bytes of the backing device, behind which there are no keys.
+    /// Bytes of the backing device; no key reaches beyond them.
     pub backing_bytes: u64,
     /// What to do about damage.
     pub log_damage: LogDamage,
-    /// A log of at most so many keys is replayed whole.
+    /// A log of at most this many keys is replayed completely.
     pub at_once_max: u64,
-    /// Who reads.
+    /// How threads share the reading.
     pub sharing: Sharing,
     /// Makes an empty index.
     pub new_index: &'a dyn Fn() -> Index,
-    /// Is told how far it is.
+    /// Receives the progress.
     pub progress: &'a AttachProgress,
 }
 
-/// Walks the log: checks every key, finds what is in use, and puts into an index what only the
-/// cache has, or all of a short log. What else the log says is left to [`Replayed::finish`] or to
-/// the running cache.
+/// Walks the log: checks every key, finds what is in use, and puts into an index the keys that only
+/// the cache has, or all keys of a short log. The rest is left to [`Replayed::finish`] or to the
+/// running cache.
 pub fn survey(media: &Media, found: &Structures, reading: &Reading<'_>) -> Result<Replayed> {
     reading.progress.begin("keys of the log", 0);
     let tails = (found.key_tail.position, found.dirty_tail.position);
@@ -96,7 +96,7 @@ pub fn survey(media: &Media, found: &Structures, reading: &Reading<'_>) -> Resul
     Ok(out)
 }
 
-/// The tails to go on from: the medium's own where the log bears them out.
+/// The tails to continue from: the medium's own where the log confirms them.
 fn believable_tails(
     media: &Media,
     found: &Structures,
@@ -231,7 +231,7 @@ impl<'a> Survey<'a> {
         }
     }
 
-    /// The walk has come to a position, which may be the log's end.
+    /// The walk has reached a position, which may be the log's end.
     fn come_to(&mut self, position: Position, is_dirty: bool) {
         self.is_dirty = is_dirty;
         if is_dirty {
@@ -243,7 +243,7 @@ impl<'a> Survey<'a> {
         self.out.head = position;
     }
 
-    /// A record is as its header told.
+    /// A record is as its header said.
     fn pass(&mut self, record: &Told) {
         self.come_to(record.position, record.is_dirty);
         if record.is_last() {
@@ -262,7 +262,7 @@ impl<'a> Survey<'a> {
     }
 
     /// A log that ends in something other than zeroes ends in a torn append, or in damage. It is
-    /// damage when something follows that was appended later.
+    /// damage if a record follows that was appended later.
     fn check_end(&mut self, log_damage: LogDamage) -> Result<()> {
         let end = self.out.head;
         if Walk::new(self.media, self.segments, end).ends_cleanly() {
@@ -271,7 +271,7 @@ impl<'a> Survey<'a> {
         let Some(what) = damage_behind(self.media, self.segments, end)? else { return Ok(()) };
         match log_damage {
             LogDamage::Truncate => {
-                // How far write-back had got into what is lost is not known.
+                // It is unknown how far write-back had got into what is lost.
                 if self.torn_until.is_some()
                     && self.out.torn_until.is_none()
                     && end != self.out.dirty_tail
@@ -332,7 +332,7 @@ impl Replayed {
         self.counts.of_log()
     }
 
-    /// Replays what is left, at once. Nobody is served yet.
+    /// Replays what is left, in one go. No requests are served yet.
     pub fn finish(&mut self, media: &Media, segments: &Segments) -> Result<()> {
         let Some(mut rest) = self.rest.take() else { return Ok(()) };
         rest.read(media, segments, self.crcs.as_ref(), u64::MAX).map_err(|status| {

@@ -1,12 +1,11 @@
 //! Keys that a dead server left in shared memory: acknowledged, but not in the log.
 //!
-//! They belong to one attach of one medium. When cache_info and the log's end on the medium are
-//! those that the memory knows, and the data of its keys is there, the keys are taken up and
-//! logged. When they are not, the keys must not be believed; but they are acknowledged writes, so
-//! they are never dropped in silence: if damage of the medium is why they cannot be recognised, or
-//! the medium is an older copy of itself, the attach is refused until the user says that they may
-//! be lost; if somebody else has used the medium since, they are lost already, and the attach says
-//! so.
+//! They belong to one attach of one medium. If cache_info and the log's end on the medium are those
+//! that the memory knows, and the data of its keys is there, the keys are taken up and logged.
+//! Otherwise the keys must not be used; but they are acknowledged writes, so they are never dropped
+//! silently: if they cannot be recognised because the medium is damaged or is an older copy of
+//! itself, the attach is refused until the user accepts the loss; if the medium was used elsewhere
+//! since, they are lost already, and the attach says so.
 
 use crate::error::{Error, Kind, Result};
 use crate::look::{look_places, mix_look};
@@ -29,11 +28,11 @@ pub(in crate::pcache) enum Left {
     /// It is this medium's: these keys are taken up.
     Keys(Vec<Key>),
     /// It is another medium's, of which this is a copy, or which this once was; and the user
-    /// accepts the loss that the note tells.
+    /// accepts the loss that the note describes.
     OfAnother(String),
 }
 
-/// The keys to take up. Refuses, or adds a note, when there are some that cannot be.
+/// The keys to take up. Refuses, or adds a note, if some cannot be taken up.
 pub(in crate::pcache) fn keys_left(
     media: &Media,
     found: &Structures,
@@ -73,7 +72,7 @@ pub(in crate::pcache) fn keys_left(
     replayed.finish(media, &found.segments)?;
     let Some(lost) = loss(&left, replayed) else { return Ok(nothing) };
     if has_failed {
-        // Their data may be what it was before: it was on its way when the medium failed.
+        // Their data may be what it was before: it was in flight when the medium failed.
         replayed.notes.push(format!("{lost}, and they are LOST: the cache device failed then"));
         return Ok(nothing);
     }
@@ -101,8 +100,8 @@ pub(in crate::pcache) fn keys_left(
     ))
 }
 
-/// Where memory and medium do not fit together: the log ends elsewhere than it did, or data that a
-/// key in memory names is not there. `head`: the log's end, if that is known.
+/// Where memory and medium do not match: the log ends elsewhere than it did, or data that a key in
+/// memory names is not there. `head`: the log's end, if that is known.
 pub(in crate::pcache) fn difference(
     media: &Media,
     found: &Structures,
@@ -134,7 +133,7 @@ pub(in crate::pcache) fn difference(
             segments.load(segment, at + place as u32, &mut bytes).ok()?;
             Some(u64::from_le_bytes(bytes))
         };
-        // What cannot be read is damage, which shows itself when it is used.
+        // Unreadable data is damage, which shows when it is used.
         let [Some(first), Some(middle), Some(last)] = look_places(len as usize).map(word) else {
             continue;
         };
@@ -149,7 +148,7 @@ pub(in crate::pcache) fn difference(
     None
 }
 
-/// Whether the log ends where it did, or where it was about to, or between the two.
+/// Whether the log ends where it did, or where it was about to, or in between.
 fn ends_at(segments: &Segments, head: Position, end: LogEnd, next: LogEnd) -> bool {
     let is_there = |last: LastSet| {
         let mut crc = [0; 4];
@@ -165,7 +164,7 @@ fn ends_at(segments: &Segments, head: Position, end: LogEnd, next: LogEnd) -> bo
     (head == end.position || is_between) && is_there(end.last)
 }
 
-/// What is lost with these keys, in words; `None` if nothing: data that the backing device has,
+/// The loss of these keys, in words; `None` if nothing is lost: data that the backing device has,
 /// and keys that reached the log before their server died.
 fn loss(left: &LeftBehind, replayed: &Replayed) -> Option<String> {
     let is_logged = |key: &Key| {
@@ -202,7 +201,8 @@ pub(in crate::pcache) fn take_up(
         }
         let generation = segments.generation(key.segment.get());
         if key.generation.get() > generation {
-            // As with a key in the log: what the client was told is there, but cannot be trusted.
+            // As with a key in the log: the data that a client was told is there, but cannot be
+            // trusted.
             return Err(media.damaged(format_args!(
                 "a key of the last server has generation {} of segment {}, which has only \
                  reached {generation}",

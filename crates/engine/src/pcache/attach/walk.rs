@@ -12,7 +12,7 @@ use crate::pcache::layout::{
 use crate::pcache::media::Media;
 use crate::pcache::segment::Segments;
 
-/// A walk along the log, checking what holds it together.
+/// A walk along the log that checks its structure.
 pub(in crate::pcache) struct Walk<'a> {
     pub(in crate::pcache) media: &'a Media,
     pub(in crate::pcache) segments: &'a Segments,
@@ -38,7 +38,7 @@ impl<'a> Walk<'a> {
         Walk { media, segments, reader: LogReader::default(), position: from, is_log }
     }
 
-    /// The record at the present position; moves behind it. `keys` is scratch space.
+    /// The record at the present position; moves past it. `keys` is scratch space.
     pub(in crate::pcache) fn step(&mut self, keys: &mut Vec<Key>) -> Result<Step> {
         let position = self.position;
         let record =
@@ -68,7 +68,7 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// Whether 24 zero bytes stand at the present position, as behind every whole log.
+    /// Whether 24 zero bytes stand at the present position, as after every complete log.
     pub(in crate::pcache) fn ends_cleanly(&self) -> bool {
         let mut end = [0xFF; KSET_HEADER_BYTES];
         let at = self.segments.data_at(self.position.segment, self.position.offset);
@@ -76,7 +76,7 @@ impl<'a> Walk<'a> {
     }
 }
 
-/// Checks that the log may go on in `segment` behind `position`, and notes that it does.
+/// Checks that the log may continue in `segment` after `position`, and notes that it does.
 pub(in crate::pcache) fn check_way(
     media: &Media,
     is_log: &mut [bool],
@@ -130,8 +130,8 @@ pub(in crate::pcache) fn outline(
     Ok(Outline { has_met, end: walk.position, is_clean: walk.ends_cleanly(), records })
 }
 
-/// What is wrong behind a log's end that is none of zeroes: that ends in a torn append, or in
-/// damage. It is damage when something follows that was appended later.
+/// The damage after a log's end that is not zeroes: such a log ends in a torn append, or in damage.
+/// It is damage if a record follows that was appended later.
 pub(in crate::pcache) fn damage_behind(
     media: &Media,
     segments: &Segments,
@@ -156,9 +156,9 @@ pub(in crate::pcache) fn damage_behind(
     })
 }
 
-/// How far behind `end` something stands that was surely appended later: a whole key set with
-/// current keys, or the way to the next segment. What stands behind a long stretch of zeroes is
-/// history: the log is zeroed ahead of itself.
+/// How far after `end` a record stands that was surely appended later: a whole key set with current
+/// keys, or a record that leads to the next segment. Records after a long stretch of zeroes are
+/// old: the log is zeroed ahead of itself.
 fn appended_later(segments: &Segments, bytes: &[u8]) -> Option<usize> {
     let mut zeroes = 0;
     for (nth, word) in bytes.chunks_exact(8).enumerate().skip(1) {
@@ -178,8 +178,8 @@ fn appended_later(segments: &Segments, bytes: &[u8]) -> Option<usize> {
     None
 }
 
-/// Whether a LAST record stands there whose CRC is wrong. It is no torn one: that has stores of
-/// eight bytes that never happened, over bytes that were zero, so one of its words is zero.
+/// Whether a LAST record stands there whose CRC is wrong. It is not a torn one: in that, some
+/// stores of eight bytes are missing, over bytes that were zero, so one of its words is zero.
 fn is_damaged_last(end: &[u8]) -> bool {
     let Ok((header, _)) = KsetHeader::read_from_prefix(end) else { return false };
     let (magic, flags) = (header.magic.get(), header.flags.get());

@@ -1,7 +1,7 @@
-//! Arrays with a slot for each block, for regions that have many. A region that has few again
-//! gives its array back, and another one takes it: the memory stays what it is, an array of slots,
-//! so who still looks at it finds slots, only not those that it looks for. It notices by the
-//! region's form, which has changed then.
+//! Arrays with a slot for each block, for regions that have many. A region that has few again gives
+//! its array back, and another one takes it. The memory is still an array of slots then: a reader
+//! that still uses it finds slots, only not its own, and notices by the region's form, which has
+//! changed.
 
 use crate::mutants::{self, Mutant};
 use crate::sync::atomic::{AtomicU64, Ordering};
@@ -9,7 +9,7 @@ use crate::sync::{Mutex, OnceLock, lock};
 
 use super::REGION_BLOCKS;
 
-/// Arrays that are allocated at once.
+/// Arrays in one allocation.
 const CHUNK: usize = 4;
 
 /// The slots of a region, by block.
@@ -43,7 +43,7 @@ struct Spare {
 pub(super) struct Flats {
     chunks: Box<[OnceLock<Box<Flat>>]>,
     spare: Mutex<Spare>,
-    /// A region with so many slots gets one.
+    /// A region with this many slots gets one.
     pub(super) flat_from: usize,
 }
 
@@ -78,7 +78,7 @@ impl Flats {
     /// Gives back an array that no region's form names any more.
     pub(super) fn give_back(&self, nth: u32) {
         let Some(array) = self.of(Form(0).next(Some(nth))) else { return };
-        // Who sees a slot empty sees the region's new form, too.
+        // A reader that sees an emptied slot sees the region's new form, too.
         let order = match mutants::is(Mutant::ClearedRelaxed) {
             true => Ordering::Relaxed,
             false => Ordering::Release,

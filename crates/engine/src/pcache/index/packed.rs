@@ -27,7 +27,7 @@ impl Packed {
             (true, true) => self.slots[rank] = slot,
             (false, true) => {
                 if self.slots.len() == self.slots.capacity() {
-                    // By a quarter: what is not needed is what this form is there to save.
+                    // By a quarter: this form exists to save memory.
                     self.slots.reserve_exact((self.slots.len() / 4).max(4));
                 }
                 self.slots.insert(rank, slot);
@@ -41,7 +41,7 @@ impl Packed {
         }
     }
 
-    /// Gives back memory that was for more slots.
+    /// Frees memory that was for more slots.
     pub(super) fn shrink(&mut self) {
         if self.slots.len() < self.slots.capacity() / 2 {
             self.slots.shrink_to_fit();
@@ -59,7 +59,7 @@ impl Packed {
         blocks.zip(self.slots.iter().copied())
     }
 
-    /// Bytes of memory beside the value itself.
+    /// Bytes of memory besides the value itself.
     pub(super) fn memory_bytes(&self) -> u64 {
         (self.slots.capacity() * size_of::<u64>()) as u64
     }

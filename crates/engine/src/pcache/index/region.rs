@@ -1,8 +1,8 @@
 //! The slots of one 4 MiB region, in one of two forms: packed while they are few, a flat array once
 //! they are many.
 //!
-//! A form changes under the stripe's lock *and* the side's. So who holds either may rely on it; a
-//! reader, who holds none, looks at the form again behind the slot.
+//! A form changes under the stripe's lock *and* the side's. So a holder of either lock may rely on
+//! it; a reader, which holds none, checks the form again after it has read a slot.
 
 use crate::mutants::{self, Mutant};
 use crate::near::bring_near;
@@ -18,8 +18,8 @@ use super::{
     USES_MASK, USES_SHIFT, is_cached, uses_of, with_uses_after,
 };
 
-/// A region with so many slots is flat. From there on a flat array, which is faster, takes 12 bytes
-/// for each slot in use at most.
+/// A region with this many slots is flat. From there on a flat array, which is faster, takes at
+/// most 12 bytes for each slot in use.
 pub const FLAT_FROM: usize = REGION_BLOCKS * 2 / 3;
 
 #[derive(Debug, Default)]
@@ -28,7 +28,7 @@ pub(super) struct Region {
     pub(super) side: Mutex<Side>,
 }
 
-/// What is changed and read under a lock of its own.
+/// State that is changed and read under a lock of its own.
 #[derive(Debug, Default)]
 pub(super) struct Side {
     packed: Packed,

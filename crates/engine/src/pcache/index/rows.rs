@@ -8,7 +8,7 @@ use super::BLOCK_SECTORS;
 /// The slots of a block in pieces, one for each sector.
 pub(super) type Row = [u64; BLOCK_SECTORS];
 
-/// Rows that are allocated at once.
+/// Rows in one allocation.
 const CHUNK: usize = 16;
 
 #[derive(Debug, Default)]

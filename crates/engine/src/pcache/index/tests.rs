@@ -4,7 +4,7 @@ use super::*;
 use crate::prng::Prng;
 use crate::sync::lock;
 
-/// Regions that are flat at once, soon, or not before they have many slots.
+/// Regions that are flat immediately, soon, or not before they have many slots.
 const FLAT_FROMS: [usize; 4] = [1, 4, 20, FLAT_FROM];
 
 fn collect(index: &Index, offset: u64, end: u64) -> Vec<Option<(u32, u32)>> {

@@ -1,5 +1,6 @@
-//! Stories for the tests of schedules (`crate::schedules` plays them): a few threads on a cache
-//! so small that everything happens at once, judged by what clients may see and by the accounts.
+//! Stories for the tests of schedules (`crate::schedules` plays them): a few threads on a cache so
+//! small that everything happens close together, judged by what clients may see and by the
+//! accounts.
 //!
 //! `world` is the cache that stories need, `whole` has stories of a whole cache with its
 //! device and in-process callers, `parts` those of single modules.

@@ -35,7 +35,7 @@ fn segments(count: u32) -> Arc<Segments> {
 
 /// Space is taken, given back and reused by several threads, and the log takes its share.
 pub fn spaces(mut prng: Prng) {
-    // With 16 segments there are two heads; with 4 what is freed is taken again at once.
+    // With 16 segments there are two heads; with 4, freed segments are taken again immediately.
     let segments = segments([4, 4, 6, 16][prng.below(4) as usize]);
     let crcs = Arc::new(DataCrcs::new(segments.count()));
     let ever = Arc::new(std::sync::Mutex::new(Vec::<Space>::new()));
@@ -174,7 +174,7 @@ pub fn rows(mut prng: Prng) {
 /// Blocks for which a region becomes flat; with what `rows` looks at alone it is packed again.
 const FLAT_FROM: usize = 8;
 
-/// So many blocks that nobody looks at come to a region and go again.
+/// This many blocks that are never read come to a region and go again.
 fn pass_through(index: &Index, stripe: &Mutex<()>, region: u64) {
     let guard = lock(stripe);
     let (at, len) = (region * REGION_BYTES + 16 * BLOCK, FLAT_FROM as u64 * BLOCK);

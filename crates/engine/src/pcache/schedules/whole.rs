@@ -113,8 +113,8 @@ pub fn fills(mut prng: Prng) {
     world.judge();
 }
 
-/// More is written than there is room for, and time stands still: whoever waits must be woken by
-/// what happens, not by a clock.
+/// More is written than there is room for, and time stands still: a write that waits must be woken
+/// by what happens, not by a clock.
 pub fn full(mut prng: Prng) {
     let world = World::new(Plan { segments: 6, table: "C B 0", areas: &[(0, 32)] });
     // The log gets somewhere, so that it needs another segment at some time.
@@ -194,7 +194,7 @@ pub fn alone(mut prng: Prng) {
     world.judge();
 }
 
-/// Writes with pauses, in which the background may fall asleep. It must do its work all the same.
+/// Writes with pauses, in which the background may fall asleep. It must do its work anyway.
 pub fn sleep(mut prng: Prng) {
     let world = World::new(Plan { segments: 9, table: "C B 0", areas: TWO_BLOCKS });
     let keeper = world.keep(ManualClock::default());
@@ -424,8 +424,8 @@ pub fn dies(mut prng: Prng) {
 }
 
 /// Some blocks are read again and again, so that collection moves them, while others go round the
-/// segments; and clients flush, which logs what was moved together with what they wrote. Whoever
-/// finds a moved block in its new place finds its data there; the power is cut at some moment.
+/// segments; and clients flush, which logs what was moved together with what they wrote. A reader
+/// that finds a moved block in its new place finds its data there; the power is cut at some moment.
 pub fn moves(mut prng: Prng) {
     let world = World::new(Plan { segments: 9, table: "C B 0", areas: &[(0, 40)] });
     let keeper = world.keep(ManualClock::default());

@@ -1,4 +1,4 @@
-//! The entries of a cache come into its index.
+//! Reads the entries of a cache into its index.
 
 use std::collections::HashMap;
 
@@ -11,7 +11,7 @@ use crate::writecache::layout::{Entry, Geometry};
 use crate::writecache::media::Medium;
 use crate::writecache::walk::{Census, Finder, walk};
 
-/// From so many entries on, threads share them.
+/// From this many entries on, threads share them.
 const SHARED_BLOCKS_MIN: u64 = 64 << 10;
 
 /// What one of several threads found: of a part of the stripes.

@@ -12,7 +12,7 @@ use super::layout::Entry;
 pub(super) use look::look;
 pub(super) use takeup::take_up;
 
-/// What was found; the index has what is live.
+/// What was found; live entries are in the index.
 #[derive(Debug)]
 pub(super) struct Found {
     pub(super) index: Index,
@@ -22,12 +22,12 @@ pub(super) struct Found {
     pub(super) stale: Vec<u32>,
     /// Those of them, in rising order, whose entries were never committed.
     uncommitted: Vec<u32>,
-    /// What the user should know.
+    /// Notes for the user.
     pub(super) notes: Vec<String>,
 }
 
 impl Found {
-    /// Nothing yet, in an empty index.
+    /// Empty, with an empty index.
     pub(super) fn new(index: Index, notes: Vec<String>) -> Found {
         let (aside, stale, uncommitted) = (HashMap::new(), Vec::new(), Vec::new());
         Found { index, aside, stale, uncommitted, notes }

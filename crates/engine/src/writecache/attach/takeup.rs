@@ -1,5 +1,5 @@
-//! What a server that died had acknowledged, and not committed: its writes are in their slots, only
-//! the entries are missing.
+//! Writes of a server that died which were acknowledged, and not committed: their data is in its
+//! slots, only the entries are missing.
 
 use std::collections::BTreeMap;
 
@@ -19,7 +19,7 @@ use crate::writecache::memory::{rewrite, rewrite_blocks};
 use crate::writecache::openlist::{Held, LeftBehind, announce_seq, found_seq};
 use crate::writecache::walk::Finder;
 
-/// Commits it.
+/// Commits them.
 pub(in crate::writecache) fn take_up(
     medium: &Medium,
     geometry: &Geometry,
@@ -82,7 +82,7 @@ fn is_to_be_committed(
     let word = found.index.word(slot);
     match word.state() {
         State::Free => Ok(true),
-        // The commit was done, but its end not noted.
+        // The commit was done, but its end was not recorded.
         State::Live if word.block() == block => Ok(false),
         // Its own entry, of the commit that was under way; or it was superseded.
         State::Marking => match found.uncommitted.binary_search(&slot) {
@@ -93,10 +93,10 @@ fn is_to_be_committed(
     }
 }
 
-/// A commit as any other: entries and marks, then the counter. Who died while the counter was on
-/// its way may have left one that is read and not durable yet, and an older version must not be
-/// marked free before the one that the counter commits is safe: the label of this attach has
-/// settled all that was found.
+/// A commit as any other: entries and marks, then the counter. A server that died while it wrote
+/// the counter may have left one that can be read but is not durable yet, and an older version must
+/// not be marked free before the one that the counter commits is safe: storing the label of this
+/// attach has made all that was found durable.
 fn commit_left(
     medium: &Medium,
     geometry: &Geometry,
@@ -111,7 +111,7 @@ fn commit_left(
     let freed = std::mem::take(&mut found.stale);
     let at = |slot: u32| geometry.entry_at(u64::from(slot));
     let (mark, fresh) = (FREE.to_le_bytes(), Entry::FRESH);
-    // Its other half stays: a torn mark would be a live entry for a block that is none.
+    // Its other half stays: a torn mark would be a live entry for a wrong block.
     let mark_of = |slot: u32| match mutants::is(Mutant::MarkTorn) {
         true => (at(slot), fresh.as_bytes()),
         false => (at(slot) + ENTRY_SEQ_AT, &mark[..]),

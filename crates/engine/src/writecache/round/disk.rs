@@ -1,9 +1,9 @@
 //! A round of mode `s`: a state machine that one port drives.
 //!
 //! Only the metadata sectors are written that the round touches, in the medium's own unit of
-//! atomicity, made anew from the index: entries that stay live get the number below the counter,
-//! whatever number they had, which says the same. Those that are not needed any more are free.
-//! A round that closes nothing but overwritten blocks is a flush of the medium, and no more.
+//! atomicity, made again from the index: entries that stay live get the number below the counter,
+//! whatever number they had, which means the same. Those that are not needed any more are free. A
+//! round that closes nothing but overwritten blocks is only a flush of the medium.
 
 use zerocopy::IntoBytes;
 
@@ -46,15 +46,15 @@ pub(super) enum Phase {
 pub(in crate::writecache) struct Ended {
     /// Slots are free again.
     pub has_freed: bool,
-    /// It has only flushed what was overwritten.
+    /// It has only flushed overwritten blocks.
     pub is_flush_only: bool,
 }
 
 impl Writecache {
     /// Begins rounds until one has I/O in flight, or round `until` has ended, which a bio of this
-    /// port waits for (or the background wants). No further, whatever others wait for: a port none
-    /// of whose bios waits is not looked after, and its round would never end. The others hear of
-    /// each round's end, and begin the next one themselves. Says whether one is this port's now.
+    /// port waits for (or the background wants). No further, whatever others wait for: a port
+    /// without waiting bios is not driven, and its round would never end. The others are woken at
+    /// each round's end, and begin the next one themselves. Returns whether one is this port's now.
     pub(in crate::writecache) fn begin_disk_round(
         &self,
         round: &mut Round,
@@ -178,7 +178,7 @@ impl Writecache {
         }
     }
 
-    /// An I/O of the round is back. Says how the round has ended, if it has, and is durable.
+    /// An I/O of the round is complete. Returns how the round has ended, if it has, and is durable.
     pub(in crate::writecache) fn disk_round_step(
         &self,
         round: &mut Round,

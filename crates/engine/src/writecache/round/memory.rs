@@ -1,5 +1,5 @@
-//! A round of mode `p`: stores, within the call, under the lock of round. Whoever waits for that
-//! lock finds his batch committed by the one before him.
+//! A round of mode `p`: stores, within the call, under the lock of round. A thread that had to wait
+//! for that lock may find its batch committed already.
 
 use zerocopy::IntoBytes;
 
@@ -41,8 +41,8 @@ impl Run {
     }
 }
 
-/// Entries of neighbouring slots, with the same number, on their way to memory: they are stored
-/// together, whole lines where possible.
+/// Entries of neighbouring slots, with the same number, to be stored together, in whole lines where
+/// possible.
 struct Row<'a> {
     pmem: &'a dyn Pmem,
     geometry: &'a Geometry,
@@ -67,7 +67,7 @@ impl<'a> Row<'a> {
         self.count += 1;
     }
 
-    /// Stores those that are there.
+    /// Stores the collected entries.
     fn store(&mut self) {
         if self.count > 0 {
             let at = self.geometry.entry_at(u64::from(self.first));
@@ -78,7 +78,7 @@ impl<'a> Row<'a> {
 }
 
 impl Writecache {
-    /// A round. Says whether it freed slots.
+    /// A round. Returns whether it freed slots.
     pub(in crate::writecache) fn memory_round(&self, round: &mut Round) -> bool {
         let Medium::Pmem(pmem) = &self.device.medium else { unreachable!("mode p is over memory") };
         if !self.close(round) {
@@ -138,7 +138,8 @@ impl Writecache {
             let block = if mutants::is(Mutant::MarkRenames) {
                 0
             } else {
-                // As it is: a torn entry, still with its number, must not name another block.
+                // The block stays: a torn entry, still with its number, must not name another
+                // block.
                 self.index.word(slot).block()
             };
             row.add(slot, block);

@@ -1,9 +1,9 @@
 //! Rounds: how a batch becomes durable.
 //!
 //! A *round* makes durable, in this order: the entries of the batch that it closes, together with
-//! the free marks of slots that an earlier round let go (`marks`); then the commit counter. Slots
-//! whose marks are durable go back to the pool. How the bytes get to the medium is in `memory` and
-//! `disk`, one for each mode; who waits for a round is in `commit`.
+//! the free marks of slots released by an earlier round (`marks`); then the commit counter. Slots
+//! whose marks are durable go back to the pool. `memory` and `disk`, one for each mode, bring the
+//! bytes to the medium; bios wait for a round in `commit`.
 
 mod disk;
 mod memory;
@@ -17,7 +17,7 @@ use super::marks::RoundMarks;
 
 pub(super) use disk::{DEPTH_MAX, Ended};
 
-/// Rounds are counted.
+/// Counts of rounds.
 #[derive(Debug, Default)]
 pub(super) struct Rounds {
     begun: AtomicU64,
@@ -60,7 +60,7 @@ pub(super) struct Round {
     /// The commit counter on the medium.
     seq: u64,
     phase: disk::Phase,
-    /// Whether it commits a batch: then it has entries to write, and the counter.
+    /// Whether it commits a batch: then it has entries and the counter to write.
     has_batch: bool,
     /// Stripes whose lists it closed, as bits.
     closed: u32,
@@ -85,7 +85,7 @@ impl Round {
         self.phase == disk::Phase::Idle
     }
 
-    /// What it does to marks.
+    /// Its marks.
     #[cfg(all(test, feature = "shuttle"))]
     pub(super) fn marks(&self) -> &RoundMarks {
         &self.marks
@@ -107,12 +107,12 @@ fn stripes_of(bits: u32) -> impl Iterator<Item = usize> + use<> {
 
 impl Writecache {
     /// Closes the open batch: from here on writes fill the other lists. Takes the slots that this
-    /// round marks free. Says whether there is anything to do.
+    /// round marks free. Returns whether there is anything to do.
     fn close(&self, round: &mut Round) -> bool {
         self.rounds.begun.fetch_add(1, Ordering::SeqCst);
         (round.has_batch, round.closed) = (false, 0);
-        // After the count of rounds: whoever finds nothing filled any more looks at that again. A
-        // stripe's bit comes back when something is put into its other list.
+        // After the count of rounds: `round_needed` reads the count again after it has looked at
+        // the lists. A stripe's bit is set again when something is put into its other list.
         for stripe in stripes_of(self.lists.take_filled()) {
             let locked = self.index.lock(stripe);
             if round.closed == 0 {
@@ -134,8 +134,8 @@ impl Writecache {
         held.filter(move |&(block, slot)| self.index.word(slot).is_of(block, state))
     }
 
-    /// Everything of the round is durable: its batch is committed, its marked slots are free. Says
-    /// whether there are any.
+    /// Everything of the round is durable: its batch is committed, its marked slots are free.
+    /// Returns whether there are any.
     fn finish_round(&self, round: &mut Round) -> bool {
         for stripe in round.stripes() {
             self.commit_stripe(stripe, &mut round.marks);

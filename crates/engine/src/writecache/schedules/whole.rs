@@ -18,8 +18,8 @@ pub fn any_mode(prng: &mut Prng) -> Mode {
     if prng.one_in(2) { Mode::Pmem } else { Mode::Ssd }
 }
 
-/// Words of a table by chance: commits by need only, or after every write; write-back of
-/// everything at once, when half is used, or of a full cache only; blocks overwritten or not.
+/// Words of a table by chance: commits by need only, or after every write; write-back of everything
+/// immediately, when half is used, or of a full cache only; blocks overwritten or not.
 fn any_options(prng: &mut Prng, mode: Mode) -> &'static str {
     const OPTIONS: [&str; 10] = [
         "0",
@@ -154,7 +154,7 @@ pub fn wipe(mut prng: Prng) {
     world.judge();
 }
 
-/// More is written than there are slots, and time stands still: whoever waits must be woken by
+/// More is written than there are slots, and time stands still: a write that waits must be woken by
 /// what happens, not by a clock, and none may be refused.
 pub fn crowded(mut prng: Prng) {
     let slots = 1 + prng.below(4);
@@ -263,7 +263,7 @@ pub fn death(mut prng: Prng) {
     rests.into_iter().for_each(|rest| World::judge_rest(plan, rest));
 }
 
-/// Writes with pauses, in which the background may fall asleep. It must commit all the same.
+/// Writes with pauses, in which the background may fall asleep. It must commit anyway.
 pub fn doze(mut prng: Prng) {
     let world = World::new(any_plan(&mut prng, 12, TWO_AREAS));
     let keeper = world.keep(ManualClock::default());

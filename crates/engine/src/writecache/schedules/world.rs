@@ -25,7 +25,7 @@ const STRIPES: usize = 2;
 pub struct Plan {
     pub mode: Mode,
     pub slots: u64,
-    /// The words behind the block size in the table line.
+    /// The words after the block size in the table line.
     pub options: &'static str,
     /// Room in a list of uncommitted blocks.
     pub list_max: usize,

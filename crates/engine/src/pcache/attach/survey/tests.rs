@@ -143,7 +143,7 @@ impl Maker {
                 self.append(&keys);
             }
         } else if wrong && self.prng.one_in(4) {
-            // Round in circles, to nowhere, or on to where old bytes stand.
+            // Back to an earlier segment, to nowhere, or on to where old bytes stand.
             let segment = self.prng.below(u64::from(SEGMENTS) + 2) as u32;
             self.go_on_in(segment);
         }
@@ -369,7 +369,7 @@ fn threads_and_batches_make_no_difference() {
             let found = in_words(&read(&media, &reading));
             let expected = expected.get_or_insert_with(|| {
                 let in_order = in_words(&read_in_order(&media, &reading));
-                // It loads more at a time, and may meet what cannot be read behind the log's end.
+                // It loads more at a time, and may meet unreadable bytes after the log's end.
                 if is_poisoned && in_order.is_err() { found.clone() } else { in_order }
             });
             assert!(
