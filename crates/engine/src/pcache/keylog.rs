@@ -376,10 +376,7 @@ impl KeyLog {
         let end = LogEnd { position: Position { offset, ..head.position }, last: head.last };
         self.media.announce_end(end);
         if mutants::is(Mutant::HeadSeenEarly) {
-            let offset = head.position.offset + sealed.len() as u32;
-            self.front
-                .head_seen
-                .store(pack(Position { offset, ..head.position }), Ordering::Release);
+            self.show(end.position);
         }
         self.media.store(at, sealed);
         if !mutants::is(Mutant::PositionBeforeKset) {
@@ -392,7 +389,7 @@ impl KeyLog {
         head.position.offset += sealed.len() as u32;
         self.note_logged(KeyCounts::of(keys));
         head.is_unmarked = !is_marked && !mutants::is(Mutant::LoggedUnmarked);
-        self.front.head_seen.store(pack(head.position), Ordering::Release);
+        self.show(head.position);
         Ok(())
     }
 
@@ -416,28 +413,36 @@ impl KeyLog {
     fn next_segment(&self, head: &mut Head) -> Result<(), AppendError> {
         let next = self.segments.take_log().ok_or(AppendError::NoRoom)?;
         let end = ZERO_AHEAD.min(self.media.geometry.data_bytes());
-        if !mutants::is(Mutant::LastBeforeZeroes) {
-            self.media.pmem.zero(self.segments.data_at(next, 0), u64::from(end));
-            self.media.settle()?;
+        if mutants::is(Mutant::LastBeforeZeroes) {
+            self.store_last(head, next)?;
         }
+        self.media.pmem.zero(self.segments.data_at(next, 0), u64::from(end));
+        self.media.settle()?;
+        self.store_last(head, next)?;
+        head.position = Position { segment: next, offset: 0 };
+        head.zeroed_until = end;
+        self.show(head.position);
+        Ok(())
+    }
+
+    /// Ends the head's segment with a record that leads to the next one.
+    fn store_last(&self, head: &mut Head, next: u32) -> Result<(), Status> {
         // Invariant 1 here too: the remains of an earlier torn append at this very place, mixed
         // with a torn LAST, look like damage, or lead to where an older LAST led.
         self.zero_ahead(head, head.position.offset + KSET_HEADER_BYTES as u32)?;
         let at = self.segments.data_at(head.position.segment, head.position.offset);
         let position = Position { segment: next, offset: 0 };
-        let behind = LogEnd { position, last: head.last };
-        self.media.announce_end(behind);
+        let end = LogEnd { position, last: head.last };
+        self.media.announce_end(end);
         self.media.store(at, KsetHeader::last(next).as_bytes());
         self.media.settle()?;
-        self.media.confirm_end(behind);
-        if mutants::is(Mutant::LastBeforeZeroes) {
-            self.media.pmem.zero(self.segments.data_at(next, 0), u64::from(end));
-            self.media.settle()?;
-        }
-        head.position = Position { segment: next, offset: 0 };
-        head.zeroed_until = end;
-        self.front.head_seen.store(pack(head.position), Ordering::Release);
+        self.media.confirm_end(end);
         Ok(())
+    }
+
+    /// Where the log ends now, for those who only look.
+    fn show(&self, position: Position) {
+        self.front.head_seen.store(pack(position), Ordering::Release);
     }
 }
 

@@ -26,6 +26,9 @@ use super::layout::{GENERATION_MAX, Generation, SMALL_STRIDE};
 use super::media::Media;
 use super::retention::Class;
 
+#[cfg(feature = "mutants")]
+mod wrong;
+
 /// Free segments that only the log may take.
 pub const LOG_RESERVE: u32 = 2;
 /// With fewer segments nothing could be written: one holds the log, one is for data.
@@ -360,28 +363,21 @@ impl Segments {
         if seen != NO_PLACE {
             return Some(seen);
         }
-        let reserve = match mutants::is(Mutant::ReserveTaken) {
-            true => 0,
-            false => LOG_RESERVE + reserve,
-        };
-        let segment = self.take_free(&mut lock(&self.allocator), reserve)?;
-        let is_window = nth < self.window_heads;
-        self.set_class(segment, if is_window { Class::Window } else { Class::Main });
+        #[cfg(feature = "mutants")]
+        if wrong::opens_heads() {
+            return self.open_head_wrongly(nth, reserve);
+        }
+        let segment = self.take_free(&mut lock(&self.allocator), LOG_RESERVE + reserve)?;
+        self.set_class(segment, self.class_of_head(nth));
         let references = &self.segments[segment as usize].references;
-        let is_late = mutants::is(Mutant::ReferencesLate);
-        if !is_late {
-            references.fetch_add(REFERENCES_AHEAD, Ordering::Relaxed);
-        }
+        references.fetch_add(REFERENCES_AHEAD, Ordering::Relaxed);
         let place = HeadPlace { segment, offset: 0, keys: 0 }.pack();
-        let order = match mutants::is(Mutant::HeadRelaxed) {
-            true => Ordering::Relaxed,
-            false => Ordering::Release,
-        };
-        head.place.store(place, order);
-        if is_late {
-            references.fetch_add(REFERENCES_AHEAD, Ordering::Relaxed);
-        }
+        head.place.store(place, Ordering::Release);
         Some(place)
+    }
+
+    fn class_of_head(&self, nth: usize) -> Class {
+        if nth < self.window_heads { Class::Window } else { Class::Main }
     }
 
     /// Segments whose last reference went, and that [`Segments::recycle`] has not seen yet.
@@ -400,42 +396,31 @@ impl Segments {
     ///
     /// `before_reuse` is called for each, before any thread can take it.
     pub fn recycle(&self, before_reuse: impl Fn(u32)) -> Result<u32, Status> {
-        let is_forgotten = mutants::is(Mutant::ReleasedForgotten);
-        if !is_forgotten {
-            self.has_released.store(false, Ordering::Relaxed);
+        #[cfg(feature = "mutants")]
+        if wrong::recycles() {
+            return self.recycle_wrongly(before_reuse);
         }
+        self.has_released.store(false, Ordering::Relaxed);
         let candidates = std::mem::take(&mut *lock(&self.released));
-        if is_forgotten {
-            self.has_released.store(false, Ordering::Relaxed);
-        }
         let mut freed = 0;
         for segment in candidates {
-            if self.references(segment) != 0 || self.is_log(segment) {
+            if !self.is_reusable(segment) {
                 continue;
             }
-            if !lock(&self.allocator).used[segment as usize] {
-                continue;
-            }
-            if mutants::is(Mutant::FreeBeforeRaised) {
-                self.set_free(segment);
-            }
-            if !mutants::is(Mutant::GenerationNotRaised) {
-                self.raise_generation(segment)?;
-            }
-            let is_late = mutants::is(Mutant::CrcsForgottenLate);
-            if !is_late {
-                before_reuse(segment);
-            }
+            self.raise_generation(segment)?;
+            before_reuse(segment);
             self.set_class(segment, Class::Window);
-            if !mutants::is(Mutant::FreeBeforeRaised) {
-                self.set_free(segment);
-            }
-            if is_late {
-                before_reuse(segment);
-            }
+            self.set_free(segment);
             freed += 1;
         }
         Ok(freed)
+    }
+
+    /// Whether a segment is data that no key needs.
+    fn is_reusable(&self, segment: u32) -> bool {
+        self.references(segment) == 0
+            && !self.is_log(segment)
+            && lock(&self.allocator).used[segment as usize]
     }
 
     fn raise_generation(&self, segment: u32) -> Result<(), Status> {

@@ -212,12 +212,13 @@ impl Pcache {
         if keys.is_empty() && !mark {
             return Ok(());
         }
-        let guards = (!mutants::is(Mutant::SetClearedUnlocked)).then_some(guards);
+        if mutants::is(Mutant::SetClearedUnlocked) {
+            drop(guards);
+        }
         self.log.append(&keys, mark)?;
         for stripe in 0..self.stripes.open.stripes() - skipped {
             self.stripes.open.clear(stripe);
         }
-        drop(guards);
         Ok(())
     }
 

@@ -21,6 +21,9 @@ use super::retention::{Class, Seen};
 use super::segment::Space;
 use super::stripes::{Close, Sums};
 
+#[cfg(feature = "mutants")]
+mod wrong;
+
 /// With data CRCs, no key covers more than this many bytes: a read of any part of a key checks all
 /// of it.
 const CRC_EXTENT_BYTES: u64 = 16 << 10;
@@ -136,26 +139,23 @@ impl Pcache {
         sums: Sums,
         close: Close,
     ) -> Result<(), AppendError> {
-        let stripe = self.stripes.of(at);
-        if mutants::is(Mutant::IndexBeforeLock) {
-            self.point(at, space, sums);
+        #[cfg(feature = "mutants")]
+        if wrong::is_wanted() {
+            return self.commit_key_wrongly(at, space, sums, close);
         }
-        let mut state = self.stripes.lock_soon(stripe);
+        let stripe = self.stripes.of(at);
+        let mut fills = self.stripes.lock_soon(stripe);
         if let Err(error) = self.make_set_room(stripe) {
             self.segments.release(space.segment);
             return Err(error);
         }
         let len = u64::from(space.len);
-        state.cancel(at, len);
-        if !mutants::is(Mutant::IndexBeforeLock) {
-            self.point(at, space, sums);
-        }
-        let state = (!mutants::is(Mutant::KeyAfterUnlock)).then_some(state);
+        fills.cancel(at, len);
+        self.point(at, space, sums);
         self.push_key(stripe, at, space, sums, 0);
-        let state = state.filter(|_| !mutants::is(Mutant::DirtyCountedLate));
         self.stripes.add_dirty(stripe, len);
         self.close_after_push(stripe, close)?;
-        drop(state);
+        drop(fills);
         self.signals.arm();
         Ok(())
     }

@@ -150,9 +150,10 @@ impl Pcache {
         let Some(extent) = extent.as_mut() else { return Ok(None) };
         extent.keys += 1;
         let named = extent.space;
-        let extent_lock = (!mutants::is(Mutant::ZeroReferenceLate)).then_some(extent_lock);
+        if mutants::is(Mutant::ZeroReferenceLate) {
+            drop(extent_lock);
+        }
         self.segments.reference(named.segment);
-        drop(extent_lock);
         let len = wanted.min(u64::from(named.len)) as u32;
         Ok(Some(Space { len, ..named }))
     }

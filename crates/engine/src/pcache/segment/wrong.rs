@@ -1,0 +1,88 @@
+//! Wrong copies of functions of `segment.rs`, each with deliberate bugs that would be woven into every
+//! line of the right one. Only tests of the nets have them.
+
+use super::{HeadPlace, LOG_RESERVE, REFERENCES_AHEAD, Segments};
+use crate::error::Status;
+use crate::mutants::{self, Mutant};
+use crate::pcache::retention::Class;
+use crate::sync::atomic::Ordering;
+use crate::sync::lock;
+
+pub(super) fn opens_heads() -> bool {
+    [Mutant::ReserveTaken, Mutant::ReferencesLate, Mutant::HeadRelaxed].into_iter().any(mutants::is)
+}
+
+pub(super) fn recycles() -> bool {
+    let bugs = [
+        Mutant::ReleasedForgotten,
+        Mutant::FreeBeforeRaised,
+        Mutant::GenerationNotRaised,
+        Mutant::CrcsForgottenLate,
+    ];
+    bugs.into_iter().any(mutants::is)
+}
+
+impl Segments {
+    /// The head's lock is held, and it has no place.
+    pub(super) fn open_head_wrongly(&self, nth: usize, reserve: u32) -> Option<u64> {
+        let head = &self.heads[nth];
+        let reserve = match mutants::is(Mutant::ReserveTaken) {
+            true => 0,
+            false => LOG_RESERVE + reserve,
+        };
+        let segment = self.take_free(&mut lock(&self.allocator), reserve)?;
+        self.set_class(segment, self.class_of_head(nth));
+        let references = &self.segments[segment as usize].references;
+        let is_late = mutants::is(Mutant::ReferencesLate);
+        if !is_late {
+            references.fetch_add(REFERENCES_AHEAD, Ordering::Relaxed);
+        }
+        let place = HeadPlace { segment, offset: 0, keys: 0 }.pack();
+        let order = match mutants::is(Mutant::HeadRelaxed) {
+            true => Ordering::Relaxed,
+            false => Ordering::Release,
+        };
+        head.place.store(place, order);
+        if is_late {
+            references.fetch_add(REFERENCES_AHEAD, Ordering::Relaxed);
+        }
+        Some(place)
+    }
+
+    pub(super) fn recycle_wrongly(&self, before_reuse: impl Fn(u32)) -> Result<u32, Status> {
+        let is_forgotten = mutants::is(Mutant::ReleasedForgotten);
+        if !is_forgotten {
+            self.has_released.store(false, Ordering::Relaxed);
+        }
+        let candidates = std::mem::take(&mut *lock(&self.released));
+        if is_forgotten {
+            self.has_released.store(false, Ordering::Relaxed);
+        }
+        let is_early = mutants::is(Mutant::FreeBeforeRaised);
+        let is_late = mutants::is(Mutant::CrcsForgottenLate);
+        let mut freed = 0;
+        for segment in candidates {
+            if !self.is_reusable(segment) {
+                continue;
+            }
+            if is_early {
+                self.set_free(segment);
+            }
+            if !mutants::is(Mutant::GenerationNotRaised) {
+                self.raise_generation(segment)?;
+            }
+            if !is_late {
+                before_reuse(segment);
+            }
+            self.set_class(segment, Class::Window);
+            if !is_early {
+                self.set_free(segment);
+            }
+            if is_late {
+                before_reuse(segment);
+            }
+            freed += 1;
+        }
+        Ok(freed)
+    }
+}
