@@ -1,5 +1,5 @@
-//! Wrong copies of functions of `segment.rs`, each with deliberate bugs that would be woven into every
-//! line of the right one. Only tests of the nets have them.
+//! Wrong copies of functions of `segment.rs`, with deliberate bugs that would be woven into every
+//! line of the right ones. Only the builds of the nets have them.
 
 use super::{HeadPlace, LOG_RESERVE, REFERENCES_AHEAD, Segments};
 use crate::error::Status;

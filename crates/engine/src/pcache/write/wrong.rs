@@ -1,5 +1,5 @@
-//! Wrong copies of functions of `write.rs`, each with deliberate bugs that would be woven into every
-//! line of the right one. Only tests of the nets have them.
+//! Wrong copies of functions of `write.rs`, with deliberate bugs that would be woven into every
+//! line of the right ones. Only the builds of the nets have them.
 
 use crate::mutants::{self, Mutant};
 use crate::pcache::Pcache;
