@@ -37,6 +37,9 @@ pub struct Bio {
     pub token: u64,
     /// Bytes already served: an engine that parks a bio halfway continues from here.
     pub progress: u64,
+    /// What the room that has the bio, or has parked it, needs to know of it later; 0: nothing.
+    /// No other room reads it.
+    pub(crate) note: u64,
     /// How it ended; meaningful once the bio is done.
     pub status: Result<(), Status>,
 }
@@ -65,7 +68,8 @@ impl Bio {
     fn with_buffer(op: Op, offset: u64, buffer: Buffer, fua: bool, token: u64) -> Bio {
         let len = buffer.len() as u64;
         let is_metadata = false;
-        Bio { op, fua, is_metadata, offset, len, buffer, token, progress: 0, status: Ok(()) }
+        let (progress, note, status) = (0, 0, Ok(()));
+        Bio { op, fua, is_metadata, offset, len, buffer, token, progress, note, status }
     }
 
     /// The first byte after the range.

@@ -109,6 +109,7 @@ impl Seat {
         if self.parked_generation != self.generation && !mutants::is(Mutant::ProgressKept) {
             // How far a bio got with targets that are gone means nothing to the new ones.
             bio.progress = 0;
+            bio.note = 0;
         }
         let mark = Mark::of(port);
         self.in_flight += 1;
@@ -127,8 +128,10 @@ impl Seat {
         let lines = table.lines();
         let child = match lines {
             [only] => return only.target.parked_for(bio),
-            _ if bio.progress == 0 => return "its turn",
-            _ => self.split.outers.value((bio.progress - 1) as u32).parked.front(),
+            _ => match outer_of(bio) {
+                Some(outer) => self.split.outers.value(outer).parked.front(),
+                None => return "its turn",
+            },
         };
         child.map_or("its turn", |child| lines[line_of(child)].target.parked_for(child))
     }
@@ -214,6 +217,11 @@ struct Outer {
     status: Result<(), Status>,
 }
 
+/// The outer bio that a parked bio is; its note is one more than that.
+fn outer_of(bio: &Bio) -> Option<u32> {
+    bio.note.checked_sub(1).map(|outer| outer as u32)
+}
+
 /// A child's token: its line and its outer bio.
 fn child_token(line: usize, outer: u32) -> u64 {
     (line as u64) << 32 | u64::from(outer)
@@ -226,8 +234,7 @@ fn line_of(child: &Bio) -> usize {
 impl Split {
     fn submit(&mut self, lines: &[Line], first: usize, mut bio: Bio, port: &mut Port) {
         let mut children = std::mem::take(&mut self.children);
-        let outer = if let Some(outer) = bio.progress.checked_sub(1) {
-            let outer = outer as u32;
+        let outer = if let Some(outer) = outer_of(&bio) {
             let known = self.outers.value(outer);
             children.append(&mut known.parked);
             if mutants::is(Mutant::ParkedForgetsError) {
@@ -238,7 +245,7 @@ impl Split {
             {
                 std::mem::swap(&mut child.buffer, &mut bio.buffer);
             }
-            bio.progress = 0;
+            bio.note = 0;
             known.bio = Some(bio);
             outer
         } else {
@@ -362,7 +369,7 @@ impl Split {
             let status = self.outers.remove(place).status;
             port.finish(bio, status);
         } else {
-            bio.progress = u64::from(place) + 1;
+            bio.note = u64::from(place) + 1;
             port.parked.push_back(bio);
         }
     }

@@ -163,16 +163,16 @@ impl Target for Delay {
 
     fn submit(&self, mut bio: Bio, port: &mut Port) {
         let lane = self.lane(bio.op);
-        let ticket = bio.progress;
+        let ticket = bio.note;
         if lane.delay_ms == 0 {
             self.carrier.send(bio, &lane.mapping, port);
         } else if ticket == 0 {
-            bio.progress = lane.tickets.fetch_add(1, Ordering::SeqCst) + 1;
+            bio.note = lane.tickets.fetch_add(1, Ordering::SeqCst) + 1;
             port.parked.push_back(bio);
             self.events.work();
         } else if ticket <= lane.released.load(Ordering::SeqCst) {
             lane.gone_on.fetch_add(1, Ordering::SeqCst);
-            bio.progress = 0;
+            bio.note = 0;
             self.carrier.send(bio, &lane.mapping, port);
         } else {
             port.parked.push_back(bio);

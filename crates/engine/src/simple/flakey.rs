@@ -21,7 +21,7 @@ use crate::units::{Nanos, SECOND};
 /// Probabilities are in parts of this.
 const PROBABILITY_MAX: u64 = 1_000_000_000;
 
-/// Marks a bio, by its progress, that was submitted while the target was down.
+/// The note on a bio that was submitted while the target was down.
 const SUBMITTED_DOWN: u64 = 1;
 
 /// The words of a flakey line.
@@ -319,13 +319,13 @@ impl Target for Flakey {
             self.corrupt(bio.op, copy.as_mut_slice());
             return self.carrier.send_with(bio, copy, &self.mapping, port);
         }
-        bio.progress = SUBMITTED_DOWN;
+        bio.note = SUBMITTED_DOWN;
         self.carrier.send(bio, &self.mapping, port);
     }
 
     fn complete(&self, io: DiskIo, port: &mut Port) {
         let Some(mut bio) = self.carrier.complete(io, port) else { return };
-        let was_down = std::mem::take(&mut bio.progress) == SUBMITTED_DOWN;
+        let was_down = std::mem::take(&mut bio.note) == SUBMITTED_DOWN;
         if was_down && bio.op == Op::Read && bio.status.is_ok() && self.corrupts(bio.op) {
             self.corrupt(bio.op, bio.buffer.as_mut_slice());
         }

@@ -15,14 +15,11 @@ use crate::target::Port;
 use super::round::{Ended, Round};
 use super::{TOKEN_FLUSH, Writecache};
 
-/// Set in the progress of a bio that waits for a round; the rest says which round, and the bio's
-/// progress.
-const WAITS: u64 = 1 << 63;
-const GOES_ON: u64 = 1 << 62;
-const ROUND_SHIFT: u32 = 20;
-const ROUND_MASK: u64 = (1 << 42) - 1;
-/// Progress is counted in sectors of 512 bytes there.
-const SECTOR_SHIFT: u32 = 9;
+/// The note on a parked bio that waits for a round: bits, and above them the round.
+const WAITS: u64 = 1;
+/// It goes on then.
+const GOES_ON: u64 = 2;
+const ROUND_SHIFT: u32 = 2;
 
 /// A bio that waits for a round.
 #[derive(Debug)]
@@ -100,24 +97,21 @@ pub(super) struct FlushJob {
 
 /// Whether a parked bio waits for a round.
 pub(super) fn is_waiting(bio: &Bio) -> bool {
-    bio.progress & WAITS != 0
+    bio.note & WAITS != 0
 }
 
-/// Whether a bio waits for a round: which round, and whether the bio continues then or is done.
-/// Restores the bio's own progress.
-pub(super) fn waits_for(bio: &mut Bio) -> Option<(u64, bool)> {
+/// Whether a bio waited for a round: which, and whether it goes on then or is done.
+pub(super) fn take_wait(bio: &mut Bio) -> Option<(u64, bool)> {
     if !is_waiting(bio) {
         return None;
     }
-    let round = bio.progress >> ROUND_SHIFT & ROUND_MASK;
-    let goes_on = bio.progress & GOES_ON != 0;
-    bio.progress = (bio.progress & ((1 << ROUND_SHIFT) - 1)) << SECTOR_SHIFT;
-    Some((round, goes_on))
+    let note = std::mem::take(&mut bio.note);
+    Some((note >> ROUND_SHIFT, note & GOES_ON != 0))
 }
 
 fn waiting(mut bio: Bio, round: u64, goes_on: bool) -> Bio {
     let flags = if goes_on { WAITS | GOES_ON } else { WAITS };
-    bio.progress = flags | (round & ROUND_MASK) << ROUND_SHIFT | bio.progress >> SECTOR_SHIFT;
+    bio.note = round << ROUND_SHIFT | flags;
     bio
 }
 

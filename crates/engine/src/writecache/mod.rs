@@ -228,7 +228,7 @@ impl Target for Writecache {
     }
 
     fn submit(&self, mut bio: Bio, port: &mut Port) {
-        if let Some((round, goes_on)) = commit::waits_for(&mut bio) {
+        if let Some((round, goes_on)) = commit::take_wait(&mut bio) {
             if !self.is_past(round) {
                 return self.wait_for_round(bio, round, goes_on, port);
             }

@@ -575,7 +575,8 @@ fn next_piece(pending: &mut Pending, slot: usize, buffer: Buffer) -> Bio {
     let end = request.offset + u64::from(request.len);
     let len = (end - *next).min(BIO_BYTES_MAX);
     let fua = request.flags & command_flag::FUA != 0 && !matches!(op, Op::Read | Op::Flush);
-    let bio = Bio { buffer, ..Bio::bare(*op, *next, len, fua, slot as u64) };
+    let mut bio = Bio::bare(*op, *next, len, fua, slot as u64);
+    bio.buffer = buffer;
     *next += len;
     bio
 }
