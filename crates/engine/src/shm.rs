@@ -15,6 +15,7 @@
 
 #![allow(unsafe_code)]
 
+mod header;
 mod keeper;
 
 use std::fs::{File, OpenOptions};
@@ -29,6 +30,7 @@ use crate::error::{Error, Kind, Result};
 use crate::sync::atomic::Ordering;
 use crate::sync::{Arc, Mutex, SharedWord, lock};
 
+pub use header::{Header, Heading};
 pub use keeper::{Keeper, Served, recall};
 
 const WORD_BYTES: usize = size_of::<SharedWord>();

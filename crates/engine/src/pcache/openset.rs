@@ -28,13 +28,13 @@
 
 use crate::mutants::{self, Mutant};
 use crate::near::bring_near;
-use crate::shm::SharedWords;
+use crate::shm::{Header, Heading, SharedWords};
 use crate::sync::SharedWord;
 use crate::sync::atomic::Ordering;
 
 use zerocopy::IntoBytes;
 
-use crate::error::{Error, Kind, Result};
+use crate::error::Result;
 
 use super::layout::{CacheInfo, KEYS_MAX, Key, Position, Slotted};
 
@@ -63,6 +63,17 @@ const WORD_ATTACH_NEXT: usize = 11;
 const WORD_END: usize = 12;
 const WORD_END_NEXT: usize = 14;
 
+const HEADER: Header = Header {
+    magic: MAGIC,
+    version: VERSION,
+    stripes_max: STRIPES_MAX,
+    magic_at: WORD_MAGIC,
+    shape_at: WORD_SHAPE,
+    attach_at: WORD_ATTACH_ID,
+    attach_next_at: WORD_ATTACH_NEXT,
+    boot_at: WORD_BOOT,
+};
+
 /// The open key sets of a cache, one per stripe. Each is used under its stripe's lock.
 #[derive(Debug)]
 pub struct OpenSets {
@@ -73,13 +84,9 @@ pub struct OpenSets {
 /// What a dead server left, and whose it is.
 #[derive(Debug)]
 pub struct LeftBehind {
-    /// The attach, as on the label; and the one that was taking the memory over.
-    pub attach_ids: [u64; 2],
     /// cache_info as that server stored it last, and as it was about to store it.
     info: CacheInfo,
     info_next: CacheInfo,
-    /// Whether the machine was not restarted since.
-    pub is_of_this_boot: bool,
     /// Keys that were not logged, with samples of their data; 0: unknown.
     pub keys: Vec<(Key, u32)>,
     /// The log's end as that server knew it, and as it was about to be; `None` for an older udm.
@@ -148,8 +155,11 @@ pub fn words_needed(stripes: usize) -> usize {
 
 /// Whether the memory is that of an attach. An error: this udm cannot tell.
 pub fn is_of(shared: &SharedWords, attach_id: u64) -> Result<bool> {
-    let left = OpenSets::left_behind(shared)?;
-    Ok(left.is_some_and(|left| left.is_of_this_boot && left.attach_ids.contains(&attach_id)))
+    Ok(heading(shared)?.is_some_and(|heading| heading.is_of(attach_id)))
+}
+
+fn heading(shared: &SharedWords) -> Result<Option<Heading>> {
+    HEADER.read(shared, |_, stripes| shared.words().len() >= words_needed(stripes))
 }
 
 /// The next server found the log's end here, at one of those two places.
@@ -157,11 +167,9 @@ pub fn found_end(shared: &SharedWords, position: Position) {
     store_end(shared, WORD_END, LogEnd { position, last: LastSet::default() });
 }
 
-/// Another attach is about to take the memory over from `owner`, which the label names: both own
-/// it. The owner may have been about to take it over itself when its server died.
+/// See [`Header::announce_attach`].
 pub fn announce_attach(shared: &SharedWords, owner: u64, attach_id: u64) {
-    shared.words()[WORD_ATTACH_ID].store(owner, Ordering::SeqCst);
-    shared.words()[WORD_ATTACH_NEXT].store(attach_id, Ordering::SeqCst);
+    HEADER.announce_attach(shared, owner, attach_id);
 }
 
 /// The log is about to end there.
@@ -217,7 +225,7 @@ impl OpenSets {
         assert!(stripes <= STRIPES_MAX && shared.words().len() >= words_needed(stripes));
         let words = shared.words();
         // The old shape's counts first, then those of the new one, whose places may be others.
-        let old = words[WORD_SHAPE].load(Ordering::Relaxed) as u32 as usize;
+        let (_, old) = HEADER.shape(&shared);
         for stripe in (0..old.min(STRIPES_MAX)).chain(0..stripes) {
             if let Some(count) = words.get(HEADER_WORDS + stripe * STRIPE_WORDS) {
                 count.store(0, Ordering::SeqCst);
@@ -226,38 +234,21 @@ impl OpenSets {
         let end = LogEnd { position: end, last: LastSet::default() };
         store_end(&shared, WORD_END_NEXT, end);
         store_end(&shared, WORD_END, end);
-        words[WORD_SHAPE].store(VERSION << 32 | stripes as u64, Ordering::SeqCst);
+        HEADER.set_shape(&shared, stripes);
         store_info(words, WORD_INFO_NEXT, info);
         store_info(words, WORD_INFO, info);
         words[WORD_FAILED].store(0, Ordering::Relaxed);
-        words[WORD_BOOT].store(shared.boot(), Ordering::SeqCst);
-        words[WORD_ATTACH_NEXT].store(attach_id, Ordering::SeqCst);
-        words[WORD_ATTACH_ID].store(attach_id, Ordering::SeqCst);
-        words[WORD_MAGIC].store(MAGIC, Ordering::SeqCst);
+        HEADER.own(&shared, attach_id);
         OpenSets { shared, stripes }
     }
 
     /// What a dead server left in `shared`, in an order that keeps the order of keys of one region.
     /// `None` if no server has used it; an error if that was one of another version.
     pub fn left_behind(shared: &SharedWords) -> Result<Option<LeftBehind>> {
-        let words = shared.words();
-        if words.len() < HEADER_WORDS || words[WORD_MAGIC].load(Ordering::SeqCst) != MAGIC {
+        let Some(Heading { version, stripes, .. }) = heading(shared)? else {
             return Ok(None);
-        }
-        let shape = words[WORD_SHAPE].load(Ordering::Relaxed);
-        let (version, stripes) = (shape >> 32, (shape & 0xFFFF_FFFF) as usize);
-        let is_known = (1..=VERSION).contains(&version) && stripes <= STRIPES_MAX;
-        if !is_known || words.len() < words_needed(stripes) {
-            return Err(Error::new(
-                Kind::Unsupported,
-                format!(
-                    "the memory that the last server left has version {version} and {stripes} \
-                     stripes in {} words, and this udm knows versions up to {VERSION}: use the udm \
-                     of that server, or add `lost_memory accept` to the table to go on without",
-                    words.len()
-                ),
-            ));
-        }
+        };
+        let words = shared.words();
         let mut keys = Vec::new();
         for stripe in 0..stripes {
             let words = &words[HEADER_WORDS + stripe * STRIPE_WORDS..][..STRIPE_WORDS];
@@ -265,12 +256,9 @@ impl OpenSets {
             let look = |nth: usize| if version > 1 { load_look(words, nth) } else { 0 };
             keys.extend((0..count).map(|nth| (load_key(words, nth), look(nth))));
         }
-        let attach = |word: usize| words[word].load(Ordering::SeqCst);
         Ok(Some(LeftBehind {
-            attach_ids: [WORD_ATTACH_ID, WORD_ATTACH_NEXT].map(attach),
             info: load_info(words, WORD_INFO),
             info_next: load_info(words, WORD_INFO_NEXT),
-            is_of_this_boot: words[WORD_BOOT].load(Ordering::Relaxed) == shared.boot(),
             keys,
             ends: (version > 1).then(|| [WORD_END, WORD_END_NEXT].map(|at| load_end(words, at))),
         }))
@@ -404,7 +392,7 @@ mod tests {
         let keys = found.keys.iter().map(|(key, look)| (key.off.get(), *look));
         assert_eq!(keys.collect::<Vec<_>>(), [(3, 0), (1, 5), (2, u32::MAX)]);
         assert!(found.keys.iter().all(|(key, _)| key.as_bytes()[36..] == [0; 4]));
-        assert!(found.attach_ids == [77; 2] && found.knows(&info));
+        assert!(found.knows(&info));
         announce_attach(&shared, 77, 78);
         assert!(is_of(&shared, 77).unwrap() && is_of(&shared, 78).unwrap());
         assert!(!is_of(&shared, 79).unwrap());

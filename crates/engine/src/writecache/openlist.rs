@@ -19,10 +19,10 @@
 //! is emptied once its batch is durable, before any of its slots can be freed. An entry whose slot
 //! has since gone to another block is followed by a later one for its own block.
 
-use crate::error::{Error, Kind, Result};
+use crate::error::Result;
 use crate::look::look_of;
 use crate::mutants::{self, Mutant};
-use crate::shm::SharedWords;
+use crate::shm::{Header, Heading, SharedWords};
 use crate::sync::SharedWord;
 use crate::sync::atomic::Ordering;
 
@@ -50,6 +50,18 @@ const WORD_SEQ_NEXT: usize = 5;
 const WORD_FAILED: usize = 6;
 const WORD_ATTACH_NEXT: usize = 7;
 const LOOK_SHIFT: u32 = 33;
+
+const HEADER: Header = Header {
+    magic: MAGIC,
+    version: VERSION,
+    stripes_max: STRIPES_MAX,
+    magic_at: WORD_MAGIC,
+    shape_at: WORD_SHAPE,
+    attach_at: WORD_ATTACH_ID,
+    attach_next_at: WORD_ATTACH_NEXT,
+    boot_at: WORD_BOOT,
+};
+
 /// Of this many entries of a list, the newest ones, the next server checks the data: a medium that
 /// lacks any write lacks the newest.
 const LOOKED_AT_MAX: usize = 64;
@@ -70,12 +82,8 @@ pub struct OpenLists {
 /// What a dead server left.
 #[derive(Debug)]
 pub struct LeftBehind {
-    /// The attach, as on the label; and the one that was taking the memory over.
-    pub attach_ids: [u64; 2],
     /// The commit counter as that server knew it last, and as it was about to be.
     pub seqs: [u64; 2],
-    /// Whether the machine was not restarted since.
-    pub is_of_this_boot: bool,
     /// Whether that server saw its cache device fail.
     pub has_failed: bool,
     /// Entries, in an order that keeps the order of those for one block.
@@ -112,15 +120,20 @@ pub fn note_failure(shared: &SharedWords) {
 
 /// Whether the memory is that of an attach. An error: this udm cannot tell.
 pub fn is_of(shared: &SharedWords, attach_id: u64) -> Result<bool> {
-    let left = OpenLists::left_behind(shared)?;
-    Ok(left.is_some_and(|left| left.is_of_this_boot && left.attach_ids.contains(&attach_id)))
+    Ok(heading(shared)?.is_some_and(|heading| heading.is_of(attach_id)))
 }
 
-/// Another attach is about to take the memory over from `owner`, which the label names: both own
-/// it. The owner may have been about to take it over itself when its server died.
+fn heading(shared: &SharedWords) -> Result<Option<Heading>> {
+    let count = shared.words().len();
+    HEADER.read(shared, |version, stripes| {
+        count >= HEADER_WORDS
+            && list_words(count, lists_at(version, stripes), stripes) >= LIST_HEADER_WORDS
+    })
+}
+
+/// See [`Header::announce_attach`].
 pub fn announce_attach(shared: &SharedWords, owner: u64, attach_id: u64) {
-    shared.words()[WORD_ATTACH_ID].store(owner, Ordering::SeqCst);
-    shared.words()[WORD_ATTACH_NEXT].store(attach_id, Ordering::SeqCst);
+    HEADER.announce_attach(shared, owner, attach_id);
 }
 
 /// The next server found this commit counter, one of those two.
@@ -143,10 +156,10 @@ impl OpenLists {
     pub fn begin(shared: SharedWords, stripes: usize, attach_id: u64, seq: u64) -> OpenLists {
         let words = shared.words();
         assert!(stripes <= STRIPES_MAX && words.len() >= words_needed(stripes, 1));
-        let shape = words[WORD_SHAPE].load(Ordering::Relaxed);
-        let old = ((shape & 0xFFFF_FFFF) as usize).min(STRIPES_MAX);
+        let (version, old) = HEADER.shape(&shared);
         // The old shape's counts first, then those of the new one, whose places may be others.
-        for (version, stripes) in [((shape >> 32).min(VERSION), old), (VERSION, stripes)] {
+        for (version, stripes) in [(version.min(VERSION), old.min(STRIPES_MAX)), (VERSION, stripes)]
+        {
             let lists_at = lists_at(version, stripes);
             let list_words = list_words(words.len(), lists_at, stripes);
             let counts = (0..stripes * 2).map(|list| lists_at + list * list_words + 1);
@@ -156,14 +169,11 @@ impl OpenLists {
         }
         let lists_at = lists_at(VERSION, stripes);
         let list_words = list_words(words.len(), lists_at, stripes);
-        words[WORD_SHAPE].store(VERSION << 32 | stripes as u64, Ordering::SeqCst);
+        HEADER.set_shape(&shared, stripes);
         words[WORD_SEQ_NEXT].store(seq, Ordering::SeqCst);
         words[WORD_SEQ].store(seq, Ordering::SeqCst);
         words[WORD_FAILED].store(0, Ordering::Relaxed);
-        words[WORD_BOOT].store(shared.boot(), Ordering::SeqCst);
-        words[WORD_ATTACH_NEXT].store(attach_id, Ordering::SeqCst);
-        words[WORD_ATTACH_ID].store(attach_id, Ordering::SeqCst);
-        words[WORD_MAGIC].store(MAGIC, Ordering::SeqCst);
+        HEADER.own(&shared, attach_id);
         OpenLists { shared, lists_at, list_words }
     }
 
@@ -175,27 +185,12 @@ impl OpenLists {
     /// What a dead server left in `shared`; `None` when no server has been here; an error when
     /// that was one of another version.
     pub fn left_behind(shared: &SharedWords) -> Result<Option<LeftBehind>> {
-        let words = shared.words();
-        if words.len() < HEADER_WORDS || words[WORD_MAGIC].load(Ordering::SeqCst) != MAGIC {
+        let Some(Heading { version, stripes, .. }) = heading(shared)? else {
             return Ok(None);
-        }
-        let shape = words[WORD_SHAPE].load(Ordering::Relaxed);
-        let stripes = (shape & 0xFFFF_FFFF) as usize;
-        let version = shape >> 32;
-        let is_known = (1..=VERSION).contains(&version) && stripes <= STRIPES_MAX;
+        };
+        let words = shared.words();
         let lists_at = lists_at(version, stripes);
         let list_words = list_words(words.len(), lists_at, stripes);
-        if !is_known || list_words < LIST_HEADER_WORDS {
-            return Err(Error::new(
-                Kind::Unsupported,
-                format!(
-                    "the memory that the last server left has version {version} and {stripes} \
-                     stripes in {} words, and this udm knows versions up to {VERSION}: use the udm \
-                     of that server, or add `lost_memory accept` to the table to go on without",
-                    words.len()
-                ),
-            ));
-        }
         let (mut held, mut looks) = (Vec::new(), Vec::new());
         let begun = words[HEADER_WORDS..lists_at].iter().map(|word| word.load(Ordering::Acquire));
         let overwriting: Vec<u32> =
@@ -227,11 +222,8 @@ impl OpenLists {
         if mutants::is(Mutant::HeldIgnored) {
             held.clear();
         }
-        let owners = [WORD_ATTACH_ID, WORD_ATTACH_NEXT];
         Ok(Some(LeftBehind {
-            attach_ids: owners.map(|word| words[word].load(Ordering::SeqCst)),
             seqs: [WORD_SEQ, WORD_SEQ_NEXT].map(|word| words[word].load(Ordering::SeqCst)),
-            is_of_this_boot: words[WORD_BOOT].load(Ordering::Relaxed) == shared.boot(),
             has_failed: words[WORD_FAILED].load(Ordering::Relaxed) != 0,
             held,
             overwritten,
@@ -412,7 +404,7 @@ mod tests {
         lists.announce_seq(6);
         let found = OpenLists::left_behind(&shared).unwrap().unwrap();
         assert_eq!(found.held, [(3, 3), (4, 7), (5, 5), (10, 1), (10, 2)]);
-        assert_eq!((found.attach_ids, found.seqs), ([77; 2], [5, 6]));
+        assert!(found.seqs == [5, 6] && is_of(&shared, 77).unwrap());
         lists.clear(1, 1);
         lists.confirm_seq(6);
         let found = OpenLists::left_behind(&shared).unwrap().unwrap();
