@@ -236,6 +236,10 @@ impl Writecache {
         slot: u32,
         round: &mut RoundMarks,
     ) {
+        #[cfg(feature = "mutants")]
+        if self.supersede_wrongly(locked, block, slot, round) {
+            return;
+        }
         let mut at = slot;
         while let Some((before, found)) = locked.next_older(block, at) {
             at = before;
@@ -245,16 +249,6 @@ impl Writecache {
                 | State::OverwrittenB
                 | State::Cleaned
                 | State::Damaged => {
-                    locked.supersede_behind(before, found);
-                    if mutants::is(Mutant::FreeMarkLate) {
-                        self.index.retire(found.slot);
-                        self.pool.put(found.slot);
-                        continue;
-                    }
-                    round.superseded.push(found.slot);
-                    continue;
-                }
-                State::Overwriting if mutants::is(Mutant::OverwritingFreed) => {
                     locked.supersede_behind(before, found);
                     round.superseded.push(found.slot);
                     continue;
@@ -285,5 +279,44 @@ impl Writecache {
         locked.unlink(slot);
         self.index.set_marking(slot);
         self.marks.add_superseded(slot);
+    }
+}
+
+#[cfg(feature = "mutants")]
+impl Writecache {
+    fn supersede_wrongly(
+        &self,
+        locked: &mut Locked<'_>,
+        block: u64,
+        slot: u32,
+        round: &mut RoundMarks,
+    ) -> bool {
+        let frees = mutants::is(Mutant::FreeMarkLate);
+        let takes_moving = mutants::is(Mutant::OverwritingFreed);
+        if !frees && !takes_moving {
+            return false;
+        }
+        use State::{Cleaned, Cleaning, Damaged, Live, Overwriting, OverwrittenA, OverwrittenB};
+        let mut at = slot;
+        while let Some((before, found)) = locked.next_older(block, at) {
+            at = before;
+            let state = found.word.state();
+            let is_idle = matches!(state, Live | OverwrittenA | OverwrittenB | Cleaned | Damaged);
+            if is_idle || state == Overwriting && takes_moving {
+                locked.supersede_behind(before, found);
+                if frees {
+                    self.index.retire(found.slot);
+                    self.pool.put(found.slot);
+                } else {
+                    round.superseded.push(found.slot);
+                }
+                continue;
+            }
+            if matches!(state, Cleaning | Overwriting) {
+                locked.set_state(found.slot, State::Outdated);
+            }
+            at = found.slot;
+        }
+        true
     }
 }

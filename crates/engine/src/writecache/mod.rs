@@ -22,6 +22,7 @@
 //! | `writeback` | the life of data afterwards |
 //! | `background` | the order of the background's work |
 //! | `control`, `counts` | status, messages, suspend; counters |
+//! | `mutants` | deliberate bugs, in tests alone |
 //!
 //! Each type has its fields to itself: only the file of the type changes them.
 //!
@@ -48,6 +49,7 @@ mod lists;
 mod marks;
 pub mod media;
 mod memory;
+mod mutants;
 mod open;
 mod openlist;
 mod origin;

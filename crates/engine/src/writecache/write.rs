@@ -16,7 +16,7 @@ use crate::sync::atomic::Ordering;
 use crate::target::Port;
 
 use super::counts::add;
-use super::index::State;
+use super::index::{Locked, State};
 use super::lists::ListRoom;
 use super::media::Medium;
 use super::pool::{SLOTS_MAX, Slots};
@@ -172,7 +172,7 @@ impl Writecache {
     }
 
     /// Sends the stage's data to its slots.
-    fn send(&self, mut bio: Bio, mut destination: Destination, port: &mut Port) {
+    fn send(&self, mut bio: Bio, destination: Destination, port: &mut Port) {
         let Medium::Disk(disk) = &self.device.medium else { unreachable!("mode s is over a disk") };
         let (Destination::Free(slots) | Destination::Same(slots)) = &destination else {
             unreachable!("what passes by has no slots")
@@ -197,12 +197,8 @@ impl Writecache {
             port.ios.push_back(DiskIo::new(disk, Op::Write, at, buffer, token));
         }
         let outstanding = pieces.len() as u32;
-        if mutants::is(Mutant::EntryBeforeData)
-            && let Destination::Free(slots) = &destination
-            && self.publish(self.block_at(bio.offset + bio.progress), slots, &[])
-        {
-            destination = Destination::Free(Slots::default());
-        }
+        #[cfg(feature = "mutants")]
+        let destination = self.publish_early(&bio, destination);
         let stage = Stage { bio, len: len as u64, outstanding, status: Ok(()), destination };
         let place = u64::from(self.jobs.writes.of(port).insert(stage));
         port.ios.range_mut(first..).for_each(|io| io.token |= place);
@@ -265,11 +261,7 @@ impl Writecache {
                 let has_room = self.publish(first, slots, self.data_of(&bio, slots));
                 assert!(has_room, "room was promised");
             }
-            (Destination::Free(slots), Err(_)) => {
-                if !mutants::is(Mutant::FailedWriteMapped) || !self.publish(first, slots, &[]) {
-                    self.give_back(first, slots);
-                }
-            }
+            (Destination::Free(slots), Err(_)) => self.give_back(first, slots),
             (Destination::Same(slots), status) => {
                 let data = if status.is_ok() { self.data_of(&bio, slots) } else { &[] };
                 self.overwritten(first, slots, data, status);
@@ -286,6 +278,9 @@ impl Writecache {
 
     /// The slots were not used.
     fn give_back(&self, first: u64, slots: &[u32]) {
+        if mutants::is(Mutant::FailedWriteMapped) && self.publish(first, slots, &[]) {
+            return;
+        }
         // In this order: a slot that is neither promised nor free would never come back.
         self.pool.put_all(slots);
         if !mutants::is(Mutant::PromiseOfFailed) {
@@ -307,10 +302,24 @@ impl Writecache {
     /// Makes `slots`, whose data is there, the newest versions of the blocks from `first` on;
     /// unless the list of uncommitted blocks is full.
     fn publish(&self, first: u64, slots: &[u32], data: &[u8]) -> bool {
-        let before = mutants::is(Mutant::FillingReadEarly)
-            .then(|| self.lists.filling_of(self.index.stripe_of(first)));
-        let mut locked = self.index.lock_of(first);
-        let filling = before.unwrap_or_else(|| self.lists.filling(&locked));
+        #[cfg(feature = "mutants")]
+        if let Some(has_room) = self.publish_wrongly(first, slots, data) {
+            return has_room;
+        }
+        let locked = self.index.lock_of(first);
+        let filling = self.lists.filling(&locked);
+        self.publish_in(locked, filling, first, slots, data)
+    }
+
+    /// The same, where the stripe is locked and fills this list.
+    fn publish_in(
+        &self,
+        mut locked: Locked<'_>,
+        filling: usize,
+        first: u64,
+        slots: &[u32],
+        data: &[u8],
+    ) -> bool {
         if self.plan.is_pmem() && !self.lists.has_room(&locked, filling, slots.len()) {
             return false;
         }
@@ -370,6 +379,27 @@ impl Writecache {
             self.ask_for_commit(port);
         }
         port.finish(bio, Ok(()));
+    }
+}
+
+#[cfg(feature = "mutants")]
+impl Writecache {
+    fn publish_wrongly(&self, first: u64, slots: &[u32], data: &[u8]) -> Option<bool> {
+        let filling = self.lists.filling_of(self.index.stripe_of(first));
+        let publish = || self.publish_in(self.index.lock_of(first), filling, first, slots, data);
+        mutants::is(Mutant::FillingReadEarly).then(publish)
+    }
+
+    fn publish_early(&self, bio: &Bio, destination: Destination) -> Destination {
+        let first = self.block_at(bio.offset + bio.progress);
+        match &destination {
+            Destination::Free(slots)
+                if mutants::is(Mutant::EntryBeforeData) && self.publish(first, slots, &[]) =>
+            {
+                Destination::Free(Slots::default())
+            }
+            _ => destination,
+        }
     }
 }
 

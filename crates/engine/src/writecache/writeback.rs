@@ -10,6 +10,8 @@
 //! No slot is released before the origin's flush has succeeded. If the flush fails, or any write,
 //! the whole batch is dirty as before, and is tried again after a pause. Pauses grow.
 
+mod taker;
+
 use crate::bio::Op;
 use crate::buffer::Buffer;
 use crate::cycle::Cycle;
@@ -22,10 +24,11 @@ use crate::sync::atomic::Ordering;
 use crate::target::Port;
 use crate::units::{KIB, MIB, Nanos};
 
-use super::index::{EPOCHS, Found, Locked, State};
+use super::index::{Locked, State};
 use super::media::Medium;
-use super::plan::{AGE_EPOCHS, Plan};
+use super::plan::Plan;
 use super::{OWN_SHIFT, TOKEN_KIND, TOKEN_WB_FLUSH, TOKEN_WB_READ, TOKEN_WB_WRITE, Writecache};
+use taker::Taker;
 
 /// Most bytes, and most blocks, of a batch.
 pub(super) const BATCH_BYTES_MAX: u64 = 32 * MIB;
@@ -413,17 +416,20 @@ impl Writecache {
         self.emit_moves(writeback, port);
     }
 
+    /// Whether the origin may lack some of the batch, now that its flush has ended.
+    fn may_lack(&self, writeback: &Writeback, flushed: Result<(), Status>) -> bool {
+        if flushed.is_err() && !mutants::is(Mutant::OriginFlushErrorIgnored) {
+            return true;
+        }
+        // Another flush failed meanwhile, and may have lost data that this one should cover.
+        self.origin.flush_failures() != writeback.flush_failures
+            && !mutants::is(Mutant::OthersFailureIgnored)
+    }
+
     /// The batch's flush is complete. Returns whether the batch is on the origin.
     fn complete_wb_flush(&self, writeback: &mut Writeback, result: Result<(), Status>) -> bool {
-        if result.is_err() && !mutants::is(Mutant::OriginFlushErrorIgnored) {
-            // What the origin has of this batch is unknown: all of it is written again.
-            self.put_back(writeback);
-            return false;
-        }
-        if self.origin.flush_failures() != writeback.flush_failures
-            && !mutants::is(Mutant::OthersFailureIgnored)
-        {
-            // Another flush failed meanwhile, and may have lost data that this one should cover.
+        if self.may_lack(writeback, result) {
+            // All of it is written again.
             self.put_back(writeback);
             return false;
         }
@@ -478,101 +484,5 @@ impl Writecache {
         if writeback.cycle.plan_retry(now) {
             self.events.work();
         }
-    }
-}
-
-/// Takes blocks of one stripe for a batch.
-struct Taker<'a> {
-    cache: &'a Writecache,
-    locked: Locked<'a>,
-    zeroing: &'a [(u64, u64)],
-    items: &'a mut Vec<Item>,
-    needs_commit: bool,
-}
-
-impl Taker<'_> {
-    /// Takes `share` blocks, oldest first, and their neighbours; with `has_aged` also all that are
-    /// too old.
-    fn take(&mut self, share: u64, has_aged: bool) {
-        let until = self.items.len() as u64 + share;
-        let mut passed: Option<u32> = None;
-        let mut passed_count = 0;
-        while passed_count < PASSED_MAX && (self.items.len() as u64) < BATCH_BLOCKS_MAX {
-            let next = match passed {
-                Some(slot) => self.locked.next_newer(slot),
-                None => self.locked.oldest(),
-            };
-            let Some(slot) = next else { return };
-            let word = self.cache.index.word(slot);
-            let is_due =
-                (self.items.len() as u64) < until || has_aged && self.is_aged(word.epoch());
-            if !is_due {
-                return;
-            }
-            if self.can_take(word.block()) == Some(slot) {
-                self.take_run(word.block(), slot);
-                continue;
-            }
-            // Not committed itself, or its successor is not.
-            self.needs_commit = true;
-            passed = Some(slot);
-            passed_count += 1;
-        }
-    }
-
-    /// The slot to be written back for a block, if there is one now. None while an older version is
-    /// in flight, in this batch: it would be unknown which of them reaches the origin last.
-    fn can_take(&self, block: u64) -> Option<u32> {
-        let is_zeroed = |range: &(u64, u64)| (range.0..range.1).contains(&block);
-        let is_moving = |older: Found| {
-            older.word.state() == State::Outdated && !mutants::is(Mutant::BlockTakenTwice)
-        };
-        let mut versions = self.locked.versions(block);
-        let newest = versions.next()?;
-        let state = newest.word.state();
-        let is_flushed = state == State::Live
-            || state.is_overwritten() && mutants::is(Mutant::UnflushedWrittenBack);
-        let is_free = is_flushed && !self.zeroing.iter().any(is_zeroed) && !versions.any(is_moving);
-        is_free.then_some(newest.slot)
-    }
-
-    /// Whether a block came so long ago that the age limit is near.
-    fn is_aged(&self, epoch: u64) -> bool {
-        let now = self.cache.background.epoch();
-        self.cache.plan.ages_at_once() || (now.wrapping_sub(epoch)) % EPOCHS >= AGE_EPOCHS - 1
-    }
-
-    /// Takes a block, and its neighbours before and after.
-    fn take_run(&mut self, block: u64, slot: u32) {
-        let index = &self.cache.index;
-        let max = (WRITE_BYTES_MAX / self.cache.block_bytes()).max(1) as usize;
-        let stripe_start =
-            index.region_end(block) - super::index::REGION_BYTES / self.cache.block_bytes();
-        self.take_one(block, slot);
-        let mut count = 1;
-        let mut at = block;
-        while count < max
-            && at > stripe_start
-            && let Some(slot) = self.can_take(at - 1)
-        {
-            at -= 1;
-            count += 1;
-            self.take_one(at, slot);
-        }
-        let mut at = block + 1;
-        while count < max
-            && at < index.region_end(block)
-            && let Some(slot) = self.can_take(at)
-        {
-            self.take_one(at, slot);
-            at += 1;
-            count += 1;
-        }
-    }
-
-    fn take_one(&mut self, block: u64, slot: u32) {
-        self.locked.remove_age(slot);
-        self.locked.set_state(slot, State::Cleaning);
-        self.items.push(Item { block, slot });
     }
 }

@@ -64,8 +64,9 @@ impl Zeroing {
         ranges.swap_remove(place.expect("a range is registered while it is zeroed"));
     }
 
-    fn set_waiting(&self, may_wait: bool) {
-        self.wants_batch_end.store(may_wait, Ordering::SeqCst);
+    /// A discard may wait from here on.
+    fn wait(&self) {
+        self.wants_batch_end.store(true, Ordering::SeqCst);
     }
 
     /// Whether a discard may wait for blocks in flight.
@@ -92,27 +93,39 @@ struct Contents {
     has_moving: bool,
 }
 
+impl Contents {
+    /// Whether a discard of the range has to wait.
+    fn must_wait(self) -> bool {
+        self.has_unsettled || self.has_moving
+    }
+}
+
 impl Writecache {
     /// Begins a discard, or continues one that had to wait.
     pub(super) fn zero(&self, bio: Bio, port: &mut Port) {
         let blocks = (self.block_at(bio.offset), self.block_at(bio.end()));
+        #[cfg(feature = "mutants")]
+        let Some(bio) = self.zero_wrongly(bio, blocks, port) else { return };
         self.jobs.zeroing.begin(blocks);
         // Before the look: a batch that is under way then will signal its end.
-        let is_late = mutants::is(Mutant::BatchEndMissed);
-        self.jobs.zeroing.set_waiting(!is_late);
+        self.jobs.zeroing.wait();
         let contents = self.contents(blocks);
-        let must_wait = contents.has_unsettled || contents.has_moving;
-        if must_wait && !mutants::is(Mutant::ZeroOvertakes) {
+        if contents.must_wait() {
             self.jobs.zeroing.end(blocks);
-            if contents.has_unsettled {
-                return self.settle_and_go_on(bio, port);
-            }
-            // Woken when the batch of write-back ends.
-            if is_late {
-                self.jobs.zeroing.set_waiting(true);
-            }
-            return port.parked.push_back(bio);
+            return self.wait_to_zero(bio, contents, port);
         }
+        self.emit_zeroes(bio, contents, port);
+    }
+
+    fn wait_to_zero(&self, bio: Bio, contents: Contents, port: &mut Port) {
+        if contents.has_unsettled {
+            return self.settle_and_go_on(bio, port);
+        }
+        // Woken when the batch of write-back ends.
+        port.parked.push_back(bio);
+    }
+
+    fn emit_zeroes(&self, bio: Bio, contents: Contents, port: &mut Port) {
         let (offset, len) = (bio.offset, bio.len);
         let job = ZeroJob { bio, has_cached: contents.has_any };
         let place = u64::from(self.jobs.zeroes.of(port).insert(job));
@@ -189,5 +202,28 @@ impl Writecache {
                 }
             }
         }
+    }
+}
+
+#[cfg(feature = "mutants")]
+impl Writecache {
+    /// `None`: it is done, wrongly.
+    fn zero_wrongly(&self, bio: Bio, blocks: (u64, u64), port: &mut Port) -> Option<Bio> {
+        let overtakes = mutants::is(Mutant::ZeroOvertakes);
+        if !overtakes && !mutants::is(Mutant::BatchEndMissed) {
+            return Some(bio);
+        }
+        self.jobs.zeroing.begin(blocks);
+        let contents = self.contents(blocks);
+        if contents.must_wait() && !overtakes {
+            self.jobs.zeroing.end(blocks);
+            if !contents.has_unsettled {
+                self.jobs.zeroing.wait();
+            }
+            self.wait_to_zero(bio, contents, port);
+        } else {
+            self.emit_zeroes(bio, contents, port);
+        }
+        None
     }
 }

@@ -77,6 +77,11 @@ impl<'a> Row<'a> {
     }
 }
 
+/// All that was stored is durable.
+fn settle(pmem: &dyn Pmem) -> Result<(), Status> {
+    pmem.drain().and_then(|()| pmem.sync())
+}
+
 impl Writecache {
     /// A round. Returns whether it freed slots.
     pub(in crate::writecache) fn memory_round(&self, round: &mut Round) -> bool {
@@ -95,24 +100,25 @@ impl Writecache {
     }
 
     fn store_round(&self, pmem: &dyn Pmem, round: &mut Round) -> Result<(), Status> {
-        let settle = || pmem.drain().and_then(|()| pmem.sync());
-        self.store_entries(pmem, round);
-        if !mutants::is(Mutant::CounterBeforeEntries) {
-            settle()?;
+        #[cfg(feature = "mutants")]
+        if let Some(result) = self.store_round_wrongly(pmem, round) {
+            return result;
         }
+        self.store_entries(pmem, round);
+        settle(pmem)?;
         if round.has_batch {
             let seq = round.seq + 1;
-            if !mutants::is(Mutant::CounterUnannounced) {
-                self.lists.memory().announce_seq(seq);
-            }
-            pmem.store(self.device.geometry.start + SEQ_COUNT_AT, &seq.to_le_bytes());
-            settle()?;
-            if !mutants::is(Mutant::CounterUnconfirmed) {
-                self.lists.memory().confirm_seq(seq);
-            }
+            self.lists.memory().announce_seq(seq);
+            self.store_counter(pmem, seq)?;
+            self.lists.memory().confirm_seq(seq);
             round.seq = seq;
         }
         Ok(())
+    }
+
+    fn store_counter(&self, pmem: &dyn Pmem, seq: u64) -> Result<(), Status> {
+        pmem.store(self.device.geometry.start + SEQ_COUNT_AT, &seq.to_le_bytes());
+        settle(pmem)
     }
 
     /// Stores the entries of the batch, and free marks.
@@ -145,5 +151,36 @@ impl Writecache {
             row.add(slot, block);
         }
         row.store();
+    }
+}
+
+#[cfg(feature = "mutants")]
+impl Writecache {
+    fn store_round_wrongly(
+        &self,
+        pmem: &dyn Pmem,
+        round: &mut Round,
+    ) -> Option<Result<(), Status>> {
+        let wrong =
+            [Mutant::CounterBeforeEntries, Mutant::CounterUnannounced, Mutant::CounterUnconfirmed];
+        let mut store = || {
+            self.store_entries(pmem, round);
+            if !mutants::is(Mutant::CounterBeforeEntries) {
+                settle(pmem)?;
+            }
+            if round.has_batch {
+                let seq = round.seq + 1;
+                if !mutants::is(Mutant::CounterUnannounced) {
+                    self.lists.memory().announce_seq(seq);
+                }
+                self.store_counter(pmem, seq)?;
+                if !mutants::is(Mutant::CounterUnconfirmed) {
+                    self.lists.memory().confirm_seq(seq);
+                }
+                round.seq = seq;
+            }
+            Ok(())
+        };
+        wrong.into_iter().any(mutants::is).then(&mut store)
     }
 }
