@@ -5,11 +5,13 @@
 //! |---|---|
 //! | this one | what a description is, and the list of them |
 //! | `simple`, `pcache`, `writecache` | the descriptions, and how each type opens its devices |
+//! | `cache` | the description of caches that cannot be served yet |
 //! | `opening` | how the lines of one table share what they open |
 //! | `recovery` | caches that are known by their medium: what one holds, and how it is recovered |
 //!
 //! To add a target means: a folder with its engine, and a description here.
 
+mod cache;
 mod opening;
 mod pcache;
 mod recovery;
@@ -88,6 +90,9 @@ pub const TARGETS: [&TargetType; 7] = [
     &writecache::WRITECACHE,
     &simple::ZERO,
 ];
+
+/// Types that are known by their media, and cannot be served yet: no table has them.
+const AT_REST: [&TargetType; 1] = [&cache::CACHE];
 
 /// The type of this name.
 pub fn find(name: &str) -> Option<&'static TargetType> {

@@ -41,6 +41,7 @@ pub(super) const PCACHE: TargetType = TargetType {
         format_version: 1,
         begins_anywhere: false,
         has_log: true,
+        has_metadata_device: false,
         words_to_accept_damage: "log_damage truncate",
         is_at: |pmem, _| is_pcache(pmem, Geometry::KERNEL),
         inspect: |pmem, _, keeper| contents::contents(pmem.clone(), Geometry::KERNEL, keeper),

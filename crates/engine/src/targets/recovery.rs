@@ -1,7 +1,7 @@
 //! Caches that are recognised by their medium: what a cache device holds, and the table that
 //! attaches it once more to bring its origin up to date.
 
-use super::{TARGETS, TargetType, WordRole};
+use super::{AT_REST, TARGETS, TargetType, WordRole};
 use crate::contents::{Contents, Shape};
 use crate::error::Result;
 use crate::pmem::Pmem;
@@ -20,6 +20,8 @@ pub struct CacheType {
     pub begins_anywhere: bool,
     /// Whether what is dirty is found by a log, which can end early.
     pub has_log: bool,
+    /// Whether its mapping is on a device of its own, which is the one that is looked at.
+    pub has_metadata_device: bool,
     /// Table words that accept the loss of a damaged part of what is dirty.
     pub words_to_accept_damage: &'static str,
     /// Whether such a cache begins at this byte.
@@ -56,7 +58,7 @@ pub struct Recovery<'a> {
 
 /// Every type of cache.
 pub fn caches() -> impl DoubleEndedIterator<Item = (&'static TargetType, &'static CacheType)> {
-    TARGETS.into_iter().filter_map(|kind| Some((kind, kind.cache.as_ref()?)))
+    TARGETS.into_iter().chain(AT_REST).filter_map(|kind| Some((kind, kind.cache.as_ref()?)))
 }
 
 /// Those that can begin at byte `start`.

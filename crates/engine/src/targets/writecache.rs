@@ -47,6 +47,7 @@ pub(super) const WRITECACHE: TargetType = TargetType {
         format_version: 1,
         begins_anywhere: true,
         has_log: false,
+        has_metadata_device: false,
         words_to_accept_damage: "lost_entries accept",
         is_at: |pmem, start| is_writecache(&Medium::Pmem(pmem.clone()), start),
         inspect: contents::contents,

@@ -1,4 +1,4 @@
-//! Caches at rest: vectors of the kernel.
+//! Caches at rest: vectors of the kernel, power cuts, thin-provisioning-tools.
 
 // A test may stop where it is wrong.
 #![allow(clippy::unwrap_used)]
@@ -6,4 +6,6 @@
 #[path = "../golden/mod.rs"]
 mod golden;
 
+mod drain;
+mod tools;
 mod vectors;

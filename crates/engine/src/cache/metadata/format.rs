@@ -2,15 +2,18 @@
 
 use super::array::Place;
 use super::bits::Bits;
-use super::block::{Block, BlockKind};
+use super::block::{BLOCK_BYTES, Block, BlockKind};
 use super::btree::{self, NodeAt};
+use super::contents::Contents;
 use super::counts::{BLOCKS_MAX, Counts, IndexEntry, PER_BITMAP, build_bitmap, build_index};
 use super::superblock::{Superblock, VERSION_MAX, check_data_sectors};
 use super::survey::Places;
-use super::transaction::Transaction;
+use super::transaction::{Transaction, erase_superblock};
 use super::writer::{Change, Writer};
 use crate::buffer::Buffer;
+use crate::disk::Disk;
 use crate::error::{Error, Kind, Result};
+use crate::sync::Arc;
 
 /// The index is after the superblock.
 const INDEX_AT: u64 = 1;
@@ -83,4 +86,20 @@ pub fn format(device_blocks: u64, data_sectors: u32, version: u32) -> Result<For
     writer.superblock = transaction.after_superblock().clone();
     transaction.put_blocks(blocks);
     Ok(Formatted { transaction, writer })
+}
+
+/// Writes metadata with all of `contents` to `disk`, over anything that is there. The superblock
+/// says everything but roots and lengths. Until all of it is durable, the device is blank.
+pub fn write_whole(
+    disk: &Arc<dyn Disk>,
+    superblock: Superblock,
+    contents: &Contents,
+) -> Result<()> {
+    let blocks = disk.limits().size_bytes / BLOCK_BYTES as u64;
+    let (data_sectors, version) = (superblock.fields.data_sectors.get(), superblock.version());
+    let Formatted { mut transaction, writer } = format(blocks, data_sectors, version)?;
+    let mut filling = writer.prepare(&Change::whole(superblock, contents))?;
+    erase_superblock(disk)?;
+    transaction.carry_out_blocks(disk)?;
+    filling.carry_out(disk).map_err(|(error, _)| error)
 }

@@ -78,8 +78,22 @@ pub fn superblock(source: &dyn Source) -> Result<Superblock> {
     }
 }
 
+/// How many elements the arrays have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Lengths {
+    /// As many as the superblock says; anything else is damage.
+    Told,
+    /// As many as are there, to keep what can be kept.
+    Found,
+}
+
 /// Reads everything that `superblock` leads to.
 pub fn survey(source: &dyn Source, superblock: Superblock) -> Survey {
+    survey_with(source, superblock, Lengths::Told)
+}
+
+/// The same, with arrays as long as `lengths` says.
+pub fn survey_with(source: &dyn Source, superblock: Superblock, lengths: Lengths) -> Survey {
     let fields = superblock.fields;
     let managed = fields.map.managed.get();
     let device_blocks = source.blocks();
@@ -88,11 +102,14 @@ pub fn survey(source: &dyn Source, superblock: Superblock) -> Survey {
         let what = format!("a space map of {managed} blocks, but the device has {device_blocks}");
         reading.remarks.add(damaged(0, what));
     }
-    let counts = counts::read(&mut reading, &fields.map);
     let slots = superblock.slots();
     let read = &mut reading;
     let long = |read: &mut Reading<'_>, root: u64, len: u64| {
-        array::read(read, root, Elements::Long, Len::Exactly(len))
+        let len = match lengths {
+            Lengths::Told => Len::Exactly(len),
+            Lengths::Found => Len::Any,
+        };
+        array::read(read, root, Elements::Long, len)
     };
     let mappings = long(read, fields.mapping_root.get(), slots);
     let has_dirty = superblock.version() >= 2;
@@ -100,6 +117,8 @@ pub fn survey(source: &dyn Source, superblock: Superblock) -> Survey {
     let discards = long(read, fields.discard_root.get(), words_of(fields.discard_blocks.get()));
     let hint_root = fields.hint_root.get();
     let hints = (hint_root != 0).then(|| array::read(read, hint_root, Elements::Short, Len::Any));
+    // What matters most comes first: of two parts that claim a block, the later one is wrong.
+    let counts = counts::read(read, &fields.map);
     let Reading { mut damage, mut remarks, reached, .. } = reading;
     // What could not be read is not known to be in use: nothing to compare the counts with.
     if damage.is_empty() {

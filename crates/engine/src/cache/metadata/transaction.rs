@@ -62,12 +62,22 @@ impl Transaction {
         &self.superblock
     }
 
+    /// Writes its blocks alone, and waits until they are durable.
+    pub(super) fn carry_out_blocks(&mut self, disk: &Arc<dyn Disk>) -> Result<()> {
+        write(disk, self.take_blocks())
+    }
+
     /// Carries it out, and waits. For a cache that nobody serves.
     pub fn carry_out(&mut self, disk: &Arc<dyn Disk>) -> std::result::Result<(), (Error, Reached)> {
         write(disk, self.take_blocks()).map_err(|error| (error, Reached::Blocks))?;
         let superblock = Buffer::from_bytes(self.superblock.as_slice());
         write(disk, vec![(0, superblock)]).map_err(|error| (error, Reached::Superblock))
     }
+}
+
+/// Makes the device blank, durably.
+pub(super) fn erase_superblock(disk: &Arc<dyn Disk>) -> Result<()> {
+    write(disk, vec![(0, Buffer::zeroed(BLOCK_BYTES))])
 }
 
 /// Writes blocks, and makes them durable.

@@ -1,0 +1,239 @@
+//! Brings an origin up to date from its cache at rest, without serving it.
+//!
+//! 1. A batch of dirty blocks is copied, the origin is flushed, and then their dirty bits are
+//!    cleared, in a transaction. So a crash at any moment costs nothing: what counts as clean is
+//!    durable on the origin.
+//! 2. From the first transaction on, the metadata says what is dirty, also if it did not before:
+//!    nobody else has the cache, so its dirty bits stay right.
+//! 3. What cannot be read from the cache stays dirty. A failing origin ends the work.
+
+use std::collections::VecDeque;
+
+use super::metadata::bits::Bits;
+use super::metadata::superblock::CLEAN_SHUTDOWN;
+use super::metadata::{Change, Contents, Loaded, Next, Writer};
+use crate::bio::Op;
+use crate::buffer::Buffer;
+use crate::disk::{Disk, DiskIo};
+use crate::error::{Error, Kind, Result};
+use crate::sync::Arc;
+use crate::units::{MIB, SECTOR};
+
+/// Bytes of one I/O.
+const PIECE_BYTES: u64 = MIB;
+/// I/Os in flight together.
+const PIECES_MAX: usize = 16;
+/// Bytes between two transactions, or one block.
+const BATCH_BYTES: u64 = 64 * MIB;
+/// Elements of a block of mappings, or of words of dirty bits.
+const PER_BLOCK: u64 = 509;
+
+/// The devices of a cache.
+#[derive(Clone, Debug)]
+pub struct Devices {
+    /// The metadata device.
+    pub metadata: Arc<dyn Disk>,
+    /// The cache device.
+    pub cache: Arc<dyn Disk>,
+    /// The origin.
+    pub origin: Arc<dyn Disk>,
+}
+
+/// A cache that is being drained.
+#[derive(Debug)]
+pub struct Drain {
+    devices: Devices,
+    writer: Writer,
+    contents: Contents,
+    block_bytes: u64,
+    /// Dirty slots with the origin's blocks that they hold, in the origin's order.
+    left: VecDeque<(u64, u64)>,
+    /// Slots that could not be read.
+    unreadable: Vec<u64>,
+    /// Whether the device already says what is dirty.
+    is_told: bool,
+}
+
+/// A piece of a block that is copied.
+#[derive(Clone, Copy, Debug)]
+struct Piece {
+    slot: u64,
+    from: u64,
+    to: u64,
+    len: u64,
+}
+
+impl Drain {
+    /// Looks at what is to be done. Writes nothing.
+    pub fn new(devices: Devices, loaded: Loaded) -> Result<Drain> {
+        let writer = Writer::new(&loaded)?;
+        let superblock = loaded.superblock;
+        if superblock.needs_check() {
+            let name = &devices.metadata.limits().name;
+            let message = format!(
+                "{name} is marked as to be checked: `udm cache check --clear-needs-check-flag \
+                 {name}` does so"
+            );
+            return Err(Error::new(Kind::Refused, message));
+        }
+        let block_bytes = u64::from(superblock.fields.data_sectors.get()) * SECTOR;
+        let contents = loaded.contents.opened(&superblock);
+        let dirty = contents.dirty.iter();
+        let mut left: Vec<(u64, u64)> =
+            dirty.filter_map(|slot| Some((contents.block(slot)?, slot))).collect();
+        left.sort_unstable();
+        for &(block, slot) in &left {
+            check_place(&devices.origin, "block", block, block_bytes)?;
+            check_place(&devices.cache, "slot", slot, block_bytes)?;
+        }
+        Ok(Drain {
+            devices,
+            writer,
+            contents,
+            block_bytes,
+            left: left.into_iter().map(|(block, slot)| (slot, block)).collect(),
+            unreadable: Vec::new(),
+            is_told: superblock.is_clean(),
+        })
+    }
+
+    /// Bytes that are still to be copied.
+    pub fn left_bytes(&self) -> u64 {
+        self.left.len() as u64 * self.block_bytes
+    }
+
+    /// Bytes of a block.
+    pub fn block_bytes(&self) -> u64 {
+        self.block_bytes
+    }
+
+    /// The slots that could not be read. They stay dirty.
+    pub fn unreadable(&self) -> &[u64] {
+        &self.unreadable
+    }
+
+    /// Whether all that can be done is done.
+    pub fn is_done(&self) -> bool {
+        self.left.is_empty() && self.is_told
+    }
+
+    /// Copies some blocks, makes them durable, and then clean.
+    pub fn step(&mut self) -> Result<()> {
+        let blocks = (BATCH_BYTES / self.block_bytes).max(1) as usize;
+        let batch: Vec<(u64, u64)> = self.left.iter().take(blocks).copied().collect();
+        let failed = self.copy(&batch)?;
+        if !batch.is_empty() {
+            carry_out(&self.devices.origin, vec![flush(&self.devices.origin)])?;
+        }
+        let mut mappings = Bits::new(self.contents.slots().div_ceil(PER_BLOCK));
+        let mut dirty = Bits::new(mappings.len());
+        let clean = batch.iter().map(|(slot, _)| *slot).filter(|slot| !failed.contains(slot));
+        for slot in clean {
+            self.contents.dirty.clear(slot);
+            mappings.set(slot / PER_BLOCK);
+            dirty.set(slot / 64 / PER_BLOCK);
+        }
+        self.commit(&mappings, &dirty)?;
+        self.left.drain(..batch.len());
+        self.unreadable.extend(failed);
+        Ok(())
+    }
+
+    /// Says on the device what is dirty.
+    fn commit(&mut self, mappings: &Bits, dirty: &Bits) -> Result<()> {
+        let mut superblock = self.writer.superblock().clone();
+        superblock.put_flag(CLEAN_SHUTDOWN, true);
+        let version = superblock.version();
+        let change = match self.is_told {
+            true => Change {
+                mappings: match version {
+                    1 => self.contents.next_mappings(version, Some(mappings)),
+                    _ => Next::Same,
+                },
+                dirty: self.contents.next_dirty(version, Some(dirty)),
+                ..Change::of_superblock(superblock)
+            },
+            // What was noted before an unclean end does not count, and must not count now.
+            false => {
+                self.contents.hints = None;
+                self.contents.discards = Bits::default();
+                superblock.fields.hint_bytes.set(0);
+                superblock.fields.discard_sectors.set(0);
+                Change::whole(superblock, &self.contents)
+            }
+        };
+        let mut transaction = self.writer.prepare(&change)?;
+        drop(change);
+        match transaction.carry_out(&self.devices.metadata) {
+            Ok(()) => {
+                self.writer.committed(transaction);
+                self.is_told = true;
+                Ok(())
+            }
+            Err((error, reached)) => {
+                self.writer.abandoned(transaction, reached);
+                Err(error)
+            }
+        }
+    }
+
+    /// Copies blocks from the cache to the origin. The slots that could not be read.
+    fn copy(&self, batch: &[(u64, u64)]) -> Result<Vec<u64>> {
+        let mut failed: Vec<u64> = Vec::new();
+        let pieces = batch.iter().flat_map(|&(slot, block)| {
+            let (from, to) = (slot * self.block_bytes, block * self.block_bytes);
+            (0..self.block_bytes).step_by(PIECE_BYTES as usize).map(move |at| Piece {
+                slot,
+                from: from + at,
+                to: to + at,
+                len: PIECE_BYTES.min(self.block_bytes - at),
+            })
+        });
+        let pieces: Vec<Piece> = pieces.collect();
+        for pieces in pieces.chunks(PIECES_MAX) {
+            let Devices { cache, origin, .. } = &self.devices;
+            let read = |(nth, piece): (usize, &Piece)| {
+                let buffer = Buffer::zeroed(piece.len as usize);
+                DiskIo::new(cache, Op::Read, piece.from, buffer, nth as u64)
+            };
+            let done = cache.carry_out(pieces.iter().enumerate().map(read).collect());
+            let mut writes = Vec::with_capacity(pieces.len());
+            for io in done {
+                let piece = pieces[io.token as usize];
+                match io.result {
+                    Ok(()) => writes.push(DiskIo::new(origin, Op::Write, piece.to, io.buffer, 0)),
+                    Err(_) if failed.contains(&piece.slot) => {}
+                    Err(_) => failed.push(piece.slot),
+                }
+            }
+            carry_out(origin, writes)?;
+        }
+        Ok(failed)
+    }
+}
+
+/// Whether a block or slot is within its device.
+fn check_place(disk: &Arc<dyn Disk>, what: &str, number: u64, block_bytes: u64) -> Result<()> {
+    let limits = disk.limits();
+    let end = number.checked_add(1).and_then(|end| end.checked_mul(block_bytes));
+    if end.is_some_and(|end| end <= limits.size_bytes) {
+        return Ok(());
+    }
+    let message = format!(
+        "{} has {} bytes, and no {what} {number} of {block_bytes} bytes, which is dirty: is it the \
+         right device?",
+        limits.name, limits.size_bytes
+    );
+    Err(Error::new(Kind::Refused, message))
+}
+
+fn flush(disk: &Arc<dyn Disk>) -> DiskIo {
+    DiskIo::bare(disk, Op::Flush, 0, 0, 0)
+}
+
+fn carry_out(disk: &Arc<dyn Disk>, ios: Vec<DiskIo>) -> Result<()> {
+    disk.carry_out(ios).iter().try_for_each(|io| io.result).map_err(|status| {
+        let what = "writing what the cache has";
+        Error::new(Kind::Io, format!("{}: {what}: {status}", disk.limits().name))
+    })
+}
