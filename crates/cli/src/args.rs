@@ -4,6 +4,8 @@
 //! This file says what was typed; `commands/` says what it means. `dmsetup` users find their
 //! verbs with their meaning.
 
+pub mod cache;
+
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::LazyLock;
@@ -93,6 +95,8 @@ pub enum Command {
     Inspect(InspectArgs),
     /// Write the dirty data of a cache device back to its origin, without serving it
     Recover(RecoverArgs),
+    /// Check, print, make or repair the metadata of a dm-cache
+    Cache(cache::CacheArgs),
     /// List the target types that tables may name
     Targets(JsonArgs),
     /// Measure udm on this machine, beside what it is compared with
@@ -413,13 +417,22 @@ pub struct InspectArgs {
 #[command(after_help = "\
 It may be interrupted and started again: it goes on where it was.
 
-Example:
-  udm recover /dev/dax0.0 /data/slow.img")]
+Of a `cache`, which has a metadata device, that comes first; its blocks stay cached, clean.
+
+Examples:
+  udm recover /dev/dax0.0 /data/slow.img
+  udm recover /dev/vg/meta /dev/vg/cache /data/slow.img")]
 pub struct RecoverArgs {
     /// The cache device, as the table names it
     pub cache_device: String,
     /// The backing device, as the table names it
     pub origin: String,
+    /// The origin of a cache with a metadata device; the two before it are its metadata device and
+    /// its cache device
+    pub cache_origin: Option<String>,
+    /// Write nothing, and print how much would be written; for a cache with a metadata device
+    #[arg(long, requires = "cache_origin")]
+    pub dry_run: bool,
     /// Give up what stands after a damaged or lost place of the log, or what lost entries of a
     /// writecache named, instead of refusing
     #[arg(long)]

@@ -13,7 +13,7 @@ use serde_json::Value;
 
 /// Every command that `udm --help` lists, and words that make a well-formed call of it for a
 /// device that does not exist.
-const COMMANDS: [(&str, &[&str]); 23] = [
+const COMMANDS: [(&str, &[&str]); 24] = [
     ("create", &["vol", "--table", "0 8 zero"]),
     ("remove", &["vol"]),
     ("drain", &["vol"]),
@@ -33,6 +33,7 @@ const COMMANDS: [(&str, &[&str]); 23] = [
     ("metrics", &["vol"]),
     ("inspect", &["/nonexistent/cache"]),
     ("recover", &["/nonexistent/cache", "/nonexistent/origin"]),
+    ("cache", &["check", "/nonexistent/meta"]),
     ("targets", &[]),
     ("completions", &["bash"]),
     ("man", &[]),

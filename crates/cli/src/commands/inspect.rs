@@ -98,9 +98,13 @@ fn is_in_use(path: &Path) -> Result<bool> {
 fn describe(found: &Found) -> String {
     let Found { name, size_bytes, kind, contents, .. } = found;
     let version = kind.cache.as_ref().map_or(0, |cache| cache.format_version);
+    let format = match kind.cache.as_ref().is_some_and(|cache| cache.has_metadata_device) {
+        true => format!("{} metadata", kind.name),
+        false => format!("{} (version {version})", kind.name),
+    };
     let mut rows: Vec<(&str, String)> = vec![
         ("Cache device", name.clone()),
-        ("Format", format!("{} (version {version})", kind.name)),
+        ("Format", format),
         ("Size", human_bytes(*size_bytes)),
     ];
     rows.extend(contents.rows.iter().cloned());

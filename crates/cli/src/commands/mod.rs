@@ -3,6 +3,7 @@
 
 mod about;
 mod asking;
+mod cache;
 mod change;
 mod create;
 mod doors;
@@ -43,6 +44,7 @@ pub fn run(command: Command) -> Result<()> {
         Command::Metrics(args) => report::metrics(&args),
         Command::Inspect(args) => inspect::inspect(&args),
         Command::Recover(args) => recover::recover(&args),
+        Command::Cache(args) => cache::cache(&args.command),
         Command::Targets(args) => about::targets(args),
         Command::Bench(args) => about::bench(&args),
         Command::Completions(args) => about::completions(&args),
@@ -73,6 +75,7 @@ pub fn name(command: &Command) -> &'static str {
         Command::Metrics(_) => "metrics",
         Command::Inspect(_) => "inspect",
         Command::Recover(_) => "recover",
+        Command::Cache(_) => "cache",
         Command::Targets(_) => "targets",
         Command::Bench(_) => "bench",
         Command::Completions(_) => "completions",

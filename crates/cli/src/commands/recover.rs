@@ -5,6 +5,7 @@
 //! `recover` continues.
 
 mod cut;
+mod metadata;
 
 use std::thread;
 use std::time::Duration;
@@ -35,11 +36,17 @@ const LOOK_EVERY: Duration = Duration::from_millis(100);
 
 /// `udm recover`.
 pub fn recover(args: &RecoverArgs) -> Result<()> {
+    if let Some(origin) = &args.cache_origin {
+        return metadata::recover(args, origin);
+    }
     if let Some((kind, found)) = cut::find(args)? {
         return cut::recover(args, kind, &found);
     }
     // Inspecting first keeps a device that is not a cache from being formatted as one.
     let found = look_at(&args.cache_device, args.start_sector)?;
+    if found.kind.cache.as_ref().is_some_and(|cache| cache.has_metadata_device) {
+        bail!("{} has the metadata of a {}: give META CACHE ORIGIN", found.name, found.kind.name);
+    }
     let with_log: Vec<&str> =
         caches().filter(|(_, cache)| cache.has_log).map(|(kind, _)| kind.name).collect();
     if args.truncate && !with_log.contains(&found.kind.name) {
