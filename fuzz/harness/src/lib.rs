@@ -8,6 +8,7 @@
 // These are checks: they may stop where something is wrong.
 #![allow(clippy::unwrap_used)]
 
+mod cache;
 mod calls;
 mod client;
 mod ground;
@@ -67,6 +68,7 @@ mod spec;
 #[path = "../../../crates/cli/src/work.rs"]
 mod work;
 
+pub use cache::cache;
 pub use calls::calls;
 pub use messages::control;
 pub use nbd::nbd;
@@ -78,7 +80,8 @@ pub use writecache::writecache;
 pub type Target = (&'static str, fn(&[u8]));
 
 /// Every target; seeds are in `fuzz/seeds/NAME`.
-pub const TARGETS: [Target; 6] = [
+pub const TARGETS: [Target; 7] = [
+    ("cache", cache),
     ("calls", calls),
     ("control", control),
     ("nbd", nbd),

@@ -93,6 +93,11 @@ fn hostile_pcaches_do_no_harm() {
 }
 
 #[test]
+fn hostile_cache_metadata_does_no_harm() {
+    explore("cache");
+}
+
+#[test]
 fn hostile_calls_do_no_harm() {
     explore("calls");
 }
