@@ -124,6 +124,22 @@ fn xml_goes_in_and_comes_out() {
 }
 
 #[test]
+fn nothing_is_written_over_what_may_be_data() {
+    let udm = Udm::new();
+    let meta = restored(&udm, "2");
+    let before = std::fs::read(&meta).unwrap();
+    let line = udm.refused(&["cache", "dump", "-o", text(&meta), text(&meta)]);
+    assert!(line.contains("the XML goes elsewhere"), "{line}");
+    assert_eq!(std::fs::read(&meta).unwrap(), before);
+    let other = udm.file("other", 1 << 20);
+    OpenOptions::new().write(true).open(&other).unwrap().write_all_at(b"data", 99_999).unwrap();
+    for words in [["restore", "-i", text(&udm.path("meta.xml"))], ["repair", "-i", text(&meta)]] {
+        let line = udm.refused(&[&["cache"], &words[..], &["-o", text(&other)]].concat());
+        assert!(line.contains("is not empty; --force-format writes over it"), "{line}");
+    }
+}
+
+#[test]
 fn wrong_xml_is_pointed_at() {
     let udm = Udm::new();
     let (xml, meta) = (udm.path("x.xml"), udm.file("new", 1 << 20));

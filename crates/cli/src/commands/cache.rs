@@ -6,6 +6,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result, anyhow, bail};
 use serde_json::{Value, json};
+use udm::cache::metadata::source::{Source, read_each};
 use udm::cache::metadata::superblock::NEEDS_CHECK;
 use udm::cache::metadata::survey::{self, superblock};
 use udm::cache::metadata::{BLOCK_BYTES, Change, Contents, Superblock, Survey, Writer, load};
@@ -109,6 +110,9 @@ fn report(args: &CheckArgs, found: Option<&Survey>, needs_check: bool) -> Result
 
 fn dump(args: &DumpArgs) -> Result<()> {
     let name = args.metadata.display();
+    if args.output.as_ref().is_some_and(|output| is_same(output, &args.metadata)) {
+        bail!("{name} is the metadata device: the XML goes elsewhere");
+    }
     let disk = open(&args.metadata, OpenMode::Shared)?;
     let (superblock, contents) = match args.repair {
         false => {
@@ -158,6 +162,10 @@ fn dump_to(
     Ok(out(&text)?)
 }
 
+/// Blocks that must be zero where metadata is to be written: more than the metadata of most caches
+/// takes, which is written from the front.
+const BLANK_BLOCKS: u64 = 16_384;
+
 /// Opens a device that metadata is to be written to, which must hold nothing.
 fn open_output(path: &Path, is_forced: bool) -> Result<Arc<dyn Disk>> {
     let disk = open(path, OpenMode::Exclusive)?;
@@ -169,9 +177,12 @@ fn open_output(path: &Path, is_forced: bool) -> Result<Arc<dyn Disk>> {
     if !found.is_empty() {
         bail!("{name} holds {}; --force-format writes over it", probe::listed(&found));
     }
-    let front =
-        udm::cache::metadata::source::read_one(&disk, 0).map_err(|error| anyhow!("{error}"))?;
-    if front.iter().any(|byte| *byte != 0) {
+    let front: Vec<u64> = (0..disk.blocks().min(BLANK_BLOCKS)).collect();
+    let mut is_blank = true;
+    read_each(&disk, &front, |_, block| {
+        is_blank &= block.is_ok_and(|block| block.iter().all(|byte| *byte == 0));
+    });
+    if !is_blank {
         bail!("{name} is not empty; --force-format writes over it");
     }
     Ok(disk)

@@ -44,7 +44,8 @@ pub fn repair(source: &dyn Source) -> Result<Repaired> {
         found.pieces.last().map_or(0, |piece| piece.first + piece.values.len() as u64)
     };
     let slots = survey.superblock.slots().max(end(&survey.mappings));
-    if slots > slots_max(source.blocks()) || (slots > 0 && survey.mappings.pieces.is_empty()) {
+    let slots_max = slots_max(source.blocks()).min(u32::MAX.into());
+    if slots > slots_max || (slots > 0 && survey.mappings.pieces.is_empty()) {
         let message = "no mapping can be read: there is nothing to repair";
         return Err(Error::new(Kind::Io, message));
     }
@@ -210,7 +211,11 @@ impl Repair {
         let words: Vec<u64> =
             pieces.iter().flat_map(|piece| piece.values.iter().copied()).collect();
         let is_whole = gaps(pieces, words.len() as u64).is_empty();
-        if self.is_clean && is_whole && words.len() as u64 == len.div_ceil(64) {
+        // They say how long the origin is, and are wrong where it has more blocks than that.
+        let end = self.survey.origin_blocks().unwrap_or(u64::MAX);
+        let is_long_enough = self.contents.in_use().all(|(_, block)| block < end);
+        let is_right = is_whole && is_long_enough && words.len() as u64 == len.div_ceil(64);
+        if self.is_clean && is_right {
             self.contents.discards = Bits::from_words(words, len).0;
             return;
         }

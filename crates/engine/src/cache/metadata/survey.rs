@@ -8,7 +8,7 @@ use super::array::{self, Elements, Found, Len, Place};
 use super::bits::{Bits, words_of};
 use super::block::{Finding, damaged};
 use super::contents::{Contents, DIRTY, UNKNOWN_FLAGS, VALID, block_of, mapping};
-use super::counts::{self, Counts};
+use super::counts::{self, BLOCKS_MAX, Counts};
 use super::reading::{Findings, Reading};
 use super::source::{Source, read_one};
 use super::superblock::Superblock;
@@ -92,12 +92,13 @@ pub fn survey(source: &dyn Source, superblock: Superblock) -> Survey {
     survey_with(source, superblock, Lengths::Told)
 }
 
-/// The same, with arrays as long as `lengths` says.
+/// The same, with arrays as long as `lengths` says. Only what was surveyed with [`Lengths::Told`]
+/// can be loaded.
 pub fn survey_with(source: &dyn Source, superblock: Superblock, lengths: Lengths) -> Survey {
     let fields = superblock.fields;
     let managed = fields.map.managed.get();
     let device_blocks = source.blocks();
-    let mut reading = Reading::new(source, managed.min(device_blocks));
+    let mut reading = Reading::new(source, managed.min(device_blocks).min(BLOCKS_MAX));
     if device_blocks < managed {
         let what = format!("a space map of {managed} blocks, but the device has {device_blocks}");
         reading.remarks.add(damaged(0, what));
@@ -316,7 +317,7 @@ impl Survey {
     }
 
     /// The most blocks that the origin can have, if that is known.
-    fn origin_blocks(&self) -> Option<u64> {
+    pub fn origin_blocks(&self) -> Option<u64> {
         let fields = &self.superblock.fields;
         let sectors = fields.discard_sectors.get().checked_mul(fields.discard_blocks.get())?;
         let is_known = self.superblock.is_clean() && sectors > 0;

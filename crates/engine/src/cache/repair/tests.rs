@@ -132,6 +132,16 @@ fn a_wrong_number_of_slots_costs_nothing() {
 }
 
 #[test]
+fn discards_of_a_shorter_origin_are_dropped() {
+    let (ram, disk) = media(2, true);
+    change(&ram, BlockKind::Superblock, 0, |block| put_u64(block, 216, 64));
+    let kept = repair(&disk).unwrap();
+    assert_eq!(kept.notes, ["the discards are dropped"]);
+    assert!(kept.contents.discards.is_empty() && kept.superblock.fields.discard_sectors.get() == 0);
+    assert_eq!(kept.contents.mappings, some_contents().mappings);
+}
+
+#[test]
 fn of_two_slots_with_the_same_block_the_dirty_one_stays() {
     let twice = |one: u64, other: u64| {
         let (ram, disk) = media(2, true);
