@@ -85,6 +85,8 @@ impl Probation {
             let wanted = (before + u64::from(miss.len)).saturating_mul(2);
             u32::try_from(wanted).unwrap_or(u32::MAX).max(filled)
         });
+        let rest = self.block_bytes.saturating_sub(miss.offset.saturating_add(miss.len));
+        self.streams.extend(u64::from(bytes.min(rest)));
         match bytes {
             0 => Fill::Asked,
             bytes if bytes >= self.block_bytes => Fill::Whole,

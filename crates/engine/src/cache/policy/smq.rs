@@ -28,6 +28,10 @@ const HOTSPOT_TOP: usize = 8;
 const HIT_LEVEL: u8 = 48;
 /// Blocks leave from the levels below this one.
 const LEAVE_BELOW: usize = 32;
+/// After this many accesses the hotspot queue is shared out again, where accesses are time.
+const HOTSPOT_PERIOD: u64 = 512;
+/// After this many accesses misses of a piece count again, where accesses are time.
+const TICK: u64 = 8;
 /// No level is this high.
 const NEVER: u8 = LEVELS as u8;
 
@@ -84,8 +88,9 @@ struct Hotspots {
     entries: Entries,
     queue: Queue,
     pieces: HashMap<u64, u32>,
-    /// The piece of each entry, and whether it was missed since the last tick.
-    of: Vec<(u64, bool)>,
+    /// The piece of each entry, and during which tick it was missed last.
+    of: Vec<(u64, u32)>,
+    ticks: u32,
     max: usize,
     blocks: u64,
     record: Record,
@@ -105,6 +110,7 @@ impl Hotspots {
             queue: Queue::with_top(HOTSPOT_TOP, top),
             pieces: HashMap::new(),
             of: Vec::new(),
+            ticks: 0,
             max,
             blocks,
             record: Record::default(),
@@ -117,21 +123,22 @@ impl Hotspots {
         let piece = block / self.blocks;
         if let Some(&entry) = self.pieces.get(&piece) {
             self.record.count(self.entries.level(entry));
-            let is_first = !std::mem::replace(&mut self.of[entry as usize].1, true);
+            let is_first =
+                std::mem::replace(&mut self.of[entry as usize].1, self.ticks) != self.ticks;
             self.queue.requeue(&mut self.entries, entry, if is_first { self.jump } else { 0 });
             return self.entries.level(entry);
         }
         self.record.misses += 1;
         let entry = match self.of.len() < self.max {
             true => {
-                self.of.push((piece, false));
+                self.of.push((piece, self.ticks.wrapping_sub(1)));
                 self.of.len() as u32 - 1
             }
             false => {
                 let oldest = self.queue.oldest(LEVELS).expect("it is full");
                 self.queue.remove(&mut self.entries, oldest);
                 self.pieces.remove(&self.of[oldest as usize].0);
-                self.of[oldest as usize] = (piece, false);
+                self.of[oldest as usize] = (piece, self.ticks.wrapping_sub(1));
                 oldest
             }
         };
@@ -209,7 +216,7 @@ impl Smq {
         let slots = u64::from(shape.slots).max(HOTSPOTS_MIN as u64);
         let periods = match rules.has_clock {
             true => [60 * SECOND, SECOND, 0],
-            false => [slots, slots / 4, slots / 64],
+            false => [slots, HOTSPOT_PERIOD, TICK],
         };
         Smq {
             rules,
@@ -236,7 +243,7 @@ impl Smq {
     }
 
     fn end_periods(&mut self, now: u64) {
-        self.hotspots.of.iter_mut().for_each(|(_, is_missed)| *is_missed = false);
+        self.hotspots.ticks = self.hotspots.ticks.wrapping_add(1);
         self.entry_bar = match self.hotspots.record.grade() {
             Grade::Poor => 48,
             Grade::Fair => 32,

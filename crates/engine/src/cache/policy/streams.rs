@@ -3,6 +3,9 @@
 
 /// How many streams are followed at a time.
 const STREAMS: usize = 64;
+/// A request that begins this many bytes before the end goes on with the stream, too: a
+/// client that reads whole pages reads the last one again.
+const OVERLAP_MAX: u64 = 4096;
 
 /// A stream: where its last request ended, and how long it is, in bytes.
 #[derive(Clone, Copy, Debug, Default)]
@@ -27,7 +30,8 @@ impl Streams {
     /// A request for `len` bytes at byte `start` of the origin. Returns how many bytes the stream
     /// had before, if the request goes on with one.
     pub(super) fn follow(&mut self, start: u64, len: u64) -> Option<u64> {
-        let found = self.streams.iter().rposition(|stream| stream.end == start);
+        let goes_on = |stream: &Stream| stream.end.wrapping_sub(start) <= OVERLAP_MAX;
+        let found = self.streams.iter().rposition(goes_on);
         let before = found.map(|nth| self.streams.remove(nth).len);
         if self.streams.len() == STREAMS {
             self.streams.remove(0);
@@ -35,6 +39,15 @@ impl Streams {
         let len_now = before.unwrap_or(0).saturating_add(len);
         self.streams.push(Stream { end: start.saturating_add(len), len: len_now });
         before
+    }
+
+    /// After the last request, this many bytes more are brought in. Requests for them are hits, and
+    /// they are not followed: the next miss of the stream comes after them.
+    pub(super) fn extend(&mut self, bytes: u64) {
+        if let Some(stream) = self.streams.last_mut() {
+            stream.end = stream.end.saturating_add(bytes);
+            stream.len = stream.len.saturating_add(bytes);
+        }
     }
 }
 
@@ -52,6 +65,9 @@ mod tests {
             assert_eq!(streams.follow((1 << 40) + nth * 8192, 4096), None, "it leaves gaps");
         }
         assert_eq!(streams.follow((1 << 30) + 512, 1), None, "that was long ago");
+        assert_eq!(streams.follow(99 * 4096 + 100, 4096), Some(100 * 4096), "a part again");
+        streams.extend(12288);
+        assert_eq!(streams.follow(99 * 4096 + 100 + 16384, 1), Some(101 * 4096 + 12288));
         assert_eq!(streams.follow(u64::MAX, u64::MAX), None);
     }
 }
