@@ -388,7 +388,7 @@ mod tests {
     fn pmem(folder: &Path) -> DaxPmem {
         let path = folder.join("medium");
         File::create(&path).unwrap().set_len(8 << 20).unwrap();
-        let options = DaxOptions { persistence: Some(Persistence::Cpu) };
+        let options = DaxOptions { persistence: Some(Persistence::Cpu), ..DaxOptions::default() };
         DaxPmem::open(&path, options).unwrap()
     }
 

@@ -146,7 +146,8 @@ start here. A device in the table may say how to reach it:
   /data/slow.img?io=buffered   through it; dontcache: nothing stays there; lazy: written out at
                                once, at most 16 MiB unwritten
   /mnt/dax/fast?persist=cpu    stores are durable when flushed by the CPU; msync: by the kernel
-                               (found out by default)")]
+                               (found out by default)
+  /dev/sdb?offset=1G&size=8G   a part of it: in sectors, or bytes with a unit")]
 pub struct CreateArgs {
     /// The device's name
     pub name: DeviceName,

@@ -10,7 +10,7 @@ use udm::device::{Device, LoadedTable};
 use udm::disk::Claims;
 use udm::error::Kind;
 use udm::sync::Arc;
-use udm::table::{Table, TableLine};
+use udm::table::{DeviceWord, Table, TableLine};
 use udm::targets::{self, WordRole};
 use udm::world::{BuildOptions, make_absolute};
 
@@ -72,7 +72,12 @@ pub fn is_same_device(one: &str, other: &str) -> bool {
 fn essence(line: &TableLine) -> (u64, u64, String, Vec<String>) {
     let path = |nth: usize| {
         let word = line.args.get(nth)?;
-        Some(word.device().map_or_else(|_| word.text.clone(), |device| device.path))
+        // Where a part begins says which data it is, as its device's name does.
+        let place = |device: DeviceWord| match device.options.area.start() {
+            0 => device.path,
+            start => format!("{} from byte {start}", device.path),
+        };
+        Some(word.device().map_or_else(|_| word.text.clone(), place))
     };
     let known = targets::find(&line.target.text);
     let places = known.iter().flat_map(|known| known.places(&[WordRole::Origin, WordRole::Offset]));

@@ -65,6 +65,8 @@
 
 mod alarm;
 #[doc(hidden)]
+pub mod area;
+#[doc(hidden)]
 pub mod attaching;
 pub mod bio;
 pub mod buffer;

@@ -3,8 +3,9 @@
 //! 1. All lines are read and checked before anything is opened.
 //! 2. A device that several words of one table name alike is opened once and shared; devices that
 //!    two tables name are refused by the lock that opening takes. The two tables of one mapped
-//!    device share the disks of simple targets ([`Claims`]): so a linear can grow, or a delay be
-//!    inserted.
+//!    device share what simple targets map ([`Claims`]): a linear can grow, a delay slip in.
+//! 3. Parts of one device (`?offset=`, `?size=`) belong to one table, which may name several if
+//!    they do not overlap: the lock is that of the device.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -166,6 +167,10 @@ impl Opener for SystemOpener {
         Ok(Arc::new(FileDisk::open(&word.path, &options_of(word))?))
     }
 
+    fn part(&self, word: &DeviceWord, parts: &Claims) -> Result<Arc<dyn Disk>> {
+        Ok(Arc::new(FileDisk::open_shared(&word.path, &options_of(word), parts)?))
+    }
+
     fn shared_disk(&self, word: &DeviceWord) -> Result<Arc<dyn Disk>> {
         Ok(Arc::new(FileDisk::open_shared(&word.path, &options_of(word), &self.claims)?))
     }
@@ -182,8 +187,7 @@ impl Opener for SystemOpener {
     }
 
     fn pmem(&self, word: &DeviceWord) -> Result<Arc<dyn Pmem>> {
-        let options = DaxOptions { persistence: word.options.persist };
-        let mut pmem = DaxPmem::open(Path::new(&word.path), options)?;
+        let mut pmem = DaxPmem::open(Path::new(&word.path), dax_options_of(word))?;
         if let Some(tune) = self.tune {
             tune(&mut pmem);
         }
@@ -193,8 +197,7 @@ impl Opener for SystemOpener {
     }
 
     fn rest(&self, word: &DeviceWord) -> Result<Arc<dyn Pmem>> {
-        let options = DaxOptions { persistence: word.options.persist };
-        Ok(Arc::new(DaxPmem::open_shared(Path::new(&word.path), options)?))
+        Ok(Arc::new(DaxPmem::open_shared(Path::new(&word.path), dax_options_of(word))?))
     }
 
     fn keeper(&self, target: &'static str, path: &str) -> Keeper {
@@ -210,7 +213,11 @@ fn options_of(word: &DeviceWord) -> FileOptions {
         true => OpenMode::Shared,
         false => OpenMode::Exclusive,
     };
-    FileOptions { mode, io: word.options.io.unwrap_or_default() }
+    FileOptions { mode, io: word.options.io.unwrap_or_default(), area: word.options.area }
+}
+
+fn dax_options_of(word: &DeviceWord) -> DaxOptions {
+    DaxOptions { persistence: word.options.persist, area: word.options.area }
 }
 
 /// The node of the block or character device with this number.
@@ -261,6 +268,13 @@ impl NamedDevices {
         lock(&self.keepers).clear();
     }
 
+    fn refuse_part(word: &DeviceWord) -> Result<()> {
+        match word.options.area.is_whole() {
+            true => Ok(()),
+            false => Err(Error::new(Kind::Unsupported, "a device in memory has no parts")),
+        }
+    }
+
     fn absent(word: &DeviceWord) -> Error {
         Error::new(Kind::NotFound, format!("{}: no such device", word.path))
     }
@@ -268,10 +282,12 @@ impl NamedDevices {
 
 impl Opener for NamedDevices {
     fn disk(&self, word: &DeviceWord) -> Result<Arc<dyn Disk>> {
+        NamedDevices::refuse_part(word)?;
         self.disks.get(&word.path).cloned().ok_or_else(|| NamedDevices::absent(word))
     }
 
     fn pmem(&self, word: &DeviceWord) -> Result<Arc<dyn Pmem>> {
+        NamedDevices::refuse_part(word)?;
         self.pmems.get(&word.path).cloned().ok_or_else(|| NamedDevices::absent(word))
     }
 

@@ -111,7 +111,8 @@ impl Stage {
         std::fs::File::create(&path).unwrap().set_len(20480 + (192 << 20)).unwrap();
         // Wherever the file is, what is watched is the path of memory.
         let persistence = cfg!(target_arch = "x86_64").then_some(Persistence::Cpu);
-        let pmem = DaxPmem::open(&path, DaxOptions { persistence }).unwrap();
+        let pmem =
+            DaxPmem::open(&path, DaxOptions { persistence, ..DaxOptions::default() }).unwrap();
         let memory = Arc::new(pmem);
         let backing = Arc::new(RamDisk::new(SPAN, 512));
         let words = Word::list(table);

@@ -62,7 +62,8 @@ pub struct Found {
 /// Reads `word`, which names a cache device as tables do. The cache begins at `start_sector`, if
 /// its type allows that.
 pub fn look_at(word: &str, start_sector: u64) -> Result<Found> {
-    let path = Word::new(word).device()?.path;
+    let device = Word::new(word).device()?;
+    let (path, area) = (device.path, device.options.area);
     let is_in_use = is_in_use(Path::new(&path))?;
     let tries = if is_in_use { TRIES_IN_USE } else { 1 };
     let mut failed = anyhow!("{path}: not read");
@@ -70,13 +71,14 @@ pub fn look_at(word: &str, start_sector: u64) -> Result<Found> {
         if nth > 0 {
             thread::sleep(TRY_EVERY);
         }
-        let pmem: Arc<dyn Pmem> = Arc::new(DaxPmem::open_read_only(Path::new(&path))?);
+        let pmem: Arc<dyn Pmem> = Arc::new(DaxPmem::open_read_only(Path::new(&path), area)?);
         let runtime = RuntimeDir::locate().unwrap_or_default();
         let keeper = |target| Keeper::folder(&runtime, target, None);
         match targets::inspect(&pmem, start_sector, &keeper) {
             Ok((kind, contents)) => {
                 let size_bytes = pmem.len_bytes();
-                return Ok(Found { name: path, size_bytes, is_in_use, kind, contents });
+                let name = area.named(&path);
+                return Ok(Found { name, size_bytes, is_in_use, kind, contents });
             }
             Err(error) => failed = anyhow!(error),
         }

@@ -11,17 +11,20 @@
 //!    alternative, reading a block and writing it back changed, would race with every other request
 //!    to that block, in this process or not.
 //! 3. fdatasync works on the inode, so a flush through one descriptor covers both.
-//! 4. The size is that at the time of opening. What was cut off since then fails, and so do all
-//!    writes: see `whole`.
+//! 4. The size is the one at the time of opening. What was cut off since fails, and all writes with
+//!    it: see `whole`.
+//! 5. A disk may be a part of a file. An I/O's offset counts from the part's start, what is asked
+//!    of the kernel from the file's; and a file that is cut is cut for all of its parts.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::Path;
 
+use super::claims::Claims;
 use super::errors::DiskErrors;
 use super::files::Files;
 use super::holes;
 use super::lazy::{self, Pause, Reservation};
-use super::open::{Claims, FileOptions, Opened, open};
+use super::open::{FileOptions, Opened, open};
 use super::pagecache::{self, Cached};
 use super::whole::Absence;
 use super::{Disk, DiskIo, DiskLimits, Extent, Ring, Work, carry_out_with, check};
@@ -108,7 +111,8 @@ impl Disk for FileDisk {
         if io.len == 0 && io.op != Op::Flush {
             return ring.finish(io, Ok(()));
         }
-        let write = is_change.then(|| self.files.whole.begin_write(io.offset, io.len));
+        let at = self.files.start + io.offset;
+        let write = is_change.then(|| self.files.whole.begin_write(at, io.len));
         let mut job = Box::new(FileJob {
             io,
             files: self.files.clone(),
@@ -128,6 +132,7 @@ impl Disk for FileDisk {
     }
 
     fn extent(&self, offset: u64, len: u64) -> (u64, Extent) {
+        let offset = offset.saturating_add(self.files.start);
         let end = offset.saturating_add(len);
         if self.files.is_block_device || end > self.files.whole.left_bytes() {
             return (len, Extent::Data);
@@ -173,6 +178,10 @@ impl Disk for FileDisk {
     fn open_as(&self) -> Option<String> {
         let number = self.files.buffered.as_raw_fd();
         Some(format!("/proc/{}/fd/{number}", std::process::id()))
+    }
+
+    fn begins_at(&self) -> u64 {
+        self.files.start
     }
 }
 
@@ -324,7 +333,7 @@ impl FileJob {
 
     /// The next call; `None` if no call is needed.
     fn call(&self) -> Option<(Arc<OwnedFd>, Call)> {
-        let offset = self.io.offset + self.done;
+        let offset = self.files.start + self.io.offset + self.done;
         let rest = self.io.len - self.done;
         let len = match (&self.files.lazy, self.io.op) {
             (Some(_), Op::Write) => rest.min(lazy::WRITE_BYTES_MAX),
@@ -358,11 +367,11 @@ impl FileJob {
     }
 
     fn end(mut self, memory: Buffer, mut result: std::result::Result<(), Status>) -> DiskIo {
-        let Files { whole, buffered, .. } = &*self.files;
+        let Files { whole, buffered, start, .. } = &*self.files;
         whole.end_write(self.write.take(), result.is_ok());
         if self.io.op == Op::Read
             && result.is_ok()
-            && !whole.believes(buffered, self.io.offset, memory.as_slice())
+            && !whole.believes(buffered, start + self.io.offset, memory.as_slice())
         {
             result = Err(Status::Io);
         }

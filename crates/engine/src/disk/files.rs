@@ -13,7 +13,12 @@ use crate::units::SECTOR;
 /// The open descriptors of one disk, and how to use them.
 #[derive(Debug)]
 pub(super) struct Files {
-    /// Through the page cache; holds the lock.
+    /// Holds the lock. May be shared with other parts of the same file.
+    pub _claim: Arc<OwnedFd>,
+    /// Where this disk begins on the file.
+    pub start: u64,
+    /// Through the page cache. Nobody else's: the kernel tells each open file once of data that it
+    /// could not write, and who shared one could take another's flush for a good one.
     pub buffered: Arc<OwnedFd>,
     /// Past the page cache.
     pub direct: Option<Arc<OwnedFd>>,
@@ -29,8 +34,8 @@ pub(super) struct Files {
     pub block_bytes: u64,
     /// Whether it was opened to be read only.
     pub is_read_only: bool,
-    /// Whether it is all there.
-    pub whole: Whole,
+    /// Whether the file is all there; shared with its other parts.
+    pub whole: Arc<Whole>,
     /// What went wrong.
     pub errors: Errors,
 }
@@ -38,15 +43,16 @@ pub(super) struct Files {
 impl Files {
     /// Whether all bytes that `io` needs are there, as far as is known.
     pub fn has(&self, io: &DiskIo) -> bool {
+        let end = self.start + io.offset + io.len;
         match io.op {
-            Op::Read => io.offset + io.len <= self.whole.left_bytes(),
+            Op::Read => end <= self.whole.left_bytes(),
             // Checked after the flush.
             Op::Flush => !self.whole.is_cut(),
-            _ => self.whole.glance(&self.buffered, io.offset + io.len),
+            _ => self.whole.glance(&self.buffered, end),
         }
     }
 
-    /// The descriptor for a range, and its flags.
+    /// The descriptor for a range of the file, and its flags.
     pub fn pick(&self, offset: u64, len: u64, is_buffered: bool) -> (Arc<OwnedFd>, i32) {
         let fits = offset.is_multiple_of(self.granule) && len.is_multiple_of(self.granule);
         match &self.direct {
@@ -55,7 +61,7 @@ impl Files {
         }
     }
 
-    /// The whole blocks in a range; a block device discards nothing less.
+    /// The whole blocks in a range of the file; a block device discards nothing less.
     pub fn whole_blocks(&self, offset: u64, len: u64) -> Option<(u64, u64)> {
         let block = if self.is_block_device { self.block_bytes } else { SECTOR };
         let start = offset.next_multiple_of(block);

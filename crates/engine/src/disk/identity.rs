@@ -13,7 +13,14 @@ use rustix::fs::{Statx, StatxFlags};
 const IDENTITY_BYTES_MAX: usize = 200;
 
 /// The identity of an open file or block device.
-pub(super) fn of(file: &OwnedFd, stat: &Statx, is_block_device: bool, size_bytes: u64) -> String {
+/// `size_bytes`: of all of it. `start`: where the part begins that is meant.
+pub(super) fn of(
+    file: &OwnedFd,
+    stat: &Statx,
+    is_block_device: bool,
+    size_bytes: u64,
+    start: u64,
+) -> String {
     let identity = if is_block_device {
         of_block_device(stat, size_bytes)
     } else {
@@ -24,7 +31,8 @@ pub(super) fn of(file: &OwnedFd, stat: &Statx, is_block_device: bool, size_bytes
         };
         format!("file on {file_system:016x} inode {}{born}", stat.stx_ino)
     };
-    shortened(identity)
+    let part = if start > 0 { format!(" from byte {start}") } else { String::new() };
+    shortened(identity + &part)
 }
 
 fn of_block_device(stat: &Statx, size_bytes: u64) -> String {

@@ -22,6 +22,7 @@ use crate::error::Status;
 use crate::sync::Arc;
 use crate::units::SECTOR;
 
+mod claims;
 mod errors;
 mod fault;
 mod file;
@@ -38,11 +39,12 @@ mod sim;
 mod tests;
 pub(crate) mod whole;
 
+pub use claims::Claims;
 pub use errors::DiskErrors;
 pub use fault::{Effect, Fault};
 pub use file::FileDisk;
 pub use lazy::WINDOW_BYTES as LAZY_WINDOW_BYTES;
-pub use open::{Claims, FileOptions, IoMode, OpenMode};
+pub use open::{FileOptions, IoMode, OpenMode};
 pub use pagecache::Cached;
 pub use ram::{DiskCounts, RamDisk};
 pub use sim::SimDisk;
@@ -173,6 +175,11 @@ pub trait Disk: Send + Sync + std::fmt::Debug {
     fn open_as(&self) -> Option<String> {
         None
     }
+
+    /// Where on that it begins, if it is a part of something.
+    fn begins_at(&self) -> u64 {
+        0
+    }
 }
 
 /// Troubles of a slow device besides failing I/O, as sentences: a part that was lost, and a name
@@ -181,6 +188,10 @@ pub fn troubles(disk: &dyn Disk, role: &str) -> Troubles {
     let name = &disk.limits().name;
     let absence = disk.absence();
     let place = disk.open_as().unwrap_or_default();
+    let place = match disk.begins_at() {
+        0 => place,
+        start => format!("{place}, from byte {start} on,"),
+    };
     let gone = absence.map(|absence| {
         let what = absence.words();
         match absence {

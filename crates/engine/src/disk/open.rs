@@ -7,14 +7,16 @@ use rustix::fs::{FileType, FlockOperation, Mode, OFlags, Statx, StatxFlags};
 use rustix::io::ReadWriteFlags;
 
 use super::DiskLimits;
+use super::claims::Claims;
 use super::errors::Errors;
 use super::files::Files;
 use super::identity;
 use super::lazy::Lazy;
 use super::whole::Whole;
+use crate::area::Area;
 use crate::buffer::{BUFFER_ALIGN, Buffer};
 use crate::error::{Error, Kind, Result};
-use crate::sync::{Arc, Mutex, Weak, lock};
+use crate::sync::Arc;
 use crate::units::SECTOR;
 
 /// What a device is opened for.
@@ -48,14 +50,14 @@ pub enum IoMode {
 }
 
 impl IoMode {
-    /// The text after a device's name in a table that asks for this mode.
-    fn suffix(self) -> &'static str {
+    /// The option after a device's name in a table that asks for this mode.
+    fn word(self) -> &'static str {
         match self {
             IoMode::Auto => "",
-            IoMode::Direct => "?io=direct",
-            IoMode::Buffered => "?io=buffered",
-            IoMode::DontCache => "?io=dontcache",
-            IoMode::Lazy => "?io=lazy",
+            IoMode::Direct => "io=direct",
+            IoMode::Buffered => "io=buffered",
+            IoMode::DontCache => "io=dontcache",
+            IoMode::Lazy => "io=lazy",
         }
     }
 
@@ -81,6 +83,8 @@ pub struct FileOptions {
     pub mode: OpenMode,
     /// How bytes get there.
     pub io: IoMode,
+    /// The part that is meant.
+    pub area: Area,
 }
 
 /// An open disk.
@@ -89,55 +93,13 @@ pub(super) struct Opened {
     pub files: Files,
 }
 
-/// What one user of disks has open, and may open again at the same time: the tables of one mapped
-/// device share the lock on a file, and the exclusive claim of a block device. An entry ends with
-/// the last disk that was opened by it.
-#[derive(Debug, Default)]
-pub struct Claims {
-    held: Mutex<Vec<Weak<OwnedFd>>>,
-}
-
-impl Claims {
-    /// The descriptor that holds the claim on the target of `path`, if it was opened for the same.
-    fn find(&self, path: &Path, is_read_only: bool) -> Option<Arc<OwnedFd>> {
-        let there = rustix::fs::stat(path).ok()?;
-        let mut held = lock(&self.held);
-        held.retain(|claim| claim.strong_count() > 0);
-        held.iter().filter_map(Weak::upgrade).find(|claim| {
-            let place = |stat: &rustix::fs::Stat| match FileType::from_raw_mode(stat.st_mode) {
-                FileType::BlockDevice => (0, 0, stat.st_rdev),
-                _ => (stat.st_dev, stat.st_ino, 0),
-            };
-            let access = rustix::fs::fcntl_getfl(claim).map(|flags| flags & OFlags::RWMODE);
-            let is_alike = access.is_ok_and(|access| (access == OFlags::RDONLY) == is_read_only);
-            is_alike && rustix::fs::fstat(claim).is_ok_and(|ours| place(&ours) == place(&there))
-        })
-    }
-
-    fn keep(&self, file: &Arc<OwnedFd>) {
-        lock(&self.held).push(Arc::downgrade(file));
-    }
-}
-
-/// The claimed file: one of `claims`, or a newly opened one that is added to them.
-fn claim(path: &Path, name: &str, mode: OpenMode, claims: Option<&Claims>) -> Result<Arc<OwnedFd>> {
-    let is_read_only = mode != OpenMode::Exclusive;
-    let file = match claims.and_then(|claims| claims.find(path, is_read_only)) {
-        Some(file) => file,
-        None => Arc::new(open_and_claim(path, name, mode)?),
-    };
-    if let Some(claims) = claims {
-        claims.keep(&file);
-    }
-    Ok(file)
-}
-
 /// Opens `path`. A claim in `claims` is no obstacle.
 pub(super) fn open(path: &Path, options: &FileOptions, claims: Option<&Claims>) -> Result<Opened> {
-    let name = path.display().to_string();
+    let device = path.display().to_string();
+    let name = options.area.named(&device);
     let fail = |what: &str, errno: rustix::io::Errno| Error::from_io(what, &name, errno.into());
     let is_read_only = options.mode != OpenMode::Exclusive;
-    let file = claim(path, &name, options.mode, claims)?;
+    let (claim, file) = claimed(path, &name, options.mode, claims)?;
     let stat = stat(&file).map_err(|errno| fail("examining", errno))?;
     let is_block_device = FileType::from_raw_mode(stat.stx_mode.into()) == FileType::BlockDevice;
     if is_block_device && !is_read_only && is_locked_for_writes(&stat) {
@@ -145,60 +107,111 @@ pub(super) fn open(path: &Path, options: &FileOptions, claims: Option<&Claims>) 
     }
     let (end, logical_block) =
         end_and_block(&file, &stat, is_block_device).map_err(|errno| fail("examining", errno))?;
-    let size_bytes = end / SECTOR * SECTOR;
-    if size_bytes == 0 {
+    let device_bytes = end / SECTOR * SECTOR;
+    if device_bytes == 0 {
         let why = if end == 0 { "is empty" } else { "is smaller than a sector of 512 bytes" };
         return Err(Error::new(Kind::NoSpace, format!("{name} {why}")));
     }
+    let unit = u64::from(logical_block);
+    let part = options.area.on(&device, device_bytes, (unit, unit))?;
+    let whole = claims.and_then(|claims| claims.whole(&claim, device_bytes));
+    let whole = whole.unwrap_or_else(|| Arc::new(Whole::new(path, &*file, device_bytes)));
+    if let Some(claims) = claims {
+        claims.keep(&claim, &whole, part.clone(), &name)?;
+    }
 
-    let direct = match options.io {
-        IoMode::Auto => open_direct(path, &stat, is_read_only, logical_block).ok(),
-        IoMode::Direct => Some(
-            open_direct(path, &stat, is_read_only, logical_block)
-                .map_err(|errno| fail("direct I/O (io=buffered works without it) on", errno))?,
-        ),
-        IoMode::Buffered | IoMode::DontCache | IoMode::Lazy => None,
-    };
-    let flags = if options.io == IoMode::DontCache { probe_dontcache(&file, &name)? } else { 0 };
-    let lazy = match options.io == IoMode::Lazy && !is_read_only {
-        true => {
-            Some(open_again(path, &stat, OFlags::RDWR).map_err(|errno| fail("opening", errno))?)
-        }
-        false => None,
-    };
-    let (direct, granule) = match direct {
-        Some((file, granule)) => (Some(Arc::new(file)), granule),
-        None => (None, SECTOR),
-    };
+    let ways = Ways::open(path, &name, options.io, is_read_only, &file, &stat, logical_block)?;
     let limits = DiskLimits {
-        size_bytes,
+        size_bytes: part.end - part.start,
         block_bytes: logical_block,
-        atomic_bytes: match direct {
-            Some(_) => atomic_bytes(&file, &stat, is_block_device, logical_block),
+        atomic_bytes: match ways.direct {
+            Some(_) => atomic_bytes(&file, &stat, is_block_device, logical_block, part.start),
             // Pages in the page cache may change while they are written out.
             None => 0,
         },
         has_discard: !is_read_only && has_discard(&file, &stat, is_block_device),
-        identity: identity::of(&file, &stat, is_block_device, size_bytes),
+        identity: identity::of(&file, &stat, is_block_device, device_bytes, part.start),
         kernel_name: match is_block_device {
             true => format!("{}:{}", stat.stx_rdev_major, stat.stx_rdev_minor),
-            false => name.clone(),
+            false => device,
         } + &suffix(options),
         name,
     };
     let files = Files {
-        whole: Whole::new(path, &*file, size_bytes),
+        whole,
+        start: part.start,
         errors: Errors::default(),
+        _claim: claim,
         buffered: file,
-        direct,
-        granule,
-        flags,
-        lazy: lazy.map(|(file, _)| Lazy::new(file)),
+        direct: ways.direct,
+        granule: ways.granule,
+        flags: ways.flags,
+        lazy: ways.lazy,
         is_block_device,
-        block_bytes: logical_block.into(),
+        block_bytes: unit,
         is_read_only,
     };
     Ok(Opened { limits, files })
+}
+
+/// The descriptor that holds the claim, and one to work with: the same, unless others use that.
+fn claimed(
+    path: &Path,
+    name: &str,
+    mode: OpenMode,
+    claims: Option<&Claims>,
+) -> Result<(Arc<OwnedFd>, Arc<OwnedFd>)> {
+    let is_read_only = mode != OpenMode::Exclusive;
+    let Some(claim) = claims.and_then(|claims| claims.find(path, is_read_only)) else {
+        let claim = Arc::new(open_and_claim(path, name, mode)?);
+        return Ok((Arc::clone(&claim), claim));
+    };
+    let access = if is_read_only { OFlags::RDONLY } else { OFlags::RDWR };
+    let again = stat(&claim).and_then(|known| open_again(path, &known, access));
+    let (file, _) = again.map_err(|errno| Error::from_io("opening", name, errno.into()))?;
+    Ok((claim, Arc::new(file)))
+}
+
+/// How bytes get to the file beside the page cache.
+struct Ways {
+    direct: Option<Arc<OwnedFd>>,
+    granule: u64,
+    flags: i32,
+    lazy: Option<Arc<Lazy>>,
+}
+
+impl Ways {
+    fn open(
+        path: &Path,
+        name: &str,
+        io: IoMode,
+        is_read_only: bool,
+        file: &OwnedFd,
+        stat: &Statx,
+        logical_block: u32,
+    ) -> Result<Ways> {
+        let fail = |what: &str, errno: rustix::io::Errno| Error::from_io(what, name, errno.into());
+        let direct = match io {
+            IoMode::Auto => open_direct(path, stat, is_read_only, logical_block).ok(),
+            IoMode::Direct => Some(
+                open_direct(path, stat, is_read_only, logical_block)
+                    .map_err(|errno| fail("direct I/O (io=buffered works without it) on", errno))?,
+            ),
+            IoMode::Buffered | IoMode::DontCache | IoMode::Lazy => None,
+        };
+        let flags = if io == IoMode::DontCache { probe_dontcache(file, name)? } else { 0 };
+        let lazy = match io == IoMode::Lazy && !is_read_only {
+            true => {
+                Some(open_again(path, stat, OFlags::RDWR).map_err(|errno| fail("opening", errno))?)
+            }
+            false => None,
+        };
+        let (direct, granule) = match direct {
+            Some((file, granule)) => (Some(Arc::new(file)), granule),
+            None => (None, SECTOR),
+        };
+        Ok(Ways { direct, granule, flags, lazy: lazy.map(|(file, _)| Lazy::new(file)) })
+    }
 }
 
 /// Where a file or block device ends, and the bytes of its logical block.
@@ -216,17 +229,23 @@ fn end_and_block(
 
 /// The text after a device's name in a table that asks for `options`.
 fn suffix(options: &FileOptions) -> String {
-    match (options.io.suffix(), options.mode) {
-        ("", OpenMode::Shared) => "?readonly".into(),
-        (io, OpenMode::Shared) => format!("{io}&readonly"),
-        (io, _) => io.into(),
-    }
+    let io = Some(options.io.word()).filter(|word| !word.is_empty()).map(str::to_owned);
+    let read_only = (options.mode == OpenMode::Shared).then(|| "readonly".to_owned());
+    let words: Vec<String> = io.into_iter().chain(options.area.words()).chain(read_only).collect();
+    if words.is_empty() { String::new() } else { format!("?{}", words.join("&")) }
 }
 
 /// Bytes that the device says it writes whole or not at all: its logical block, or its physical
 /// one, which is, by the kernel's ABI (`sysfs-block`), the smallest unit that it can write
-/// atomically. A file system may put a file's blocks anywhere, but aligned to its own. 0: unknown.
-fn atomic_bytes(file: &OwnedFd, stat: &Statx, is_block_device: bool, logical: u32) -> u32 {
+/// atomically. A file system may put a file's blocks anywhere, but aligned to its own; and a part
+/// may begin (`start`) within a unit. 0: nobody knows.
+fn atomic_bytes(
+    file: &OwnedFd,
+    stat: &Statx,
+    is_block_device: bool,
+    logical: u32,
+    start: u64,
+) -> u32 {
     let (device, own) = match is_block_device {
         true => ((stat.stx_rdev_major, stat.stx_rdev_minor), u64::from(u32::MAX)),
         false => {
@@ -241,7 +260,11 @@ fn atomic_bytes(file: &OwnedFd, stat: &Statx, is_block_device: bool, logical: u3
     let number = |file: &str| identity::sysfs(device, file)?.parse::<u32>().ok();
     let physical = number("queue/physical_block_size").filter(|size| size.is_power_of_two());
     match (physical, number("alignment_offset")) {
-        (Some(physical), Some(0)) if own >= u64::from(physical) => physical.max(logical),
+        (Some(physical), Some(0))
+            if own >= u64::from(physical) && start.is_multiple_of(u64::from(physical)) =>
+        {
+            physical.max(logical)
+        }
         _ => logical,
     }
 }

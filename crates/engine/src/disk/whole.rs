@@ -85,6 +85,11 @@ impl Whole {
         }
     }
 
+    /// How long it was.
+    pub(crate) fn opened_bytes(&self) -> u64 {
+        self.opened_bytes
+    }
+
     /// Bytes from the start that were always there, as of the checks so far.
     #[inline]
     pub(crate) fn left_bytes(&self) -> u64 {

@@ -27,6 +27,7 @@ use super::copy::{self, CAN_FLUSH, CopyPlan, Primitive};
 use super::media::{self, Access, Nature, Opened};
 use super::sigbus::{Watch, watch};
 use super::{Medium, Persistence, Pmem};
+use crate::area::Area;
 use crate::disk::whole::{Absence, Whole};
 use crate::error::{Error, Kind, Result, Status};
 use crate::sync::{Mutex, lock};
@@ -42,6 +43,8 @@ const PREFAULT_BYTES_MAX: u64 = 32 * MIB;
 pub struct DaxOptions {
     /// What makes stores durable, overriding what was found out (`?persist=`).
     pub persistence: Option<Persistence>,
+    /// The part that is meant. It begins at a page of the medium.
+    pub area: Area,
 }
 
 /// A mapped cache device.
@@ -51,6 +54,8 @@ pub struct DaxPmem {
     mapping: Mapping,
     file: File,
     whole: Whole,
+    /// Where the mapping begins on the file.
+    start: u64,
     medium: Medium,
     access: Access,
     /// Whether pages can be mapped ahead of their use without I/O.
@@ -63,22 +68,22 @@ pub struct DaxPmem {
 impl DaxPmem {
     /// Opens `path` for use, alone.
     pub fn open(path: &Path, options: DaxOptions) -> Result<DaxPmem> {
-        DaxPmem::map(media::open(path, Access::Exclusive)?, Access::Exclusive, options)
+        DaxPmem::map(path, Access::Exclusive, options)
     }
 
     /// Opens `path` to inspect it, even while it is in use. Storing to it is a bug.
-    pub fn open_read_only(path: &Path) -> Result<DaxPmem> {
-        let opened = media::open(path, Access::ReadOnly)?;
-        DaxPmem::map(opened, Access::ReadOnly, DaxOptions::default())
+    pub fn open_read_only(path: &Path, area: Area) -> Result<DaxPmem> {
+        DaxPmem::map(path, Access::ReadOnly, DaxOptions { area, ..DaxOptions::default() })
     }
 
     /// Opens `path` to read, while nothing may change it. Storing to it is a bug.
     pub fn open_shared(path: &Path, options: DaxOptions) -> Result<DaxPmem> {
-        DaxPmem::map(media::open(path, Access::Shared)?, Access::Shared, options)
+        DaxPmem::map(path, Access::Shared, options)
     }
 
-    fn map(opened: Opened, access: Access, options: DaxOptions) -> Result<DaxPmem> {
-        let whole = Whole::new(Path::new(&opened.name), &opened.file, opened.len_bytes);
+    fn map(path: &Path, access: Access, options: DaxOptions) -> Result<DaxPmem> {
+        let opened = media::open(path, access, options.area)?;
+        let whole = Whole::new(path, &opened.file, opened.whole_bytes);
         if access == Access::Exclusive && opened.nature == Nature::File {
             reserve_blocks(&opened)?;
         }
@@ -105,16 +110,21 @@ impl DaxPmem {
             persistence: durability.persistence,
             is_volatile: durability.is_volatile,
             description: durability.description,
-            kernel_name: opened.kernel_name
-                + match options.persistence {
-                    None => "",
-                    Some(Persistence::Cpu) => "?persist=cpu",
-                    Some(Persistence::Msync) => "?persist=msync",
-                },
+            kernel_name: opened.kernel_name + &suffix(&options),
         };
         let has_sync_failed = Mutex::new(false);
-        let file = opened.file;
-        Ok(DaxPmem { mapping, file, whole, medium, access, is_memory, plan, has_sync_failed })
+        let (file, start) = (opened.file, opened.start);
+        Ok(DaxPmem {
+            mapping,
+            file,
+            whole,
+            start,
+            medium,
+            access,
+            is_memory,
+            plan,
+            has_sync_failed,
+        })
     }
 
     /// Maps the pages of a range ahead of their use, if that takes no I/O: a page fault within a
@@ -184,7 +194,7 @@ impl Pmem for DaxPmem {
         let range = place.addr()..place.addr() + into.len();
         // Before: so that lost pages are touched a bounded number of times. After: because this
         // load itself may have found the damage.
-        let is_there = at + into.len() as u64 <= self.whole.left_bytes();
+        let is_there = self.start + at + into.len() as u64 <= self.whole.left_bytes();
         if !is_there || self.mapping.watch.is_damaged(range.clone()) {
             return Err(Status::Io);
         }
@@ -243,6 +253,10 @@ impl Pmem for DaxPmem {
         Some(format!("/proc/{}/fd/{}", std::process::id(), self.file.as_raw_fd()))
     }
 
+    fn begins_at(&self) -> u64 {
+        self.start
+    }
+
     fn is_deleted(&self) -> bool {
         self.whole.absence(&self.file) == Some(Absence::Deleted)
     }
@@ -255,6 +269,8 @@ struct Mapping {
     // fields drop in this order.
     watch: Watch,
     region: Region,
+    /// Where in the region the medium begins: within its first page.
+    lead: u64,
     len_bytes: u64,
     page_bytes: usize,
     /// The kernel accepted MAP_SYNC: file-system metadata needs no sync of its own for a flushed
@@ -279,7 +295,8 @@ unsafe impl Sync for Region {}
 impl Mapping {
     fn new(opened: &Opened, access: Access) -> Result<Mapping> {
         let too_large = || Error::new(Kind::Unsupported, format!("{} is too large", opened.name));
-        let mapped_bytes = usize::try_from(opened.len_bytes)
+        let lead = opened.start % opened.page_bytes as u64;
+        let mapped_bytes = usize::try_from(opened.len_bytes + lead)
             .ok()
             .and_then(|len| len.checked_next_multiple_of(opened.page_bytes))
             .ok_or_else(too_large)?;
@@ -289,7 +306,16 @@ impl Mapping {
         };
         let map = |flags| {
             // SAFETY: a new mapping at an address of the kernel's choice aliases nothing of ours.
-            unsafe { mmap(ptr::null_mut(), mapped_bytes, protection, flags, &opened.file, 0) }
+            unsafe {
+                mmap(
+                    ptr::null_mut(),
+                    mapped_bytes,
+                    protection,
+                    flags,
+                    &opened.file,
+                    opened.start - lead,
+                )
+            }
         };
         // A kernel that cannot promise MAP_SYNC refuses it, in this combination of flags.
         let (start, is_synchronous) = match map(MapFlags::SHARED_VALIDATE | MapFlags::SYNC) {
@@ -306,15 +332,15 @@ impl Mapping {
         // and outlives the watch.
         let watch = unsafe { watch(start.as_ptr(), mapped_bytes, opened.page_bytes)? };
         let Opened { len_bytes, page_bytes, .. } = *opened;
-        Ok(Mapping { watch, region, len_bytes, page_bytes, is_synchronous })
+        Ok(Mapping { watch, region, lead, len_bytes, page_bytes, is_synchronous })
     }
 
     /// The address of a range, which must lie within the medium.
     fn place(&self, at: u64, len: u64) -> *mut u8 {
         let is_inside = at <= self.len_bytes && len <= self.len_bytes - at;
         assert!(is_inside, "{at}+{len} is beyond a medium of {} bytes", self.len_bytes);
-        // SAFETY: `at` is within the mapping, or one past its end.
-        unsafe { self.region.start.as_ptr().add(at as usize) }
+        // SAFETY: `at` is within the medium, or one past its end, and that within the mapping.
+        unsafe { self.region.start.as_ptr().add((self.lead + at) as usize) }
     }
 
     fn sync(&self) -> rustix::io::Result<()> {
@@ -342,6 +368,16 @@ impl Drop for Region {
     }
 }
 
+/// The text after a device's name in a table that asks for `options`.
+fn suffix(options: &DaxOptions) -> String {
+    let persistence = options.persistence.map(|persistence| match persistence {
+        Persistence::Cpu => "persist=cpu".to_owned(),
+        Persistence::Msync => "persist=msync".to_owned(),
+    });
+    let words: Vec<String> = persistence.into_iter().chain(options.area.words()).collect();
+    if words.is_empty() { String::new() } else { format!("?{}", words.join("&")) }
+}
+
 /// Whether stores go straight to memory, so that mapping all pages costs no I/O.
 fn is_memory(opened: &Opened, mapping: &Mapping) -> bool {
     matches!(opened.nature, Nature::Memory(_) | Nature::DaxDevice { .. }) || mapping.is_synchronous
@@ -358,7 +394,7 @@ fn reserve_blocks(opened: &Opened) -> Result<()> {
     if !has_holes(opened) {
         return Ok(());
     }
-    match fallocate(&opened.file, FallocateFlags::empty(), 0, opened.len_bytes) {
+    match fallocate(&opened.file, FallocateFlags::empty(), opened.start, opened.len_bytes) {
         // A file system that cannot reserve is used as it is; a store that finds it full damages
         // the medium, and is reported.
         Ok(()) | Err(Errno::OPNOTSUPP) => Ok(()),

@@ -48,13 +48,14 @@ fn memory_conforms_with_every_primitive() {
 fn a_file_on_disk_conforms() {
     let folder = folder_on_disk();
     let path = file(&folder, LEN);
-    let nature = media::open(&path, Access::ReadOnly).unwrap().nature;
+    let nature = media::open(&path, Access::ReadOnly, Area::default()).unwrap().nature;
     let mut wishes = vec![None, Some(Persistence::Msync)];
     if CAN_FLUSH {
         wishes.push(Some(Persistence::Cpu));
     }
     for persistence in wishes {
-        let pmem = DaxPmem::open(&path, DaxOptions { persistence }).unwrap();
+        let pmem =
+            DaxPmem::open(&path, DaxOptions { persistence, ..DaxOptions::default() }).unwrap();
         let medium = pmem.medium();
         // As a table must say it, to be told the same.
         let wish = match persistence {
@@ -92,7 +93,7 @@ fn a_medium_has_one_user() {
         assert_eq!(error.kind(), Kind::Busy);
         assert!(error.to_string().contains("in use"), "{error}");
         first.store(5, b"seen");
-        let onlooker = DaxPmem::open_read_only(&path).unwrap();
+        let onlooker = DaxPmem::open_read_only(&path, Area::default()).unwrap();
         let mut bytes = [0; 4];
         onlooker.load(5, &mut bytes).unwrap();
         assert_eq!(&bytes, b"seen");
@@ -107,7 +108,7 @@ fn a_medium_has_one_user() {
 fn looking_does_not_store() {
     let folder = folder_in_memory();
     let path = file(&folder, LEN);
-    DaxPmem::open_read_only(&path).unwrap().store(0, &[1]);
+    DaxPmem::open_read_only(&path, Area::default()).unwrap().store(0, &[1]);
 }
 
 #[test]
@@ -188,7 +189,7 @@ fn a_failed_sync_is_never_retried_into_success() {
         return;
     }
     let folder = folder_on_disk();
-    let options = DaxOptions { persistence: Some(Persistence::Msync) };
+    let options = DaxOptions { persistence: Some(Persistence::Msync), ..DaxOptions::default() };
     let pmem = DaxPmem::open(&file(&folder, LEN), options).unwrap();
     assert_eq!(pmem.sync(), Ok(()));
     // A hole in the mapping is an error of msync that a test can cause, and undo.
@@ -237,4 +238,50 @@ fn loads_beside_stores_of_other_threads() {
         }
         done.store(true, Ordering::Relaxed);
     });
+}
+
+#[test]
+fn a_part_conforms_and_leaves_its_neighbours_alone() {
+    for folder in [folder_in_memory(), folder_on_disk()] {
+        let path = folder.path().join("cache");
+        let mut bytes = vec![7; 3 * LEN as usize];
+        bytes[LEN as usize..2 * LEN as usize].fill(0);
+        std::fs::write(&path, &bytes).unwrap();
+        let options = DaxOptions { area: Area::new(LEN, LEN), ..DaxOptions::default() };
+        let pmem = DaxPmem::open(&path, options).unwrap();
+        assert_eq!((pmem.len_bytes(), pmem.begins_at()), (LEN, LEN));
+        assert!(pmem.medium().kernel_name.ends_with("?offset=2048&size=2048"));
+        conformance(&pmem);
+        pmem.store(0, &[9; 8]);
+        pmem.drain().and_then(|()| pmem.sync()).unwrap();
+        // The lock is that of the whole.
+        let whole = DaxPmem::open(&path, DaxOptions::default());
+        assert_eq!(whole.unwrap_err().kind(), Kind::Busy);
+        drop(pmem);
+        let found = std::fs::read(&path).unwrap();
+        let is_old = |bytes: &[u8]| bytes.iter().all(|byte| *byte == 7);
+        assert!(is_old(&found[..LEN as usize]) && is_old(&found[2 * LEN as usize..]));
+        assert_eq!(found[LEN as usize..][..8], [9; 8]);
+    }
+}
+
+#[test]
+fn a_part_begins_at_a_page_and_fails_when_its_file_is_cut() {
+    let folder = folder_in_memory();
+    let path = file(&folder, 2 * LEN);
+    let part = |start, len| {
+        DaxPmem::open(&path, DaxOptions { area: Area::new(start, len), ..DaxOptions::default() })
+    };
+    let error = part(512, LEN).unwrap_err();
+    assert!(error.kind() == Kind::Invalid && error.to_string().contains("?offset=1&size=2048"));
+    assert_eq!(part(LEN, LEN + 4096).unwrap_err().kind(), Kind::NoSpace);
+    let pmem = part(LEN, LEN).unwrap();
+    pmem.store(0, &[1; 8192]);
+    pmem.drain().unwrap();
+    File::options().write(true).open(&path).unwrap().set_len(LEN + 4096).unwrap();
+    assert!(pmem.failure().is_some());
+    let mut bytes = [0; 512];
+    assert_eq!(pmem.load(4096, &mut bytes), Err(Status::Io));
+    assert_eq!(pmem.load(0, &mut bytes), Ok(()));
+    assert_eq!(pmem.drain(), Err(Status::Io));
 }

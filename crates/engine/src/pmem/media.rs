@@ -18,7 +18,9 @@ use rustix::io::Errno;
 
 use super::Persistence;
 use super::copy::CAN_FLUSH;
+use crate::area::Area;
 use crate::error::{Error, Kind, Result};
+use crate::units::SECTOR;
 
 /// What a medium is opened for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,8 +52,13 @@ pub(super) struct Opened {
     pub(super) file: File,
     pub(super) name: String,
     pub(super) kernel_name: String,
+    /// The first byte of the part that is meant; of one that is used, a multiple of `page_bytes`.
+    pub(super) start: u64,
+    /// The bytes of that part.
     pub(super) len_bytes: u64,
-    /// The kernel maps and unmaps this many bytes as a unit: a memory page, or a huge one.
+    /// The bytes of all of it.
+    pub(super) whole_bytes: u64,
+    /// The unit in which the kernel maps and unmaps: a memory page, or a huge one.
     pub(super) page_bytes: usize,
     pub(super) nature: Nature,
 }
@@ -64,9 +71,9 @@ pub(super) struct Durability {
     pub(super) description: String,
 }
 
-/// Opens `path`, and locks it unless it is opened to inspect.
-pub(super) fn open(path: &Path, access: Access) -> Result<Opened> {
-    let name = path.display().to_string();
+/// Opens `area` of `path`, and locks it if it is to be used.
+pub(super) fn open(path: &Path, access: Access, area: Area) -> Result<Opened> {
+    let name = area.named(&path.display().to_string());
     let fail = |e: std::io::Error| Error::from_io("open cache device", path.display(), e);
     let is_block = path.metadata().map_err(fail)?.file_type().is_block_device();
     let mut options = OpenOptions::new();
@@ -84,7 +91,7 @@ pub(super) fn open(path: &Path, access: Access) -> Result<Opened> {
     if access != Access::ReadOnly && !is_block {
         lock(&file, &name, access)?;
     }
-    identify(file, name)
+    identify(file, &path.display().to_string(), area, access)
 }
 
 fn in_use(name: &str) -> Error {
@@ -107,8 +114,9 @@ fn lock(file: &File, name: &str, access: Access) -> Result<()> {
     }
 }
 
-/// Finds out what kind of thing was opened.
-fn identify(mut file: File, name: String) -> Result<Opened> {
+/// Finds out what was opened.
+fn identify(mut file: File, device: &str, area: Area, access: Access) -> Result<Opened> {
+    let name = area.named(device);
     let fail = |e: std::io::Error| Error::from_io("examine cache device", &name, e);
     let metadata = file.metadata().map_err(fail)?;
     let kind = metadata.file_type();
@@ -131,7 +139,7 @@ fn identify(mut file: File, name: String) -> Result<Opened> {
         if nature == Nature::Memory(HUGETLBFS) {
             page_bytes = system.f_bsize as usize;
         }
-        kernel_name = name.clone();
+        kernel_name = device.to_owned();
     } else {
         let message = format!("cache device {name} is neither a file nor a device");
         return Err(Error::new(Kind::Unsupported, message));
@@ -139,7 +147,19 @@ fn identify(mut file: File, name: String) -> Result<Opened> {
     if len_bytes == 0 {
         return Err(Error::new(Kind::NoSpace, format!("cache device {name} has a size of 0")));
     }
-    Ok(Opened { file, name, kernel_name, len_bytes, page_bytes, nature })
+    // What is used as a disk may be inspected, too.
+    let unit = if access == Access::Exclusive { page_bytes as u64 } else { SECTOR };
+    let part = area.on(device, len_bytes, (unit, SECTOR))?;
+    Ok(Opened {
+        file,
+        name,
+        kernel_name,
+        start: part.start,
+        len_bytes: part.end - part.start,
+        whole_bytes: len_bytes,
+        page_bytes,
+        nature,
+    })
 }
 
 const HUGETLBFS: &str = "hugetlbfs";
@@ -268,7 +288,7 @@ mod tests {
         assert_eq!(dax_geometry(&device, "dax0.0").unwrap_err().kind(), Kind::Io);
         std::fs::remove_file(device.join("size")).unwrap();
         assert_eq!(dax_geometry(&device, "dax0.0").unwrap_err().kind(), Kind::Io);
-        let error = open(Path::new("/dev/null"), Access::Exclusive).unwrap_err();
+        let error = open(Path::new("/dev/null"), Access::Exclusive, Area::default()).unwrap_err();
         assert_eq!(error.kind(), Kind::Unsupported);
         assert!(error.to_string().contains("not a DAX device"), "{error}");
     }
@@ -301,7 +321,7 @@ mod tests {
     #[test]
     fn odd_things_are_refused() {
         let folder = tempfile::tempdir().unwrap();
-        let kind = |path: &Path| open(path, Access::ReadOnly).unwrap_err().kind();
+        let kind = |path: &Path| open(path, Access::ReadOnly, Area::default()).unwrap_err().kind();
         assert_eq!(kind(folder.path()), Kind::Unsupported);
         assert_eq!(kind(&folder.path().join("none")), Kind::NotFound);
         let empty = folder.path().join("empty");

@@ -110,7 +110,12 @@ pub trait Pmem: Send + Sync + std::fmt::Debug {
         None
     }
 
-    /// Whether its name is gone: then its content is lost when its last user closes it.
+    /// Where on that it begins, if it is a part of something.
+    fn begins_at(&self) -> u64 {
+        0
+    }
+
+    /// Whether its name is gone: what it holds is lost when its last user lets go of it.
     fn is_deleted(&self) -> bool {
         false
     }

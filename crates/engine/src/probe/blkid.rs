@@ -5,13 +5,16 @@
 
 #![allow(unsafe_code)]
 
-use std::ffi::{CStr, CString, c_char, c_int, c_void};
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::fs::File;
+use std::os::fd::AsRawFd;
 
 use super::Finding;
 use crate::sync::OnceLock;
 
 type Probe = *mut c_void;
-type Open = unsafe extern "C" fn(*const c_char) -> Probe;
+type New = unsafe extern "C" fn() -> Probe;
+type Take = unsafe extern "C" fn(Probe, c_int, i64, i64) -> c_int;
 type Free = unsafe extern "C" fn(Probe);
 type Set = unsafe extern "C" fn(Probe, c_int) -> c_int;
 type Go = unsafe extern "C" fn(Probe) -> c_int;
@@ -26,7 +29,8 @@ const PARTITION_FLAGS: c_int = 1 << 3;
 const FINDINGS_MAX: usize = 32;
 
 struct Library {
-    open: Open,
+    new: New,
+    take: Take,
     free: Free,
     superblocks: Set,
     superblock_flags: Set,
@@ -36,18 +40,21 @@ struct Library {
     lookup: Lookup,
 }
 
-/// What the library finds on the device at `path`; none if it cannot be asked.
-pub fn look(path: &str) -> Option<Vec<Finding>> {
+/// What the library finds in the `len` bytes at byte `start` of the device at `path`; none if it
+/// cannot be asked.
+pub fn look(path: &str, start: u64, len: u64) -> Option<Vec<Finding>> {
     static LIBRARY: OnceLock<Option<Library>> = OnceLock::new();
     let library = LIBRARY.get_or_init(find).as_ref()?;
-    let path = CString::new(path).ok()?;
-    // SAFETY: a string that lives on; the library opens the file for reading and says NULL if it
-    // cannot.
-    let probe = unsafe { (library.open)(path.as_ptr()) };
+    let (start, len) = (i64::try_from(start).ok()?, i64::try_from(len).ok()?);
+    let file = File::open(path).ok()?;
+    // SAFETY: makes a probe, or says NULL if it cannot.
+    let probe = unsafe { (library.new)() };
     if probe.is_null() {
         return None;
     }
-    let found = library.all(probe);
+    // SAFETY: a live probe, and a descriptor that outlives it.
+    let is_taken = unsafe { (library.take)(probe, file.as_raw_fd(), start, len) } == 0;
+    let found = if is_taken { library.all(probe) } else { Vec::new() };
     // SAFETY: the probe came from the library and is not used afterwards.
     unsafe { (library.free)(probe) };
     Some(found)
@@ -110,7 +117,8 @@ fn find() -> Option<Library> {
     unsafe {
         use std::mem::transmute;
         Some(Library {
-            open: transmute::<Probe, Open>(symbol(c"blkid_new_probe_from_filename")?),
+            new: transmute::<Probe, New>(symbol(c"blkid_new_probe")?),
+            take: transmute::<Probe, Take>(symbol(c"blkid_probe_set_device")?),
             free: transmute::<Probe, Free>(symbol(c"blkid_free_probe")?),
             superblocks: transmute::<Probe, Set>(symbol(c"blkid_probe_enable_superblocks")?),
             superblock_flags: transmute::<Probe, Set>(symbol(

@@ -40,13 +40,15 @@ impl std::fmt::Display for Finding {
 /// What a persistent memory holds from byte `start` on.
 pub fn pmem(pmem: &dyn Pmem, start: u64) -> Vec<Finding> {
     let load = |at: u64, into: &mut [u8]| pmem.load(at, into).is_ok();
-    look(pmem.len_bytes(), start, pmem.open_as(), &load)
+    let place = pmem.open_as().map(|path| (path, pmem.begins_at()));
+    look(pmem.len_bytes(), start, place, &load)
 }
 
 /// What a disk holds from byte `start` on.
 pub fn disk(disk: &Arc<dyn Disk>, start: u64) -> Vec<Finding> {
     let load = |at: u64, into: &mut [u8]| load_disk(disk, at, into);
-    look(disk.limits().size_bytes, start, disk.open_as(), &load)
+    let place = disk.open_as().map(|path| (path, disk.begins_at()));
+    look(disk.limits().size_bytes, start, place, &load)
 }
 
 /// The sentence about `found`, naming no more of them than can be read comfortably.
@@ -127,11 +129,13 @@ impl Window<'_> {
     }
 }
 
-fn look(size: u64, start: u64, path: Option<String>, load: Load<'_>) -> Vec<Finding> {
+/// `place`: for whoever opens the device himself, and where on that it begins.
+fn look(size: u64, start: u64, place: Option<(String, u64)>, load: Load<'_>) -> Vec<Finding> {
     let mut window = Window { size, load, pieces: BTreeMap::new() };
     let mut found = signatures::look(&mut window);
-    // The system's name for something that both know.
-    for finding in path.and_then(|path| blkid::look(&path)).into_iter().flatten() {
+    // The system's own words where it knows the same thing.
+    let others = place.and_then(|(path, begins_at)| blkid::look(&path, begins_at, size));
+    for finding in others.into_iter().flatten() {
         match found.iter().position(|known| known.at == finding.at) {
             Some(nth) if found[nth].name.starts_with(&finding.name) => {}
             Some(nth) => found[nth].name = finding.name,

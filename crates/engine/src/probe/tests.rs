@@ -114,11 +114,17 @@ fn the_systems_library_is_asked_where_it_is() {
     image[4086..4096].copy_from_slice(b"SWAPSPACE2");
     image[1024..1036].copy_from_slice(&[1, 0, 0, 0, 255, 0, 0, 0, 0, 0, 0, 0]);
     std::fs::write(&path, &image).unwrap();
-    match blkid::look(path.to_str().unwrap()) {
+    match blkid::look(path.to_str().unwrap(), 0, 1 << 20) {
         None => eprintln!("SKIPPED: no libblkid"),
         Some(found) => assert_eq!(listed(&found), "swap (byte 4086)"),
     }
     std::fs::write(&path, vec![0; 1 << 20]).unwrap();
-    assert!(blkid::look(path.to_str().unwrap()).is_none_or(|found| found.is_empty()));
-    assert!(blkid::look("/does/not/exist").is_none());
+    assert!(blkid::look(path.to_str().unwrap(), 0, 1 << 20).is_none_or(|found| found.is_empty()));
+    assert!(blkid::look("/does/not/exist", 0, 512).is_none());
+    // In a part of something, places count from the part's start, and nothing else is seen.
+    std::fs::write(&path, [vec![0; 4096], image, vec![0; 4096]].concat()).unwrap();
+    let at = |start, len| blkid::look(path.to_str().unwrap(), start, len);
+    assert!(at(4096, 1 << 20).is_none_or(|found| listed(&found) == "swap (byte 4086)"));
+    assert!(at(0, 4096).is_none_or(|found| found.is_empty()));
+    assert!(at(8192, 1 << 19).is_none_or(|found| found.is_empty()));
 }

@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use crate::area::Area;
 use crate::disk::IoMode;
 use crate::error::{Error, Kind, Place, Result};
 use crate::pmem::Persistence;
@@ -155,6 +156,8 @@ pub struct DeviceOptions {
     pub persist: Option<Persistence>,
     /// `readonly`.
     pub is_read_only: bool,
+    /// `offset=` and `size=`: the part of the device that is meant.
+    pub area: Area,
 }
 
 /// A word that names a device: `/data/slow.img?io=direct`.
@@ -222,12 +225,16 @@ impl DeviceOptions {
             ("io", _) => self.io = Some(IoMode::parse(value)?),
             ("persist", "cpu") => self.persist = Some(Persistence::Cpu),
             ("persist", "msync") => self.persist = Some(Persistence::Msync),
+            ("offset", _) => self.area.set_offset(value)?,
+            ("size", _) => self.area.set_size(value)?,
             ("persist", _) => {
                 let message = format!("persist={value}: expected cpu or msync");
                 return Err(Error::new(Kind::Invalid, message));
             }
             _ => {
-                let message = format!("no such option: {key}; there are io, persist and readonly");
+                let message = format!(
+                    "no such option: {key}; there are io, persist, offset, size and readonly"
+                );
                 return Err(Error::new(Kind::Invalid, message));
             }
         }

@@ -2,11 +2,11 @@
 //!
 //! A device that several words of one table name alike is opened once and shared.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use super::CachePlan;
 use crate::attaching::AttachProgress;
-use crate::disk::{Disk, DiskLimits};
+use crate::disk::{Claims, Disk, DiskLimits};
 use crate::error::{Kind, Result};
 use crate::pcache::ReplayPace;
 use crate::pcache::layout::Geometry;
@@ -25,6 +25,12 @@ pub trait Opener {
 
     /// A slow device for a target that may share it with the active table of its mapped device.
     fn shared_disk(&self, word: &DeviceWord) -> Result<Arc<dyn Disk>> {
+        self.disk(word)
+    }
+
+    /// A slow device that may be a part of one which other words of the same table name parts of,
+    /// too: those are in `parts`.
+    fn part(&self, word: &DeviceWord, _parts: &Claims) -> Result<Arc<dyn Disk>> {
         self.disk(word)
     }
 
@@ -74,6 +80,9 @@ impl BuildOptions {
     }
 }
 
+/// A way of opening a slow device; other parts of it that the table names are in the claims.
+type OpenDisk = fn(&dyn Opener, &DeviceWord, &Claims) -> Result<Arc<dyn Disk>>;
+
 /// Opens what the lines of one table name.
 pub(crate) struct Opening<'a> {
     /// Finds devices.
@@ -81,13 +90,18 @@ pub(crate) struct Opening<'a> {
     /// Options besides the table.
     pub options: &'a BuildOptions,
     disks: HashMap<String, Arc<dyn Disk>>,
+    /// What is open of them, by the kernel's idea of what is the same.
+    parts: Claims,
+    /// Words of `disks` that name the cache device of a line.
+    taken: HashSet<String>,
     /// Caches that were opened.
     caches: u64,
 }
 
 impl<'a> Opening<'a> {
     pub fn new(opener: &'a dyn Opener, options: &'a BuildOptions) -> Opening<'a> {
-        Opening { opener, options, disks: HashMap::new(), caches: 0 }
+        let (parts, taken) = (Claims::apart(), HashSet::new());
+        Opening { opener, options, disks: HashMap::new(), parts, taken, caches: 0 }
     }
 
     /// The name of one more cache's attach: all caches of a table have different ones.
@@ -120,29 +134,45 @@ impl<'a> Opening<'a> {
     /// Opens the disk of a target that keeps no state on it or about it, so that the active table
     /// may have it open, too, until this one replaces it.
     pub fn shared(&mut self, word: &DeviceWord) -> Result<Arc<dyn Disk>> {
-        self.opened(word, "Device lookup failed", |opener, word| opener.shared_disk(word))
+        self.opened(word, "Device lookup failed", |opener, word, _| opener.shared_disk(word))
     }
 
     /// Opens a disk, or finds it open. `lookup_failed`: the kernel's words, in front of the reason,
     /// which the kernel does not print.
     pub fn disk_as(&mut self, word: &DeviceWord, lookup_failed: &str) -> Result<Arc<dyn Disk>> {
-        self.opened(word, lookup_failed, |opener, word| opener.disk(word))
+        self.opened(word, lookup_failed, |opener, word, parts| opener.part(word, parts))
+    }
+
+    /// Opens the disk that a cache keeps its data on, which no other word of the table may name.
+    pub fn cache_disk(&mut self, word: &DeviceWord, lookup_failed: &str) -> Result<Arc<dyn Disk>> {
+        if self.disks.contains_key(&word.word.text) {
+            let what = "a cache has its device alone, and another word of the table names it, too";
+            return Err(word.error(Kind::Invalid, what));
+        }
+        let disk = self.disk_as(word, lookup_failed)?;
+        self.taken.insert(word.word.text.clone());
+        Ok(disk)
     }
 
     fn opened(
         &mut self,
         word: &DeviceWord,
         lookup_failed: &str,
-        open: fn(&dyn Opener, &DeviceWord) -> Result<Arc<dyn Disk>>,
+        open: OpenDisk,
     ) -> Result<Arc<dyn Disk>> {
         if word.options.persist.is_some() {
             let message = "persist is for cache devices; a slow device takes io";
             return Err(word.error(Kind::Invalid, message));
         }
+        if self.taken.contains(&word.word.text) {
+            let what = "it is the cache device of another line of the table";
+            return Err(word.error(Kind::Invalid, what));
+        }
         if let Some(disk) = self.disks.get(&word.word.text) {
             return Ok(disk.clone());
         }
-        let opened = self.opener.resolve(word).and_then(|word| open(self.opener, &word));
+        let (opener, parts) = (self.opener, &self.parts);
+        let opened = opener.resolve(word).and_then(|word| open(opener, &word, parts));
         let disk = opened.map_err(|error| word.word.point(error.at(lookup_failed)))?;
         self.disks.insert(word.word.text.clone(), disk.clone());
         Ok(disk)

@@ -77,7 +77,7 @@ impl Plan for WritecachePlan {
     /// The one place where a table's writecache is made.
     fn open(&self, line: &TableLine, opening: &mut Opening<'_>) -> Result<Arc<dyn Target>> {
         let (origin, cache) = (&opening.resolved(&self.origin)?, &opening.resolved(&self.cache)?);
-        if cache.path == origin.path {
+        if cache.path == origin.path && cache.options.area == origin.options.area {
             return Err(cache.error(Kind::Invalid, "the cache device and the origin are the same"));
         }
         refuse_read_only(origin)?;
@@ -96,7 +96,7 @@ impl Plan for WritecachePlan {
                 Writecache::open_pmem(args, len, origin_disk, pmem, keeper, &options)?
             }
             Mode::Ssd => {
-                let disk = opening.disk_as(cache, cache_words)?;
+                let disk = opening.cache_disk(cache, cache_words)?;
                 Writecache::open_disk(args, len, origin_disk, disk, keeper, &options)?
             }
         }))

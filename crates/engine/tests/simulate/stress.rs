@@ -80,7 +80,7 @@ fn device(path: &PathBuf) -> Result<Arc<Device>, String> {
     let file = std::fs::File::create(path).map_err(|error| error.to_string())?;
     file.set_len(20480 + 32 * geometry.segment_bytes).map_err(|error| error.to_string())?;
     let make = || {
-        let options = DaxOptions { persistence: Some(Persistence::Cpu) };
+        let options = DaxOptions { persistence: Some(Persistence::Cpu), ..DaxOptions::default() };
         let mut devices = NamedDevices::new();
         devices.add_pmem("C", Arc::new(DaxPmem::open(path, options)?));
         devices.add_disk("B", Arc::new(RamDisk::new(SECTORS * SECTOR as u64, 512)));

@@ -179,7 +179,7 @@ fn g_mode_p_needs_no_dax() {
     let path = folder.path().join("cache");
     File::create(&path).unwrap().set_len(MIB).unwrap();
     let mut world = World::new("p O C 4096 0", MIB, 4 * MIB);
-    let options = DaxOptions { persistence: Some(Persistence::Msync) };
+    let options = DaxOptions { persistence: Some(Persistence::Msync), ..DaxOptions::default() };
     let shared = SharedWords::private(shared_words(STRIPES));
     for version in 1..3 {
         let pmem = Arc::new(DaxPmem::open(&path, options).unwrap());

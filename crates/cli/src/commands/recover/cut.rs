@@ -26,8 +26,9 @@ const NAMED_MAX: usize = 16;
 
 /// Whether the cache device is shorter than its superblock says.
 pub fn find(args: &RecoverArgs) -> Result<Option<(&'static TargetType, CutCache)>> {
-    let path = Word::new(&args.cache_device).device()?.path;
-    let pmem: Arc<dyn Pmem> = Arc::new(DaxPmem::open_read_only(Path::new(&path))?);
+    let device = Word::new(&args.cache_device).device()?;
+    let (path, area) = (Path::new(&device.path), device.options.area);
+    let pmem: Arc<dyn Pmem> = Arc::new(DaxPmem::open_read_only(path, area)?);
     Ok(cut_of(&pmem, args.start_sector))
 }
 

@@ -5,9 +5,9 @@ use anyhow::{Result, bail};
 use serde_json::json;
 use udm::cache::drain::{Devices, Drain};
 use udm::cache::metadata::load;
-use udm::disk::{Disk, FileDisk, FileOptions, OpenMode};
+use udm::disk::{Claims, Disk, FileDisk, FileOptions, OpenMode};
 use udm::sync::Arc;
-use udm::table::Word;
+use udm::table::{DeviceWord, Word};
 use udm::units::human_bytes;
 
 use super::super::remove::Interrupts;
@@ -32,10 +32,13 @@ pub fn recover(args: &RecoverArgs, origin: &str) -> Result<()> {
     }
     // Each is opened for this process alone: in use by another, it is refused.
     let mode = if args.dry_run { OpenMode::Shared } else { OpenMode::Exclusive };
+    // Two of them may be parts of one device.
+    let parts = Claims::apart();
     let open = |word: &str| -> Result<Arc<dyn Disk>> {
-        let word = Word::new(word).device()?;
-        let options = FileOptions { mode, io: word.options.io.unwrap_or_default() };
-        Ok(Arc::new(FileDisk::open(&word.path, &options)?))
+        let DeviceWord { path, options, .. } = Word::new(word).device()?;
+        let io = options.io.unwrap_or_default();
+        let options = FileOptions { mode, io, area: options.area };
+        Ok(Arc::new(FileDisk::open_shared(&path, &options, &parts)?))
     };
     let devices = Devices { metadata: open(metadata)?, cache: open(cache)?, origin: open(origin)? };
     let loaded = load(&devices.metadata).map_err(|error| error.at(metadata))?;

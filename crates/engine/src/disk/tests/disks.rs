@@ -15,7 +15,7 @@ use crate::ring::WAYS;
 use crate::sync::Arc;
 
 /// A file on the disk of the build, where direct I/O mostly works, unlike in many `/tmp`s.
-fn folder() -> tempfile::TempDir {
+pub(super) fn folder() -> tempfile::TempDir {
     let place = std::env::current_exe().unwrap();
     tempfile::tempdir_in(place.parent().unwrap()).unwrap()
 }
@@ -27,7 +27,7 @@ fn empty_file(folder: &tempfile::TempDir, len: u64) -> PathBuf {
 }
 
 fn options(io: IoMode) -> FileOptions {
-    FileOptions { mode: OpenMode::Exclusive, io }
+    FileOptions { io, ..FileOptions::default() }
 }
 
 fn open(path: &Path, io: IoMode) -> Arc<dyn Disk> {
@@ -182,10 +182,10 @@ fn a_lazy_file_never_has_more_than_the_window_dirty() {
 }
 
 /// A loop device, detached at the end.
-struct Loop(PathBuf);
+pub(super) struct Loop(pub PathBuf);
 
 impl Loop {
-    fn attach(file: &Path, sector: u32) -> Option<Loop> {
+    pub fn attach(file: &Path, sector: u32) -> Option<Loop> {
         let sector = sector.to_string();
         let output = Command::new("losetup")
             .args(["--find", "--show", "--sector-size", &sector])
@@ -302,7 +302,7 @@ fn a_device_has_one_owner() {
     let error = FileDisk::open(&path, &options(IoMode::Auto)).unwrap_err();
     assert_eq!(error.kind(), Kind::Busy);
     assert!(error.to_string().contains("is in use"), "{error}");
-    let looks = FileOptions { mode: OpenMode::ReadOnly, io: IoMode::Auto };
+    let looks = FileOptions { mode: OpenMode::ReadOnly, ..FileOptions::default() };
     let second: Arc<dyn Disk> = Arc::new(FileDisk::open(&path, &looks).unwrap());
     let mut ring = Ring::new(8).unwrap();
     assert_eq!(write(&second, &mut ring, 0, &[1; 512]), Err(Status::ReadOnly));

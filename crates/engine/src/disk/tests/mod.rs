@@ -2,6 +2,7 @@
 
 mod conformance;
 mod disks;
+mod parts;
 mod sim;
 
 use crate::bio::Op;
