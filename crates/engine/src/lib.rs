@@ -110,6 +110,7 @@ mod room;
 #[cfg(test)]
 #[cfg(feature = "shuttle")]
 mod schedules;
+mod seek;
 #[doc(hidden)]
 pub mod shm;
 #[doc(hidden)]

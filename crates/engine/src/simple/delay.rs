@@ -7,18 +7,23 @@
 //! with a ticket as its progress. Each tick gives all tickets handed out since the last one the
 //! same due time, so that none is early. When that time comes they are released, room is signalled,
 //! and the drivers submit the bios again. Without a background delayed bios wait for ever.
+//!
+//! `?seek=` after the first device gives the line one arm: reads and writes are served one at a
+//! time, in the order in which they came, and each takes what `seek` says of the way from the one
+//! before. Then it waits for its delay, beside the next ones. Flushes know no arm.
 
 use std::collections::VecDeque;
 
 use super::{Carrier, Location, Mapping, wrong_count};
 use crate::bio::{Bio, Op};
 use crate::disk::{Disk, DiskIo};
-use crate::error::Result;
+use crate::error::{Kind, Result};
+use crate::seek::Seek;
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::{Arc, Mutex, lock};
 use crate::table::Word;
 use crate::target::{Events, Extent, Health, Port, Target, TargetLimits};
-use crate::units::{Nanos, SECOND};
+use crate::units::{Nanos, SECOND, SECTOR};
 
 /// One millisecond.
 const MILLISECOND: Nanos = SECOND / 1000;
@@ -37,6 +42,8 @@ pub struct DelayArgs {
     pub lanes: [(Location, u64); 3],
     /// How many of the three were given.
     pub given: usize,
+    /// The times of the disk that reads and writes pretend to meet.
+    seek: Option<Seek>,
 }
 
 impl DelayArgs {
@@ -53,7 +60,12 @@ impl DelayArgs {
         };
         let given = args.chunks(3).map(lane).collect::<Result<Vec<_>>>()?;
         let of = |n: usize| given[n.min(given.len() - 1)].clone();
-        Ok(DelayArgs { lanes: [of(0), of(1), of(2)], given: given.len() })
+        let seek = given[0].0.device.options.seek;
+        if let Some(other) = given[1..].iter().find(|lane| lane.0.device.options.seek.is_some()) {
+            let what = "seek is said behind the first device: the line has one arm";
+            return Err(other.0.device.error(Kind::Invalid, what));
+        }
+        Ok(DelayArgs { lanes: [of(0), of(1), of(2)], given: given.len(), seek })
     }
 }
 
@@ -62,8 +74,52 @@ impl DelayArgs {
 pub struct Delay {
     lanes: [Lane; 3],
     given: usize,
+    arm: Option<Arm>,
     carrier: Carrier,
     events: Arc<Events>,
+}
+
+/// The arm of the disk that reads and writes of a line pretend to meet.
+#[derive(Debug)]
+struct Arm {
+    seek: Seek,
+    /// Bytes of the line.
+    span: u64,
+    state: Mutex<ArmState>,
+}
+
+#[derive(Debug, Default)]
+struct ArmState {
+    /// What has come since the last look: which lane, its ticket, first byte and length.
+    arrived: VecDeque<(usize, u64, u64, u64)>,
+    /// The end of the last request.
+    position: u64,
+    /// The last request's end.
+    free_at: Nanos,
+}
+
+impl Arm {
+    /// A ticket for a bio that has come, in the order in which the arm serves them.
+    fn queue(&self, nth: usize, lane: &Lane, bio: &Bio) -> u64 {
+        let mut state = lock(&self.state);
+        let ticket = lane.tickets.fetch_add(1, Ordering::SeqCst) + 1;
+        // Nothing passes under the head of what is only forgotten.
+        let len = if matches!(bio.op, Op::Read | Op::Write) { bio.len } else { 0 };
+        state.arrived.push_back((nth, ticket, bio.offset, len));
+        ticket
+    }
+
+    /// Gives all that has come its time.
+    fn tick(&self, now: Nanos, lanes: &[Lane; 3]) {
+        let mut state = lock(&self.state);
+        while let Some((nth, ticket, at, len)) = state.arrived.pop_front() {
+            let start = now.max(state.free_at);
+            state.free_at = self.seek.end(start, state.position, at, len, self.span);
+            state.position = at + len;
+            let due = state.free_at + lanes[nth].delay_ms * MILLISECOND;
+            lock(&lanes[nth].schedule).due.push_back((due, ticket));
+        }
+    }
 }
 
 /// Reads, writes or flushes.
@@ -111,26 +167,31 @@ impl Delay {
         Ok(Delay {
             lanes: [lane(read)?, lane(write)?, lane(flush)?],
             given: args.given,
+            arm: args.seek.map(|seek| Arm { seek, span: len, state: Mutex::default() }),
             carrier: Carrier::default(),
             events: Arc::default(),
         })
     }
 
-    fn lane(&self, op: Op) -> &Lane {
+    fn lane(op: Op) -> usize {
         match op {
-            Op::Read => &self.lanes[0],
-            Op::Write | Op::Discard | Op::WriteZeroes => &self.lanes[1],
-            Op::Flush => &self.lanes[2],
+            Op::Read => 0,
+            Op::Write | Op::Discard | Op::WriteZeroes => 1,
+            Op::Flush => FLUSHES,
         }
     }
 }
 
+/// The lane that an arm has nothing to do with.
+const FLUSHES: usize = 2;
+
 impl Lane {
-    /// Releases what is due at `now`. Returns whether there was anything, and when to look again.
-    fn tick(&self, now: Nanos) -> (bool, Option<Nanos>) {
+    /// Releases what is due at `now`; whether that was anything, and when to look again.
+    /// `is_timed`: an arm has given each ticket its time.
+    fn tick(&self, now: Nanos, is_timed: bool) -> (bool, Option<Nanos>) {
         let mut schedule = lock(&self.schedule);
         let tickets = self.tickets.load(Ordering::SeqCst);
-        if tickets > schedule.stamped {
+        if tickets > schedule.stamped && !is_timed {
             schedule.stamped = tickets;
             schedule.due.push_back((now + self.delay_ms * MILLISECOND, tickets));
         }
@@ -152,6 +213,12 @@ impl Lane {
     }
 }
 
+/// A device's word with one more option after it.
+fn with_option(word: &str, option: &str) -> String {
+    let has_options = Word::new(word).device().is_ok_and(|device| device.path.len() < word.len());
+    format!("{word}{}{option}", if has_options { '&' } else { '?' })
+}
+
 impl Target for Delay {
     fn name(&self) -> &'static str {
         "delay"
@@ -162,12 +229,17 @@ impl Target for Delay {
     }
 
     fn submit(&self, mut bio: Bio, port: &mut Port) {
-        let lane = self.lane(bio.op);
+        let nth = Delay::lane(bio.op);
+        let lane = &self.lanes[nth];
         let ticket = bio.note;
-        if lane.delay_ms == 0 {
+        let arm = self.arm.as_ref().filter(|_| nth != FLUSHES);
+        if lane.delay_ms == 0 && arm.is_none() {
             self.carrier.send(bio, &lane.mapping, port);
         } else if ticket == 0 {
-            bio.note = lane.tickets.fetch_add(1, Ordering::SeqCst) + 1;
+            bio.note = match arm {
+                Some(arm) => arm.queue(nth, lane, &bio),
+                None => lane.tickets.fetch_add(1, Ordering::SeqCst) + 1,
+            };
             port.parked.push_back(bio);
             self.events.work();
         } else if ticket <= lane.released.load(Ordering::SeqCst) {
@@ -186,7 +258,11 @@ impl Target for Delay {
     }
 
     fn tick(&self, now: Nanos, _port: &mut Port) -> Option<Nanos> {
-        let ticks = self.lanes.each_ref().map(|lane| lane.tick(now));
+        if let Some(arm) = &self.arm {
+            arm.tick(now, &self.lanes);
+        }
+        let is_timed = |nth| self.arm.is_some() && nth != FLUSHES;
+        let ticks = [0, 1, FLUSHES].map(|nth| self.lanes[nth].tick(now, is_timed(nth)));
         if ticks.iter().any(|(has_released, _)| *has_released) {
             self.events.room();
         }
@@ -223,6 +299,14 @@ impl Target for Delay {
 
     fn table(&self) -> String {
         let words = |lane: &Lane| format!("{} {}", lane.mapping.words(), lane.delay_ms);
-        self.lanes[..self.given].iter().map(words).collect::<Vec<_>>().join(" ")
+        let mut lines: Vec<String> = self.lanes[..self.given].iter().map(words).collect();
+        if let Some(arm) = &self.arm {
+            let device = &self.lanes[0].mapping.disk.limits().kernel_name;
+            let with_arm = with_option(device, &format!("seek={}", arm.seek));
+            let rest =
+                format!("{} {}", self.lanes[0].mapping.start / SECTOR, self.lanes[0].delay_ms);
+            lines[0] = format!("{} {rest}", Word::new(with_arm).quoted());
+        }
+        lines.join(" ")
     }
 }

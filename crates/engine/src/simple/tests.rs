@@ -123,6 +123,49 @@ fn delay_is_never_early_and_keeps_its_bios() {
     assert_eq!(local::now(&clock), SECOND + 400 * SECOND / 1000);
 }
 
+#[test]
+fn delay_with_an_arm_takes_the_time_of_the_way_in_order() {
+    let disk = Arc::new(RamDisk::new(MIB, 512));
+    // An arm of 1 ms a track and 11 ms a stroke, without a platter.
+    let args = DelayArgs::parse(&words("d?seek=1000,11000,0 0 0 d 0 0 d 0 50")).unwrap();
+    let mut open = |_: &Location| -> Result<Arc<dyn Disk>> { Ok(disk.clone()) };
+    let len = 128 * 512;
+    let device = device(Delay::new(&args, len, &mut open).unwrap());
+    let clock = ManualClock::default();
+    let mut local = Local::without_kernel(&device).unwrap().with_background(clock.clone());
+    let ms = |clock: &ManualClock| local::now(clock) * 1000 / SECOND;
+    let quarter = len / 4;
+    local.write_at(&[1; 512], 0, false).unwrap();
+    assert_eq!(ms(&clock), 0, "the arm is there");
+    local.write_at(&[2; 512], 512, false).unwrap();
+    assert_eq!(ms(&clock), 0, "it goes on where it was");
+    local.read_at(&mut [0; 512], 1024 + quarter).unwrap();
+    assert_eq!(ms(&clock), 6, "half of the stroke's time for a quarter of the way");
+    local.read_at(&mut [0; 512], 512).unwrap();
+    let back = ms(&clock);
+    assert!((11..14).contains(&back), "{back}");
+    // Together they take what they take one after the other, in the order in which they came.
+    for (token, at) in [(0, 0), (1, 2 * quarter), (2, 0)] {
+        local.submit(Bio::write(at, Buffer::from_bytes(&[7; 512]), false, token));
+    }
+    local.submit(Bio::flush(9));
+    assert_eq!(device.status(), ["0 128 delay 0 3 1"]);
+    let order: Vec<u64> = std::iter::from_fn(|| local.wait()).map(|bio| bio.token).collect();
+    assert_eq!(order, [0, 1, 2, 9]);
+    let took = ms(&clock) - back;
+    assert_eq!(took, 50, "the flush has its delay, and no arm");
+    assert_eq!(device.table(), ["0 128 delay ram?seek=1000,11000,0 0 0 ram 0 0 ram 0 50"]);
+}
+
+#[test]
+fn one_line_has_one_arm() {
+    let error = DelayArgs::parse(&words("d 0 0 d?seek=disk 0 0")).unwrap_err().to_string();
+    assert!(error.contains("behind the first device"), "{error}");
+    assert!(
+        DelayArgs::parse(&words("d?seek=slow 0 0")).unwrap_err().to_string().contains("seek=slow")
+    );
+}
+
 mod local {
     use crate::local::{Clock, ManualClock};
 

@@ -181,3 +181,13 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn a_word_is_cut_into_parts() {
+    let part = |text: &str, start, len| Word::new(text).device().unwrap().part(start, len).text;
+    assert_eq!(part("/d", 0, 4096), "/d?size=8");
+    assert_eq!(part("/d?io=direct&offset=8&size=1G", 4096, 8192), "/d?io=direct&offset=16&size=16");
+    assert_eq!(part("/what?", 4096, 4096), "/what??offset=8&size=8");
+    let word = part("/what?", 4096, 4096);
+    assert_eq!(Word::new(word).device().unwrap().path, "/what?");
+}

@@ -6,6 +6,7 @@ use crate::area::Area;
 use crate::disk::IoMode;
 use crate::error::{Error, Kind, Place, Result};
 use crate::pmem::Persistence;
+use crate::seek::Seek;
 
 /// A word, and where it stood. Words are equal when their text is.
 #[derive(Clone)]
@@ -158,6 +159,8 @@ pub struct DeviceOptions {
     pub is_read_only: bool,
     /// `offset=` and `size=`: the part of the device that is meant.
     pub area: Area,
+    /// `seek=`: the disk's times that `delay` pretends.
+    pub(crate) seek: Option<Seek>,
 }
 
 /// A word that names a device: `/data/slow.img?io=direct`.
@@ -202,6 +205,27 @@ impl DeviceWord {
         Some((number(major)?, number(minor)?))
     }
 
+    /// The word for `len` bytes at byte `start` of what this one names: one device may carry a
+    /// cache's metadata and its data. The caller knows that they are there.
+    pub fn part(&self, start: u64, len: u64) -> Word {
+        let area = Area::new(self.options.area.start() + start, len);
+        let rest = self.word.text[self.path.len()..].trim_start_matches('?').split('&');
+        let is_kept = |option: &&str| {
+            !option.is_empty() && !option.starts_with("offset=") && !option.starts_with("size=")
+        };
+        let options: Vec<String> =
+            rest.filter(is_kept).map(str::to_owned).chain(area.words()).collect();
+        Word { text: format!("{}?{}", self.path, options.join("&")), ..self.word.clone() }
+    }
+
+    /// An error if it asks for what only a `delay` can do.
+    pub(crate) fn refuse_seek(&self) -> Result<()> {
+        match self.options.seek {
+            None => Ok(()),
+            Some(_) => Err(self.error(Kind::Invalid, "seek is for the target delay")),
+        }
+    }
+
     /// An error that points at this device's word.
     pub fn error(&self, kind: Kind, message: impl fmt::Display) -> Error {
         self.word.error(kind, message)
@@ -225,6 +249,7 @@ impl DeviceOptions {
             ("io", _) => self.io = Some(IoMode::parse(value)?),
             ("persist", "cpu") => self.persist = Some(Persistence::Cpu),
             ("persist", "msync") => self.persist = Some(Persistence::Msync),
+            ("seek", _) => self.seek = Some(Seek::parse(value)?),
             ("offset", _) => self.area.set_offset(value)?,
             ("size", _) => self.area.set_size(value)?,
             ("persist", _) => {
@@ -233,7 +258,7 @@ impl DeviceOptions {
             }
             _ => {
                 let message = format!(
-                    "no such option: {key}; there are io, persist, offset, size and readonly"
+                    "no such option: {key}; there are io, persist, offset, size, seek and readonly"
                 );
                 return Err(Error::new(Kind::Invalid, message));
             }

@@ -121,6 +121,7 @@ impl<'a> Opening<'a> {
             return Err(word.error(Kind::Invalid, message));
         }
         refuse_read_only(word)?;
+        word.refuse_seek()?;
         self.opener.pmem(word).map_err(|error| match lookup_failed {
             None => word.word.point(error),
             Some(words) => word.word.point(error.at(words)),
@@ -140,6 +141,7 @@ impl<'a> Opening<'a> {
     /// Opens a disk, or finds it open. `lookup_failed`: the kernel's words, in front of the reason,
     /// which the kernel does not print.
     pub fn disk_as(&mut self, word: &DeviceWord, lookup_failed: &str) -> Result<Arc<dyn Disk>> {
+        word.refuse_seek()?;
         self.opened(word, lookup_failed, |opener, word, parts| opener.part(word, parts))
     }
 

@@ -74,6 +74,7 @@ impl Plan for ErrorTarget {
 
 impl Plan for FlakeyArgs {
     fn open(&self, line: &TableLine, opening: &mut Opening<'_>) -> Result<Arc<dyn Target>> {
+        self.location.device.refuse_seek()?;
         let disk = opening.shared(&self.location.device)?;
         Ok(Arc::new(Flakey::new(self, line.len_bytes(), disk)?))
     }
@@ -81,6 +82,7 @@ impl Plan for FlakeyArgs {
 
 impl Plan for LinearArgs {
     fn open(&self, line: &TableLine, opening: &mut Opening<'_>) -> Result<Arc<dyn Target>> {
+        self.location.device.refuse_seek()?;
         let disk = opening.shared(&self.location.device)?;
         Ok(Arc::new(Linear::new(self, line.len_bytes(), disk)?))
     }
