@@ -180,13 +180,18 @@ that fails has removed nothing: the device serves on.
 
 Examples:
   udm remove vol            stop serving, keep dirty data in the cache
-  udm remove vol --drain    write everything back to the origin first")]
+  udm remove vol --drain    write everything back to the origin first
+  udm remove vol --drain --wipe
+                            and take the cache off its device: a bare origin is left")]
 pub struct RemoveArgs {
     /// The device's name
     pub name: DeviceName,
     /// Write all dirty data back first, with a progress bar
     #[arg(long)]
     pub drain: bool,
+    /// With --drain: wipe the cache, once it is clean, so that its device is no cache any more
+    #[arg(long, requires = "drain", conflicts_with = "force")]
+    pub wipe: bool,
     /// Remove although clients are connected or devices do not come to rest, or clear up after a
     /// server that died
     #[arg(long)]

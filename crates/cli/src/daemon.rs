@@ -248,10 +248,14 @@ pub fn run(server: Arc<Server>, stops: &Receiver<Stop>) -> Result<()> {
             server.close(trouble.as_deref());
             rested
         }
-        Stop::Removed { asked, trouble } => {
+        Stop::Removed { asked, trouble, wipe } => {
             // The connection's thread needs a moment to hand the answer on; the process must not
             // end under it. It drops its receiver when that is done.
-            let _ = asked.send(Ok(server.close(trouble.as_deref())));
+            let mut left = server.close(trouble.as_deref());
+            if wipe && left["dirty_bytes"] == 0 && trouble.is_none() {
+                server.wipe(&mut left);
+            }
+            let _ = asked.send(Ok(left));
             while asked.send(Ok(Value::Null)).is_ok() {}
             Ok(())
         }

@@ -33,7 +33,21 @@ pub fn build(
     world::build(table, &opener, options)
 }
 
-/// Opens a door. A server that was killed holds its sockets until all its I/O has ended, so an
+/// Wipes the caches of a table. A device that the end of a service has not let go of yet is waited
+/// for.
+pub fn wipe(table: &Table, runtime: &RuntimeDir) -> Result<()> {
+    let deadline = Instant::now() + AFTERLIFE_MAX;
+    loop {
+        match world::wipe(table, &SystemOpener::with_memory_in(runtime.path())) {
+            Err(error) if error.kind() == Kind::Busy && Instant::now() < deadline => {
+                thread::sleep(BUSY_EVERY);
+            }
+            result => return result,
+        }
+    }
+}
+
+/// Opens a way in. A server that was killed holds its sockets until all its I/O has ended, so an
 /// address in use may be free in a moment.
 pub fn open_door(device: &Arc<Device>, uri: &Uri) -> Result<Box<dyn Door>> {
     let deadline = Instant::now() + AFTERLIFE_MAX;

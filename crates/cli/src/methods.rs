@@ -207,6 +207,8 @@ struct RemoveParameters {
     drain: bool,
     #[serde(default)]
     force: bool,
+    #[serde(default)]
+    wipe: bool,
 }
 
 fn carry_out(
@@ -360,6 +362,9 @@ fn remove_device(
         1 => Err(anyhow!("1 client is connected; disconnect it first, or use --force")),
         n => Err(anyhow!("{n} clients are connected; disconnect them first, or use --force")),
     };
+    if remove.wipe {
+        refuse_wipe(server, remove)?;
+    }
     refuse_clients()?;
     if remove.drain {
         drain(server, progress)?;
@@ -384,17 +389,45 @@ fn remove_device(
         server.is_stopping.store(false, Ordering::SeqCst);
     }
     let trouble = rested?;
+    if remove.wipe && server.served.dirty().bytes > 0 {
+        // Written between the last look and the rest.
+        server.is_stopping.store(false, Ordering::SeqCst);
+        server.served.go_on(false)?;
+        bail!("not removed: a client wrote once more; the device goes on, give the command again");
+    }
     let (asked, removed) = sync_channel(0);
     server
         .stop
-        .send(Stop::Removed { asked, trouble })
+        .send(Stop::Removed { asked, trouble, wipe: remove.wipe })
         .map_err(|_| anyhow!("the server is ending"))?;
     Ok(Done::Removed(removed))
 }
 
-/// Brings the device to rest for its end. If that fails, or the caller is gone, the service goes on
-/// as it was, so that a removal that failed has removed nothing; with `force`, the end comes
-/// anyway, and the answer says what was wrong.
+/// An error if what the device has cannot be wiped, however clean it is.
+fn refuse_wipe(server: &Server, remove: &RemoveParameters) -> Result<()> {
+    let served = &server.served;
+    if !remove.drain || remove.force {
+        bail!("a cache is wiped only after it was drained, and never by force");
+    }
+    if served.cache().is_none() {
+        bail!("there is no cache that could be wiped");
+    }
+    if served.is_read_only() {
+        bail!("its devices are only read, so nothing is wiped");
+    }
+    match served.quarantined_bytes() {
+        0 => Ok(()),
+        bytes => bail!(
+            "{} of its dirty data were damaged in the cache, and the origin has older data there: \
+             wiped, nobody would know where; `udm inspect` lists it",
+            human_bytes(bytes)
+        ),
+    }
+}
+
+/// Brings the device to rest for its end. When that fails, or nobody waits for it any more, the
+/// service goes on as it was, so that a removal that failed has removed nothing; with `force`, the
+/// end comes all the same, and the answer says what was wrong.
 fn rest(server: &Server, force: bool, progress: &mut Progress<'_, '_>) -> Result<Option<String>> {
     let served = &server.served;
     let was_suspended = served.is_suspended();

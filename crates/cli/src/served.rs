@@ -418,6 +418,22 @@ impl Served {
         Some(format!("{failure}; {dirty} of dirty data stay in the cache"))
     }
 
+    /// The cache device, if there is one, as the table names it.
+    pub fn cache(&self) -> Option<String> {
+        lock(&self.cache).clone()
+    }
+
+    /// Damaged dirty data that no device has.
+    pub fn quarantined_bytes(&self) -> u64 {
+        let facts = self.device.facts();
+        let all = facts.iter().flat_map(|line| &line.facts);
+        let numbers = all.filter_map(|fact| match (fact.name, &fact.value) {
+            ("quarantined_bytes", FactValue::Number(bytes)) => Some(*bytes),
+            _ => None,
+        });
+        numbers.sum()
+    }
+
     fn has_flag(&self, name: &str) -> bool {
         let facts = self.device.facts();
         let mut all = facts.iter().flat_map(|line| &line.facts);

@@ -34,7 +34,14 @@ pub enum Stop {
     Signal(i32),
     /// `remove` asked for it and waits for the answer. The device is at rest, or it was to be
     /// forced, and there was trouble.
-    Removed { asked: SyncSender<Result<Value>>, trouble: Option<String> },
+    Removed {
+        /// Hears what stays.
+        asked: SyncSender<Result<Value>>,
+        /// What was wrong.
+        trouble: Option<String>,
+        /// The cache is to be wiped.
+        wipe: bool,
+    },
 }
 
 /// A running server, as its threads share it.
@@ -177,8 +184,24 @@ impl Server {
         self.served.rename(to.as_str())
     }
 
-    /// Ends the service of a device at rest, or in `trouble`: files of the name are gone after
-    /// this. Returns what stays in the cache.
+    /// Wipes the cache of a device that was closed, clean, and says so in `left`.
+    pub fn wipe(&self, left: &mut Value) {
+        let text = self.served.given_table();
+        let table = udm::table::Table::parse(&text).map_err(anyhow::Error::from);
+        let wiped = table.and_then(|table| Ok(crate::ground::wipe(&table, &self.runtime)?));
+        left["is_wiped"] = json!(wiped.is_ok());
+        let name = self.name();
+        match wiped {
+            Ok(()) => log::line(&format!("{name}: its cache was wiped")),
+            Err(error) => {
+                log::line(&format!("{name}: its cache was not wiped: {error:#}"));
+                left["wipe_failed"] = json!(format!("{error:#}"));
+            }
+        }
+    }
+
+    /// Ends the service of a device at rest, or in `trouble`: files of the name are gone behind
+    /// this. Tells what stays in the cache.
     pub fn close(&self, trouble: Option<&str>) -> Value {
         let left = self.served.end();
         let name = self.name();

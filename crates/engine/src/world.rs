@@ -87,6 +87,20 @@ pub fn salvage(table: &Table, opener: &dyn Opener) -> Result<(Salvage, Arc<dyn D
     Ok((salvage, disk))
 }
 
+/// Wipes the caches of `table`, which nobody serves: their origins stand alone, and their devices
+/// are no caches any more. Refused unless each is clean, and its origin's.
+pub fn wipe(table: &Table, opener: &dyn Opener) -> Result<()> {
+    // Nothing is attached.
+    let options = BuildOptions::named(0);
+    let mut opening = Opening::new(opener, &options);
+    for planned in plan(table)? {
+        if let Some((name, cache)) = planned.cache() {
+            opening.wipe(name, cache)?;
+        }
+    }
+    Ok(())
+}
+
 fn plan(table: &Table) -> Result<Vec<Planned<'_>>> {
     let lines: Vec<Planned<'_>> = table.lines.iter().map(Planned::of).collect::<Result<_>>()?;
     lines.iter().try_for_each(|line| line.check_alone(lines.len()))?;

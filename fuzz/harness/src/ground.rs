@@ -90,6 +90,11 @@ pub fn build(
     world::build(table, &*DEVICES.with_borrow(Rc::clone), &options)
 }
 
+/// Wipes the caches of a table.
+pub fn wipe(table: &Table, _: &RuntimeDir) -> Result<()> {
+    world::wipe(table, &*DEVICES.with_borrow(Rc::clone))
+}
+
 /// Opens a way in, if that is a socket in a folder of ours.
 pub fn open_door(device: &Arc<Device>, uri: &Uri) -> Result<Box<dyn Door>> {
     match uri {

@@ -30,7 +30,7 @@ pub fn remove(args: &RemoveArgs) -> Result<()> {
     }
     let mut client = Client::connect(&runtime, name)?;
     let (process, pid) = (client.server_process(), client.server_pid());
-    let parameters = json!({ "drain": args.drain, "force": args.force });
+    let parameters = json!({ "drain": args.drain, "force": args.force, "wipe": args.wipe });
     let (left, drained_bytes) = if args.drain {
         follow(&mut client, name, "Remove", parameters)?
     } else {
@@ -47,12 +47,18 @@ pub fn remove(args: &RemoveArgs) -> Result<()> {
     for note in left["notes"].as_array().into_iter().flatten().filter_map(Value::as_str) {
         print_note(&format!("{name}: {note}"));
     }
+    let cache = left["cache"].as_str().unwrap_or("device");
+    if let Some(why) = left["wipe_failed"].as_str() {
+        bail!("{name}: removed, and its cache {cache} is clean, but could not be wiped: {why}");
+    }
     let mut text = format!("{name}: removed");
+    if left["is_wiped"] == true {
+        text += &format!("; the origin has everything, and {cache} is no cache any more");
+    }
     if left["is_lost"] == true {
         let bytes = human_bytes(dirty_bytes);
         text += &format!("; {bytes} of dirty data are lost with the deleted cache device");
     } else if dirty_bytes > 0 {
-        let cache = left["cache"].as_str().unwrap_or("device");
         text += &format!(
             "; {} of dirty data stay in the cache {cache}: `udm create` goes on with them, \
              `udm recover` writes them back",
@@ -64,6 +70,7 @@ pub fn remove(args: &RemoveArgs) -> Result<()> {
         "dirty_bytes": dirty_bytes,
         "drained_bytes": drained_bytes,
         "cache": left["cache"],
+        "is_wiped": left["is_wiped"] == true,
         "trouble": left["trouble"],
     });
     print_result(args.json, &text, &value)

@@ -24,9 +24,9 @@ use super::segment::SEGMENTS_MIN;
 const FORMATTING: u64 = u64::MAX;
 /// A device counts as empty when this many bytes at its front are zero, and all that a format
 /// writes after them.
-const EMPTY_BYTES: u64 = 64 << 10;
+pub(super) const EMPTY_BYTES: u64 = 64 << 10;
 /// The superblock without its padding, which the kernel keeps as found.
-const SUPERBLOCK_FIELDS_BYTES: u64 = 20;
+pub(super) const SUPERBLOCK_FIELDS_BYTES: u64 = 20;
 
 /// Whether the device holds a pcache, the remains of an interrupted format, or something else.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -149,7 +149,7 @@ pub fn format(media: &Media, has_data_crc: bool) -> Result<()> {
 
 /// Stores a label that says: being formatted. An existing label keeps binding the cache to its
 /// backing device until the new one is whole.
-fn announce(media: &Media) -> Result<()> {
+pub(super) fn announce(media: &Media) -> Result<()> {
     let info = media.load_slots::<CacheInfo>(CACHE_INFO_AT, PAGE_STRIDE);
     let mut slot = match Label::load(media) {
         // It is left from an interrupted format.

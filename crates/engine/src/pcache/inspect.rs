@@ -1,6 +1,7 @@
 //! Inspecting a cache device without changing it.
 
 use crate::attaching::AttachProgress;
+use crate::disk::DiskLimits;
 use crate::error::Result;
 use crate::pmem::Pmem;
 use crate::shm::{Keeper, Served};
@@ -50,6 +51,12 @@ impl Report {
     /// acknowledged and not flushed is in memory, whose place `keeper` knows.
     pub fn served(&self, keeper: &Keeper) -> Option<Served> {
         self.raw_label.as_ref().and_then(|label| served(label, keeper))
+    }
+
+    /// Whether our label says that it caches what `limits` describes.
+    pub fn is_bound_to(&self, limits: &DiskLimits) -> bool {
+        let label = self.raw_label.as_ref();
+        label.is_some_and(|label| label.is_bound_to(&limits.identity, limits.size_bytes))
     }
 }
 

@@ -73,6 +73,7 @@ pub(crate) mod schedules;
 mod segment;
 mod signals;
 mod stripes;
+pub mod wipe;
 mod write;
 mod writeback;
 mod zero;

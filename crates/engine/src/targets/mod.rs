@@ -131,6 +131,10 @@ pub(crate) trait CachePlan {
     /// The slow device.
     fn origin(&self) -> &DeviceWord;
 
+    /// Wipes the cache, which is closed, clean, and belongs to the origin that `limits` describes;
+    /// refuses if it is not. Its device is no cache then, and may be used for anything.
+    fn wipe(&self, opening: &mut Opening<'_>, keeper: &Keeper, limits: &DiskLimits) -> Result<()>;
+
     /// What the cache on `pmem` has for the origin that `limits` describes, by reading alone.
     fn salvage(
         &self,

@@ -193,7 +193,16 @@ impl<'a> Opening<'a> {
         plan.salvage(pmem, &keeper, self.options, limits)
     }
 
-    /// A cache and its origin, to read: `?readonly` after the names of both. See `rescue`.
+    /// Wipes the cache of `plan`, of a target called `name`. Its origin is held meanwhile.
+    pub fn wipe(&mut self, name: &'static str, plan: &dyn CachePlan) -> Result<()> {
+        refuse_read_only(plan.cache())?;
+        refuse_read_only(plan.origin())?;
+        let limits = self.disk(plan.origin())?.limits().clone();
+        let keeper = self.opener.keeper(name, &self.resolved(plan.cache())?.path);
+        plan.wipe(self, &keeper, &limits)
+    }
+
+    /// A cache and its origin, to read: `?readonly` behind the names of both. See `rescue`.
     pub fn view(
         &mut self,
         name: &'static str,

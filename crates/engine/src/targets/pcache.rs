@@ -10,7 +10,7 @@ use crate::disk::DiskLimits;
 use crate::error::Result;
 use crate::pcache::layout::Geometry;
 use crate::pcache::{
-    OpenOptions, Pcache, TableArgs, WORDS, contents, inspect::is_pcache, limits, salvage,
+    OpenOptions, Pcache, TableArgs, WORDS, contents, inspect::is_pcache, limits, salvage, wipe,
 };
 use crate::pmem::Pmem;
 use crate::rescue::Salvage;
@@ -98,6 +98,12 @@ impl CachePlan for PcachePlan {
 
     fn origin(&self) -> &DeviceWord {
         &self.backing
+    }
+
+    fn wipe(&self, opening: &mut Opening<'_>, keeper: &Keeper, limits: &DiskLimits) -> Result<()> {
+        let pmem = opening.pmem_as(&opening.resolved(&self.cache)?, None)?;
+        let geometry = opening.options.geometry.unwrap_or(Geometry::KERNEL);
+        wipe::wipe(pmem, keeper, geometry, limits)
     }
 
     fn salvage(

@@ -14,10 +14,11 @@ use crate::shm::Keeper;
 use crate::sync::Arc;
 use crate::table::{DeviceWord, TableLine, Word};
 use crate::target::Target;
+use crate::units::SECTOR;
 use crate::writecache::media::Medium;
 use crate::writecache::{
     Mode, OpenOptions, TableArgs, WORDS, Writecache, contents, inspect::is_writecache, limits,
-    salvage,
+    salvage, wipe,
 };
 
 pub(super) const WRITECACHE: TargetType = TargetType {
@@ -114,6 +115,16 @@ impl CachePlan for WritecachePlan {
 
     fn origin(&self) -> &DeviceWord {
         &self.origin
+    }
+
+    fn wipe(&self, opening: &mut Opening<'_>, keeper: &Keeper, limits: &DiskLimits) -> Result<()> {
+        let cache = &opening.resolved(&self.cache)?;
+        let medium = match self.args.mode {
+            Mode::Pmem => Medium::Pmem(opening.pmem_as(cache, None)?),
+            Mode::Ssd => Medium::Disk(opening.cache_disk(cache, "Device lookup failed")?),
+        };
+        let start = self.args.options.start_sector.unwrap_or(0) * SECTOR;
+        wipe::wipe(&medium, start, keeper, limits)
     }
 
     fn salvage(

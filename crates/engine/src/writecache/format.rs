@@ -24,9 +24,9 @@ use super::media::Medium;
 
 /// A device counts as empty when this many bytes from its start on are zero, and all that a format
 /// writes after them.
-const EMPTY_BYTES: u64 = 64 * KIB;
+pub(super) const EMPTY_BYTES: u64 = 64 * KIB;
 /// What the kernel checks to see whether there is a cache; eight bytes, which no crash tears.
-const MAGIC_AND_VERSION_BYTES: usize = 8;
+pub(super) const MAGIC_AND_VERSION_BYTES: usize = 8;
 /// Entries are written this many bytes at a time.
 const CHUNK_BYTES: u64 = 16 * MIB;
 

@@ -11,7 +11,7 @@
 //! |---|---|
 //! | `args`, `plan`, `facts` | the table line's words, and their meaning; facts of a cache |
 //! | `layout`, `label`, `media`, `walk` | every on-media byte; access before requests are served |
-//! | `format`, `inspect` | making a cache, inspecting one |
+//! | `format`, `inspect`, `wipe` | making a cache, inspecting one, taking one off its device |
 //! | `open`, `attach/`, `memory` | opening one, with what the last server left |
 //! | `device`, `origin` | the two devices while requests are served |
 //! | `index`, `word`, `pool` | which slot has which block; free slots |
@@ -63,6 +63,7 @@ pub mod salvage;
 #[cfg(feature = "shuttle")]
 pub(crate) mod schedules;
 pub mod walk;
+pub mod wipe;
 mod word;
 mod write;
 mod writeback;

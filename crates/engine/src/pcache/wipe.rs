@@ -1,0 +1,68 @@
+//! Taking a clean cache off its device, so that nothing takes the device for a cache again.
+//!
+//! It is checked once more by reading what an attach would read. The order of the stores is that of
+//! a format: first a label that says "being formatted", then the superblock goes, then the rest,
+//! the label last. So whatever a crash leaves is the cache, clean as it was, or a format that was
+//! cut off, which the next `create` does again.
+
+use crate::disk::DiskLimits;
+use crate::error::{Error, Kind, Result};
+use crate::pmem::Pmem;
+use crate::shm::Keeper;
+use crate::sync::Arc;
+use crate::units::human_bytes;
+
+use super::format::{EMPTY_BYTES, SUPERBLOCK_FIELDS_BYTES, announce};
+use super::inspect::inspect;
+use super::layout::{
+    Geometry, KSET_HEADER_BYTES, LABEL_BYTES, SEGMENT_META_BYTES, SEGMENTS_MAX, SUPERBLOCK_AT,
+};
+use super::media::Media;
+
+/// Wipes the cache on `pmem`, which belongs to the backing device that `limits` describes.
+pub fn wipe(
+    pmem: Arc<dyn Pmem>,
+    keeper: &Keeper,
+    geometry: Geometry,
+    limits: &DiskLimits,
+) -> Result<()> {
+    let media = Media { pmem, geometry, shared: None };
+    check(&media, keeper, limits)?;
+    announce(&media)?;
+    media.pmem.zero(SUPERBLOCK_AT, SUPERBLOCK_FIELDS_BYTES);
+    media.settle_or_err()?;
+    let len = media.pmem.len_bytes();
+    media.pmem.zero(SUPERBLOCK_AT, EMPTY_BYTES.min(len) - SUPERBLOCK_AT);
+    let count = geometry.segments_on(len).min(SEGMENTS_MAX);
+    for segment in 0..count as u32 {
+        let at = geometry.segment_info_at(segment);
+        media.pmem.zero(at, SEGMENT_META_BYTES + KSET_HEADER_BYTES as u64);
+    }
+    media.settle_or_err()?;
+    media.pmem.zero(0, LABEL_BYTES);
+    media.settle_or_err()
+}
+
+/// An error unless it is this backing device's cache, and that has all of it.
+fn check(media: &Media, keeper: &Keeper, limits: &DiskLimits) -> Result<()> {
+    let refuse = |what: String| {
+        Err(Error::new(Kind::Refused, format!("pcache: {}: not wiped: {what}", media.name())))
+    };
+    let report = inspect(media.pmem.clone(), media.geometry)?;
+    if report.served(keeper).is_some() {
+        return refuse("its server did not end in order, and may have left writes".into());
+    }
+    if report.dirty_bytes > 0 {
+        return refuse(format!("{} of it are dirty", human_bytes(report.dirty_bytes)));
+    }
+    match &report.label {
+        Some(label) if !report.is_bound_to(limits) => {
+            refuse(format!("it caches another device ({})", label.identity))
+        }
+        Some(label) if !label.bad_ranges.is_empty() => {
+            refuse("it remembers damaged data that the backing device does not have".into())
+        }
+        None => refuse("it has no label that says whose it is".into()),
+        Some(_) => Ok(()),
+    }
+}
