@@ -10,8 +10,10 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::LazyLock;
 
+use clap::builder::PossibleValuesParser;
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use udm::targets::caches;
+use udm::area::bytes_of;
+use udm::targets::{CacheMode, caches};
 use udm_export::FORMS;
 
 use crate::runtime::DeviceName;
@@ -132,10 +134,62 @@ pub struct TableSource {
     pub table_file: Option<PathBuf>,
 }
 
+/// A table that is put together from its devices.
+#[derive(Debug, Args)]
+#[group(multiple = true)]
+pub struct SetupArgs {
+    /// Instead of a table: cache this slow device...
+    #[arg(long, value_name = "SLOW", requires = "fast",
+          conflicts_with_all = ["table", "table_file"])]
+    pub origin: Option<String>,
+    /// ...on this fast one, which is formatted if it is empty, or goes on if it holds their cache
+    #[arg(long, value_name = "FAST", requires = "origin")]
+    pub fast: Option<String>,
+    /// The target; else that of the cache on FAST, else pcache for memory and writecache for disks
+    #[arg(long, value_name = "TARGET", requires = "origin", value_parser = cache_names())]
+    pub target: Option<String>,
+    /// writeback (a write is done when the cache has it) or writethrough (when SLOW has it, too),
+    /// where the target has both
+    #[arg(long, value_name = "MODE", requires = "origin", value_parser = cache_mode)]
+    pub mode: Option<CacheMode>,
+    /// Size of the cache's blocks in bytes, with units if you like, where the target has them
+    #[arg(long, value_name = "SIZE", requires = "origin", default_value = "auto",
+          value_parser = block_size)]
+    pub block_size: BlockSize,
+    /// Print what would be created, and create nothing
+    #[arg(long, requires = "origin")]
+    pub dry_run: bool,
+}
+
+/// A block size, or none for `auto`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BlockSize(pub Option<u64>);
+
+fn block_size(word: &str) -> Result<BlockSize, String> {
+    match word {
+        "auto" => Ok(BlockSize(None)),
+        _ => Ok(BlockSize(Some(bytes_of(word, 1)?))),
+    }
+}
+
+fn cache_mode(word: &str) -> Result<CacheMode, String> {
+    match word {
+        "writeback" => Ok(CacheMode::Writeback),
+        "writethrough" => Ok(CacheMode::Writethrough),
+        _ => Err("expected writeback or writethrough".into()),
+    }
+}
+
+fn cache_names() -> PossibleValuesParser {
+    PossibleValuesParser::new(caches().map(|(kind, _)| kind.name))
+}
+
 /// Arguments of `create`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
+  udm create vol --origin /data/slow.img --fast /dev/dax0.0 --export nbd+unix:///run/vol.sock
+  udm create vol --origin /dev/sdb --fast /dev/nvme0n1 --dry-run
   udm create vol --table '0 2097152 pcache /dev/dax0.0 /data/slow.img'
   udm create vol --table-file vol.table --export nbd+unix:///run/vol.sock
   echo '0 204800 linear /data/disk.img 0' | udm create vol --export nbd://127.0.0.1:10809
@@ -153,6 +207,8 @@ pub struct CreateArgs {
     pub name: DeviceName,
     #[command(flatten)]
     pub source: TableSource,
+    #[command(flatten)]
+    pub setup: SetupArgs,
     /// Ways in for clients.
     #[arg(long, value_name = "URI", help = EXPORT_HELP.as_str())]
     pub export: Vec<String>,

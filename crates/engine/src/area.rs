@@ -43,7 +43,7 @@ impl Area {
         if self.start != 0 {
             return Err(wrong("offset", value, "it is given twice"));
         }
-        self.start = bytes_of("offset", value)?;
+        self.start = sectors_of("offset", value)?;
         Ok(())
     }
 
@@ -52,7 +52,7 @@ impl Area {
         if self.len.is_some() {
             return Err(wrong("size", value, "it is given twice"));
         }
-        let bytes = bytes_of("size", value)?;
+        let bytes = sectors_of("size", value)?;
         if bytes == 0 {
             return Err(wrong("size", value, "a part has at least one sector"));
         }
@@ -120,35 +120,38 @@ fn wrong(key: &str, value: &str, what: &str) -> Error {
 }
 
 /// What `key=value` says, in bytes.
-fn bytes_of(key: &str, value: &str) -> Result<u64> {
-    let lower = value.to_ascii_lowercase();
-    let digits_end = lower.find(|c: char| !c.is_ascii_digit()).unwrap_or(lower.len());
-    let (digits, unit) = lower.split_at(digits_end);
-    let unit_bytes: u64 = match unit {
-        "" => SECTOR,
-        "b" => 1,
-        "k" | "kb" | "kib" => 1 << 10,
-        "m" | "mb" | "mib" => 1 << 20,
-        "g" | "gb" | "gib" => 1 << 30,
-        "t" | "tb" | "tib" => 1 << 40,
-        _ => return Err(wrong(key, value, FORMS)),
-    };
-    if digits.is_empty() {
-        return Err(wrong(key, value, FORMS));
-    }
-    let number: Option<u64> = digits.parse().ok();
-    let bytes = number.and_then(|number| number.checked_mul(unit_bytes));
-    // As file offsets must.
-    let Some(bytes) = bytes.filter(|bytes| i64::try_from(*bytes).is_ok()) else {
-        return Err(wrong(key, value, "it is too large"));
-    };
+fn sectors_of(key: &str, value: &str) -> Result<u64> {
+    let bytes = bytes_of(value, SECTOR).map_err(|what| wrong(key, value, what))?;
     if !bytes.is_multiple_of(SECTOR) {
         return Err(wrong(key, value, "it is not a whole number of sectors (512 bytes)"));
     }
     Ok(bytes)
 }
 
-const FORMS: &str = "expected sectors, or bytes with a unit: 2048, 4096B, 64K, 1M, 2G, 1T";
+/// A number of bytes as people write it: with a unit, or as so many times `plain_bytes`.
+pub fn bytes_of(value: &str, plain_bytes: u64) -> std::result::Result<u64, &'static str> {
+    let lower = value.to_ascii_lowercase();
+    let digits_end = lower.find(|c: char| !c.is_ascii_digit()).unwrap_or(lower.len());
+    let (digits, unit) = lower.split_at(digits_end);
+    let unit_bytes: u64 = match unit {
+        "" => plain_bytes,
+        "b" => 1,
+        "k" | "kb" | "kib" => 1 << 10,
+        "m" | "mb" | "mib" => 1 << 20,
+        "g" | "gb" | "gib" => 1 << 30,
+        "t" | "tb" | "tib" => 1 << 40,
+        _ => return Err(FORMS),
+    };
+    if digits.is_empty() {
+        return Err(FORMS);
+    }
+    let number: Option<u64> = digits.parse().ok();
+    let bytes = number.and_then(|number| number.checked_mul(unit_bytes));
+    // As file offsets must.
+    bytes.filter(|bytes| i64::try_from(*bytes).is_ok()).ok_or("it is too large")
+}
+
+const FORMS: &str = "expected a number, or bytes with a unit: 2048, 4096B, 64K, 1M, 2G, 1T";
 
 #[cfg(test)]
 mod tests {

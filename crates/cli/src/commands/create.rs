@@ -9,11 +9,12 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail};
-use serde_json::Value;
+use serde_json::{Value, json};
 use udm::sync::Arc;
 use udm::units::human_bytes;
 
-use super::{doors, print_result};
+use super::setup::Composed;
+use super::{doors, print_result, setup};
 use crate::args::{CreateArgs, JsonArgs, TableSource};
 use crate::attaching::{Shown, Step};
 use crate::control::Answer;
@@ -32,9 +33,24 @@ const TABLE_BYTES_MAX: u64 = 1 << 20;
 
 /// `udm create`.
 pub fn create(args: CreateArgs) -> Result<()> {
+    let name = args.name.as_str();
+    let composed = match args.setup.origin {
+        Some(_) => Some(setup::compose(name, &args.setup)?),
+        None => None,
+    };
+    if args.setup.dry_run
+        && let Some(composed) = &composed
+    {
+        let mut value = json!({ "name": name });
+        composed.tell(&mut value);
+        return print_result(args.json, &composed.lines(name).join("\n"), &value);
+    }
     let spec = Spec {
-        name: args.name.as_str().to_owned(),
-        table: read_table(&args.source)?,
+        name: name.to_owned(),
+        table: match &composed {
+            Some(composed) => composed.table.clone(),
+            None => read_table(&args.source)?,
+        },
         exports: args.export,
         queues: args.queues,
         force_format: args.force_format,
@@ -42,11 +58,11 @@ pub fn create(args: CreateArgs) -> Result<()> {
         progress: Arc::default(),
     };
     if args.foreground {
-        return serve_here(&spec, |ready| announce(args.json, ready));
+        return serve_here(&spec, |ready| announce(args.json, ready, composed.as_ref()));
     }
     let runtime = RuntimeDir::open()?;
     let ready = start_server(&runtime, &args.name, &spec)?;
-    announce(args.json, &ready)
+    announce(args.json, &ready, composed.as_ref())
 }
 
 /// The table's text: from the argument, the file, or standard input.
@@ -176,20 +192,21 @@ fn died(runtime: &RuntimeDir, name: &DeviceName, server: &mut Child) -> anyhow::
     anyhow!("{name}: the server ended {how} before it served; log {}: {last}", log.display())
 }
 
-/// Prints where the device is served.
-fn announce(json: JsonArgs, ready: &Value) -> Result<()> {
+/// Tells where the device is served.
+fn announce(json: JsonArgs, ready: &Value, composed: Option<&Composed>) -> Result<()> {
     let name = ready["name"].as_str().unwrap_or_default();
     let size = human_bytes(ready["size_bytes"].as_u64().unwrap_or(0));
     let texts = |key: &str| -> Vec<String> {
         let list = ready[key].as_array().into_iter().flatten();
         list.filter_map(Value::as_str).map(str::to_owned).collect()
     };
-    let mut lines = Vec::new();
+    let mut lines = composed.map_or_else(Vec::new, |composed| composed.lines(name));
+    let told = lines.len();
     for door in ready["exports"].as_array().into_iter().flatten() {
         let uri = door["client_uri"].as_str().unwrap_or_default();
         lines.push(format!("{name}: serving {size} at {uri}"));
     }
-    if lines.is_empty() {
+    if lines.len() == told {
         lines.push(format!("{name}: created, {size}; `udm export {name} URI` lets clients in"));
     }
     if let Some(uri) = ready["metrics"].as_str() {
@@ -200,6 +217,7 @@ fn announce(json: JsonArgs, ready: &Value) -> Result<()> {
     }
     let mut ready = ready.clone();
     doors::shape_all(&mut ready);
+    composed.iter().for_each(|composed| composed.tell(&mut ready));
     print_result(json, &lines.join("\n"), &ready)
 }
 
@@ -207,7 +225,6 @@ fn announce(json: JsonArgs, ready: &Value) -> Result<()> {
 mod tests {
     #![allow(clippy::unwrap_used)]
 
-    use serde_json::json;
     use udm::attaching::AttachProgress;
 
     use super::*;

@@ -12,6 +12,7 @@ mod inspect;
 mod recover;
 mod remove;
 mod report;
+mod setup;
 mod wait;
 
 use anyhow::Result;

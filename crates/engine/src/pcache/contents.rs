@@ -7,8 +7,10 @@ use crate::shm::Keeper;
 use crate::sync::Arc;
 use crate::units::human_bytes;
 
+use super::attach::{has_data_crc, load_info};
 use super::inspect::{LabelReport, Report, inspect};
 use super::layout::Geometry;
+use super::media::Media;
 
 /// Reads what an attach would read; never writes. `keeper` knows where memory of a server is.
 pub fn contents(pmem: Arc<dyn Pmem>, geometry: Geometry, keeper: &Keeper) -> Result<Contents> {
@@ -22,6 +24,13 @@ pub fn contents(pmem: Arc<dyn Pmem>, geometry: Geometry, keeper: &Keeper) -> Res
         served,
         shape: shape(report.has_data_crc),
     })
+}
+
+/// What a table says of the cache on `pmem`, if that can be read.
+pub fn shape_of(pmem: &Arc<dyn Pmem>, geometry: Geometry) -> Option<Shape> {
+    let media = Media { pmem: Arc::clone(pmem), geometry, shared: None };
+    let info = load_info(&media).ok()?;
+    Some(shape(has_data_crc(&info.record)))
 }
 
 /// What a table says of such a cache.

@@ -7,6 +7,7 @@
 //! | `simple`, `pcache`, `writecache` | the descriptions, and how each type opens its devices |
 //! | `cache` | the description of caches that cannot be served yet |
 //! | `opening` | how the lines of one table share what they open |
+//! | `setup` | from an origin and a fast device to the line of a table |
 //! | `recovery` | caches that are known by their medium: what one holds, and how it is recovered |
 //!
 //! To add a target means: a folder with its engine, and a description here.
@@ -15,6 +16,7 @@ mod cache;
 mod opening;
 mod pcache;
 mod recovery;
+mod setup;
 mod simple;
 mod writecache;
 
@@ -31,6 +33,7 @@ use crate::target::Target;
 pub use opening::{BuildOptions, Opener};
 pub(crate) use opening::{Opening, refuse_read_only};
 pub use recovery::{CacheType, CutCache, Recovery, caches, cut_of, inspect};
+pub use setup::{CacheMode, Fast, Setup, Wanted, chosen_for, held};
 
 /// A type of target.
 #[derive(Debug)]

@@ -1,9 +1,10 @@
 //! The target type pcache.
 
 use super::WordRole::{Cache, Origin};
+use super::setup::invalid;
 use super::{
-    BuildOptions, CachePlan, CacheType, CutCache, Features, Opening, Plan, TargetType, boxed,
-    refuse_read_only,
+    BuildOptions, CachePlan, CacheType, CutCache, Fast, Features, Opening, Plan, Setup, TargetType,
+    Wanted, boxed, refuse_read_only,
 };
 use crate::crew;
 use crate::disk::DiskLimits;
@@ -43,6 +44,8 @@ pub(super) const PCACHE: TargetType = TargetType {
         has_log: true,
         has_metadata_device: false,
         words_to_accept_damage: "log_damage truncate",
+        setup: Setup { is_for: Some(Fast::Memory), words: setup_words },
+        shape_of: |pmem| contents::shape_of(pmem, Geometry::KERNEL),
         is_at: |pmem, _| is_pcache(pmem, Geometry::KERNEL),
         inspect: |pmem, _, keeper| contents::contents(pmem.clone(), Geometry::KERNEL, keeper),
         cut_of: |pmem, _| {
@@ -52,6 +55,18 @@ pub(super) const PCACHE: TargetType = TargetType {
     }),
     plan: |words| boxed(PcachePlan::parse(words)),
 };
+
+/// The words of a line for what is wanted.
+fn setup_words(wanted: &Wanted<'_>) -> Result<String> {
+    wanted.only_writes_back()?;
+    if wanted.block_bytes.is_some() {
+        return invalid("it has no blocks of one size; leave --block-size out");
+    }
+    let has_crc =
+        wanted.found.as_ref().is_some_and(|shape| shape.words.iter().any(|w| w == "true"));
+    let (origin, fast) = wanted.quoted();
+    Ok(format!("{fast} {origin} 4 cache_mode writeback data_crc {has_crc}"))
+}
 
 struct PcachePlan {
     args: TableArgs,

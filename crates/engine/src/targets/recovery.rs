@@ -1,7 +1,7 @@
 //! Caches that are recognised by their medium: what a cache device holds, and the table that
 //! attaches it once more to bring its origin up to date.
 
-use super::{AT_REST, TARGETS, TargetType, WordRole};
+use super::{AT_REST, Setup, TARGETS, TargetType, WordRole};
 use crate::contents::{Contents, Shape};
 use crate::error::Result;
 use crate::pmem::Pmem;
@@ -24,6 +24,10 @@ pub struct CacheType {
     pub has_metadata_device: bool,
     /// Table words that accept the loss of a damaged part of what is dirty.
     pub words_to_accept_damage: &'static str,
+    /// How such a cache is set up in one step.
+    pub setup: Setup,
+    /// What the cache at the device's first byte is like; none if that cannot be read.
+    pub(super) shape_of: fn(&Arc<dyn Pmem>) -> Option<Shape>,
     /// Whether such a cache begins at this byte.
     pub(super) is_at: fn(&Arc<dyn Pmem>, u64) -> bool,
     /// What such a cache holds, by reading alone.

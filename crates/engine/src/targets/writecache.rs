@@ -1,9 +1,10 @@
 //! The target type writecache.
 
 use super::WordRole::{Cache, Origin, Other};
+use super::setup::invalid;
 use super::{
-    BuildOptions, CachePlan, CacheType, CutCache, Features, Opening, Plan, TargetType, boxed,
-    refuse_read_only,
+    BuildOptions, CachePlan, CacheType, CutCache, Fast, Features, Opening, Plan, Setup, TargetType,
+    Wanted, boxed, refuse_read_only,
 };
 use crate::crew;
 use crate::disk::DiskLimits;
@@ -15,6 +16,7 @@ use crate::sync::Arc;
 use crate::table::{DeviceWord, TableLine, Word};
 use crate::target::Target;
 use crate::units::SECTOR;
+use crate::writecache::layout::is_block_size;
 use crate::writecache::media::Medium;
 use crate::writecache::{
     Mode, OpenOptions, TableArgs, WORDS, Writecache, contents, inspect::is_writecache, limits,
@@ -50,6 +52,8 @@ pub(super) const WRITECACHE: TargetType = TargetType {
         has_log: false,
         has_metadata_device: false,
         words_to_accept_damage: "lost_entries accept",
+        setup: Setup { is_for: Some(Fast::Disk), words: setup_words },
+        shape_of: contents::shape_of,
         is_at: |pmem, start| is_writecache(&Medium::Pmem(pmem.clone()), start),
         inspect: contents::contents,
         cut_of: |pmem, start| {
@@ -59,6 +63,26 @@ pub(super) const WRITECACHE: TargetType = TargetType {
     }),
     plan: |words| boxed(WritecachePlan::parse(words)),
 };
+
+/// Blocks of so many bytes are the kernel's usual ones, and those of file systems.
+const USUAL_BLOCK_BYTES: u64 = 4096;
+
+/// The words of a line for what is wanted.
+fn setup_words(wanted: &Wanted<'_>) -> Result<String> {
+    wanted.only_writes_back()?;
+    let found = wanted.found.as_ref().and_then(|shape| shape.words.get(1)?.parse().ok());
+    if let Some(given) = wanted.block_bytes.filter(|bytes| !is_block_size(*bytes)) {
+        let what = format!("--block-size {given} is not a power of two from 512 to 65536 bytes");
+        return invalid(&what);
+    }
+    let block = wanted.choose_block(found, USUAL_BLOCK_BYTES)?;
+    let mode = match wanted.nature {
+        Fast::Memory => Mode::Pmem,
+        Fast::Disk => Mode::Ssd,
+    };
+    let (origin, fast) = wanted.quoted();
+    Ok(format!("{} {origin} {fast} {block} 0", mode.word()))
+}
 
 struct WritecachePlan {
     args: TableArgs,

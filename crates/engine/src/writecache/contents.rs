@@ -9,6 +9,7 @@ use crate::units::{SECTOR, human_bytes};
 
 use super::args::Mode;
 use super::inspect::{LabelReport, Report, inspect};
+use super::layout::Geometry;
 use super::media::Medium;
 
 /// Reads what an attach would read of the cache that begins at byte `start`; never writes.
@@ -25,6 +26,13 @@ pub fn contents(pmem: &Arc<dyn Pmem>, start: u64, keeper: &Keeper) -> Result<Con
         served,
         shape: shape(&**pmem, start, report.geometry.block_bytes),
     })
+}
+
+/// What a table says of the cache at the first byte of `pmem`, if that can be read.
+pub fn shape_of(pmem: &Arc<dyn Pmem>) -> Option<Shape> {
+    let superblock = Medium::Pmem(Arc::clone(pmem)).superblock(0).ok()?;
+    let geometry = Geometry::of_superblock(&superblock, 0, u64::MAX, None).ok()?;
+    Some(shape(&**pmem, 0, geometry.block_bytes))
 }
 
 /// What a table says of such a cache on `pmem`. The format is the same in both modes; each medium

@@ -1,0 +1,288 @@
+//! `create --origin SLOW --fast FAST`: the table that a user would have to write, and what the
+//! kernel's own tools would be told.
+//!
+//! Nothing is written here. What the fast device holds already decides first (the same command
+//! goes on with its own cache), then `--target`, then what the device is. The table goes the way
+//! of every table, with all that is refused there.
+
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::Path;
+
+use anyhow::{Context, Result, bail};
+use serde_json::{Value, json};
+use udm::disk::{Disk, FileDisk, FileOptions, OpenMode};
+use udm::pmem::dax::DaxPmem;
+use udm::pmem::{Persistence, Pmem};
+use udm::probe;
+use udm::sync::Arc;
+use udm::table::{DeviceWord, Table, Word};
+use udm::targets::{self, Fast, TargetType, Wanted, WordRole};
+use udm::units::{SECTOR, human_bytes};
+use udm::world::{Opener, SystemOpener, make_absolute};
+
+use crate::args::SetupArgs;
+use crate::output::{Usage, print_note};
+
+/// What is to be created.
+#[derive(Debug)]
+pub struct Composed {
+    /// The table, with absolute paths.
+    pub table: String,
+    /// Why this target.
+    pub why: String,
+    /// What becomes of the fast device.
+    pub fate: String,
+    /// Commands of the kernel's tools that mean the same.
+    pub kernel: Vec<String>,
+}
+
+impl Composed {
+    /// For people.
+    pub fn lines(&self, name: &str) -> Vec<String> {
+        let mut lines = vec![format!("{name}: {}", self.why), format!("{name}: {}", self.fate)];
+        lines.push(format!("{name}: the table is"));
+        lines.extend(self.table.lines().map(|line| format!("    {line}")));
+        lines.push(format!("{name}: the kernel is told the same by"));
+        lines.extend(self.kernel.iter().map(|line| format!("    {line}")));
+        lines
+    }
+
+    /// For programs.
+    pub fn tell(&self, value: &mut Value) {
+        value["table"] = json!(self.table.trim_end());
+        value["why"] = json!(self.why);
+        value["fast"] = json!(self.fate);
+        value["kernel"] = json!(self.kernel);
+    }
+}
+
+/// One of the two devices, as it was found.
+struct Device {
+    word: DeviceWord,
+    bytes: u64,
+    block_bytes: u64,
+}
+
+/// Puts the table together.
+pub fn compose(name: &str, args: &SetupArgs) -> Result<Composed> {
+    let (Some(origin), Some(fast)) = (&args.origin, &args.fast) else {
+        return Err(Usage("--origin and --fast belong together".into()).into());
+    };
+    let origin = origin_of(origin)?;
+    let (fast, pmem) = fast_of(fast)?;
+    refuse_the_same(&origin.word, &fast.word)?;
+    let nature = nature_of(&fast.word, &*pmem);
+    let held = targets::held(&pmem);
+    let (kind, why) = choose(args, &fast.word, held, nature, &*pmem)?;
+    let found = match held {
+        None => None,
+        Some(_) => Some(kind.shape_of(&pmem).with_context(|| {
+            let path = &fast.word.word.text;
+            format!("{path} holds a damaged {}: `udm inspect {path}` says more", kind.name)
+        })?),
+    };
+    let wanted = Wanted {
+        origin: &origin.word.word.text,
+        origin_bytes: origin.bytes,
+        fast: &fast.word.word.text,
+        fast_bytes: fast.bytes,
+        nature,
+        device_block_bytes: origin.block_bytes.max(fast.block_bytes),
+        mode: args.mode,
+        block_bytes: args.block_size.0,
+        found,
+    };
+    let mut table = Table::parse(&kind.line(&wanted)?)?;
+    make_absolute(&mut table, &std::env::current_dir().context("the current directory")?);
+    udm::world::check(&table)?;
+    if fast.bytes > origin.bytes {
+        print_note(&format!(
+            "{name}: the fast device ({}) is larger than the origin ({}): they may be swapped",
+            human_bytes(fast.bytes),
+            human_bytes(origin.bytes)
+        ));
+    }
+    let kernel = kernel_lines(name, &table, kind);
+    let fate = fate(&fast.word, held, &*pmem);
+    Ok(Composed { table: table.to_string(), why, fate, kernel })
+}
+
+/// The word of a device, with its path if it is a number.
+fn word_of(text: &str) -> Result<DeviceWord> {
+    let word = Word::new(text).device()?;
+    if word.options.is_read_only {
+        bail!("{text}: a cache writes to both of its devices");
+    }
+    Ok(SystemOpener::without_memory().resolve(&word)?)
+}
+
+fn origin_of(text: &str) -> Result<Device> {
+    let word = word_of(text)?;
+    if word.options.persist.is_some() {
+        bail!("{text}: persist is for the fast device");
+    }
+    let options =
+        FileOptions { mode: OpenMode::ReadOnly, area: word.options.area, ..FileOptions::default() };
+    let disk = FileDisk::open(&word.path, &options)?;
+    let limits = disk.limits();
+    Ok(Device { bytes: limits.size_bytes, block_bytes: limits.block_bytes.into(), word })
+}
+
+fn fast_of(text: &str) -> Result<(Device, Arc<dyn Pmem>)> {
+    let word = word_of(text)?;
+    let pmem: Arc<dyn Pmem> =
+        Arc::new(DaxPmem::open_read_only(Path::new(&word.path), word.options.area)?);
+    // Of a DAX device nobody asks for blocks.
+    let options =
+        FileOptions { mode: OpenMode::ReadOnly, area: word.options.area, ..FileOptions::default() };
+    let blocks = FileDisk::open(&word.path, &options).map(|disk| disk.limits().block_bytes);
+    let block_bytes = blocks.map_or(SECTOR, u64::from);
+    Ok((Device { bytes: pmem.len_bytes(), block_bytes, word }, pmem))
+}
+
+/// What the fast device is; how the user wants to reach it says it, too.
+fn nature_of(word: &DeviceWord, pmem: &dyn Pmem) -> Fast {
+    match (word.options.io, word.options.persist, pmem.medium().persistence) {
+        (Some(_), _, _) => Fast::Disk,
+        (None, Some(_), _) | (None, None, Persistence::Cpu) => Fast::Memory,
+        (None, None, Persistence::Msync) => Fast::Disk,
+    }
+}
+
+/// The target, and why.
+fn choose(
+    args: &SetupArgs,
+    fast: &DeviceWord,
+    held: Option<&'static TargetType>,
+    nature: Fast,
+    pmem: &dyn Pmem,
+) -> Result<(&'static TargetType, String)> {
+    let path = &fast.word.text;
+    let named = |name: &str| targets::caches().find(|(kind, _)| kind.name == name);
+    let asked = args.target.as_deref().and_then(named).map(|(kind, _)| kind);
+    match (held, asked) {
+        (Some(held), Some(asked)) if held.name != asked.name => bail!(
+            "{path} holds a {}, which a {} would overwrite: write it back (`udm recover`, or `udm \
+             remove --drain` of its device) and erase its first 64 KiB, or leave --target out",
+            held.name,
+            asked.name
+        ),
+        (Some(held), _) => Ok((held, format!("{}, which {path} holds", held.name))),
+        (None, Some(asked)) => Ok((asked, format!("{}, as --target says", asked.name))),
+        (None, None) => {
+            let kind = targets::chosen_for(nature).context("no target is for such a device")?;
+            let what = match nature {
+                Fast::Memory => {
+                    let description = &pmem.medium().description;
+                    format!("memory ({})", description.split(':').next().unwrap_or_default())
+                }
+                Fast::Disk => "reached as a disk".to_owned(),
+            };
+            Ok((kind, format!("{}, because {path} is {what}", kind.name)))
+        }
+    }
+}
+
+/// What becomes of the fast device.
+fn fate(fast: &DeviceWord, held: Option<&'static TargetType>, pmem: &dyn Pmem) -> String {
+    let path = &fast.word.text;
+    if let Some(held) = held {
+        return format!("the {} on {path} goes on, with all it holds", held.name);
+    }
+    let found = probe::pmem(pmem, 0);
+    match found.is_empty() {
+        true => format!("{path} is formatted, if it is empty where a format writes"),
+        false => format!(
+            "{path} holds {}: refused without --force-format, which overwrites it",
+            probe::listed(&found)
+        ),
+    }
+}
+
+/// One device under two names is a slip.
+fn refuse_the_same(origin: &DeviceWord, fast: &DeviceWord) -> Result<()> {
+    let place = |word: &DeviceWord| {
+        let meta = std::fs::metadata(&word.path).with_context(|| word.path.clone())?;
+        let is_node = !meta.file_type().is_file();
+        anyhow::Ok(if is_node { (0, 0, meta.rdev()) } else { (meta.dev(), meta.ino(), 0) })
+    };
+    if place(origin)? != place(fast)? {
+        return Ok(());
+    }
+    let range = |word: &DeviceWord| {
+        let area = word.options.area;
+        let end = area.len_bytes().map_or(u64::MAX, |len| area.start().saturating_add(len));
+        (area.start(), end)
+    };
+    let (one, other) = (range(origin), range(fast));
+    if one.0 < other.1 && other.0 < one.1 {
+        bail!("--origin {} and --fast {} are the same device", origin.word.text, fast.word.text);
+    }
+    Ok(())
+}
+
+/// The commands that make the same device with the kernel's target: files become loop devices, and
+/// parts linear ones.
+fn kernel_lines(name: &str, table: &Table, kind: &TargetType) -> Vec<String> {
+    let mut lines = Vec::new();
+    let mut table = table.clone();
+    let roles = [(WordRole::Origin, "origin"), (WordRole::Cache, "fast")];
+    for (role, what) in roles {
+        for place in kind.places(&[role]).collect::<Vec<_>>() {
+            for line in &mut table.lines {
+                let Some(word) = line.args.get_mut(place) else { continue };
+                let Ok(device) = word.device() else { continue };
+                let (before, text) = kernel_device(name, what, &device);
+                lines.extend(before);
+                word.text = text;
+            }
+        }
+    }
+    // What follows a cache's own words, the kernel ignores.
+    let text = table.to_string();
+    lines.push(format!("dmsetup create {} --table \"{}\"", shell(name), text.trim_end()));
+    lines
+}
+
+/// The kernel's name of a device, and the commands that make it.
+fn kernel_device(name: &str, what: &str, device: &DeviceWord) -> (Vec<String>, String) {
+    let area = device.options.area;
+    let path = shell(&device.path);
+    let kind = std::fs::metadata(&device.path).map(|meta| meta.file_type());
+    if kind.as_ref().is_ok_and(FileTypeExt::is_char_device) {
+        let why = "# the kernel wants this memory as a block device with direct access (fsdax)";
+        return (vec![why.into()], device.path.clone());
+    }
+    if kind.as_ref().is_ok_and(std::fs::FileType::is_file) {
+        let mut options = String::new();
+        if area.start() > 0 {
+            options += &format!(" --offset {}", area.start());
+        }
+        if let Some(len) = area.len_bytes() {
+            options += &format!(" --sizelimit {len}");
+        }
+        let line = format!("{what}=$(losetup --find --show{options} {path})");
+        return (vec![line], format!("${what}"));
+    }
+    if area.is_whole() {
+        return (Vec::new(), device.path.clone());
+    }
+    let start = area.start() / SECTOR;
+    let part = format!("{name}-{what}");
+    let len = match area.len_bytes() {
+        Some(len) => (len / SECTOR).to_string(),
+        None => format!("$(($(blockdev --getsz {path}) - {start}))"),
+    };
+    let table = format!("0 {len} linear {} {start}", Word::new(&device.path).quoted());
+    let line = format!("dmsetup create {} --table \"{table}\"", shell(&part));
+    (vec![line], format!("/dev/mapper/{part}"))
+}
+
+/// A word as a shell takes it.
+fn shell(word: &str) -> String {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "/._-+:@%,=".contains(c);
+    if !word.is_empty() && word.chars().all(is_plain) {
+        return word.to_owned();
+    }
+    format!("'{}'", word.replace('\'', r"'\''"))
+}
