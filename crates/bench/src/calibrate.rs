@@ -258,7 +258,9 @@ fn tune_from(folder: &Path, pmem: &mut DaxPmem) {
 fn measure_at_first_use(pmem: &mut DaxPmem) -> Option<CopyPlan> {
     let primitives = candidates();
     let contenders: Vec<_> = primitives.iter().map(|one| Contender::Only(*one)).collect();
-    let times = match Scratch::beside(Path::new(&pmem.medium().name)) {
+    // The name may be that of a part of it.
+    let place = pmem.open_as().unwrap_or_else(|| pmem.medium().name.clone());
+    let times = match Scratch::beside(Path::new(&place)) {
         Some(scratch) => {
             let mut pmem = DaxPmem::open(&scratch.0, DaxOptions::default()).ok()?;
             measure(&mut pmem, &contenders, ROUNDS_AT_FIRST_USE)

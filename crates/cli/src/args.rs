@@ -63,6 +63,8 @@ pub enum Command {
     Create(CreateArgs),
     /// Remove a device; dirty data stays in the cache unless --drain
     Remove(RemoveArgs),
+    /// Give up a cache whose fast device is dead, and say what is lost
+    Detach(DetachArgs),
     /// Write all dirty data back to the origin; the device stays
     Drain(DrainArgs),
     /// Make everything written so far durable, as a client's flush does
@@ -252,6 +254,28 @@ pub struct RemoveArgs {
     /// server that died
     #[arg(long)]
     pub force: bool,
+    #[command(flatten)]
+    pub json: JsonArgs,
+}
+
+/// Arguments of `detach`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Only for a fast device that is dead: what can be read of one, `remove --drain` and `recover` write
+back. It lists the ranges that are lost, as far as anybody knows them, and for an ext4 or XFS on the
+origin the commands that name the files there. Nothing is written to either device.
+
+Examples:
+  udm detach vol                   says what would be lost, and changes nothing
+  udm detach vol --accept-loss     and ends the device
+  udm detach /data/slow.img        the same, by the origin")]
+pub struct DetachArgs {
+    /// The device's name, or its origin
+    #[arg(value_name = "NAME|ORIGIN")]
+    pub device: String,
+    /// Do it
+    #[arg(long)]
+    pub accept_loss: bool,
     #[command(flatten)]
     pub json: JsonArgs,
 }

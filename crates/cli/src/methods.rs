@@ -14,6 +14,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use udm::device::LateRequest;
 use udm::limits::{Limit, limit};
+use udm::target::OnlyCached;
 use udm::units::human_bytes;
 
 use crate::control::{Answer, Call, INTERFACE, MESSAGE_BYTES_MAX};
@@ -237,6 +238,17 @@ fn carry_out(
             Nothing::deserialize(parameters)?;
             stated_limits(server)
         }
+        "OnlyCached" => {
+            Nothing::deserialize(parameters)?;
+            let moved = || 0;
+            let look = |_: &Watch| Ok(served.only_cached());
+            let lines = progress.watched(method, MESSAGE_SILENCE_MAX, &moved, look)?;
+            let line = |(start, only): &(u64, OnlyCached)| {
+                let OnlyCached { ranges, is_exact } = only;
+                json!({ "start": start, "ranges": ranges, "is_exact": is_exact })
+            };
+            json!({ "lines": lines.iter().map(line).collect::<Vec<_>>() })
+        }
         "Message" | "Suspend" | "Resume" | "Flush" | "Load" | "Export" | "Unexport" => {
             change(server, method, parameters, progress)?
         }
@@ -425,9 +437,9 @@ fn refuse_wipe(server: &Server, remove: &RemoveParameters) -> Result<()> {
     }
 }
 
-/// Brings the device to rest for its end. When that fails, or nobody waits for it any more, the
-/// service goes on as it was, so that a removal that failed has removed nothing; with `force`, the
-/// end comes all the same, and the answer says what was wrong.
+/// Brings the device to rest for its end. If that fails, or the caller is gone, the service goes on
+/// as it was, so that a removal that failed has removed nothing; with `force`, the end comes
+/// anyway, and the answer says what was wrong.
 fn rest(server: &Server, force: bool, progress: &mut Progress<'_, '_>) -> Result<Option<String>> {
     let served = &server.served;
     let was_suspended = served.is_suspended();

@@ -114,6 +114,15 @@ pub fn print_note(text: &str) {
     let _ = writeln!(std::io::stderr(), "udm: note: {text}");
 }
 
+/// A word as a shell takes it.
+pub fn shell(word: &str) -> String {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "/._-+:@%,=".contains(c);
+    if !word.is_empty() && word.chars().all(is_plain) {
+        return word.to_owned();
+    }
+    format!("'{}'", word.replace('\'', r"'\''"))
+}
+
 #[cfg(test)]
 mod tests {
     use super::without_numbers;

@@ -20,7 +20,7 @@ use udm::device::{Device, DeviceState, LateRequest};
 use udm::disk::Claims;
 use udm::queue::Queue;
 use udm::sync::Arc;
-use udm::target::{Dirty, Fact, FactValue, Health};
+use udm::target::{Dirty, Fact, FactValue, Health, OnlyCached};
 use udm::units::human_bytes;
 use udm_export::{Door, Uri};
 
@@ -317,6 +317,11 @@ impl Served {
     /// Data that is not on the origins.
     pub fn dirty(&self) -> Dirty {
         self.device.dirty()
+    }
+
+    /// What is lost with the cache devices, by the sectors where their lines begin.
+    pub fn only_cached(&self) -> Vec<(u64, OnlyCached)> {
+        self.device.only_cached()
     }
 
     /// Writes back at full speed until the last of the returned guards is dropped.

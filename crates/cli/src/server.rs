@@ -200,8 +200,8 @@ impl Server {
         }
     }
 
-    /// Ends the service of a device at rest, or in `trouble`: files of the name are gone behind
-    /// this. Tells what stays in the cache.
+    /// Ends the service of a device at rest, or in `trouble`: files of the name are gone after
+    /// this. Returns what stays in the cache.
     pub fn close(&self, trouble: Option<&str>) -> Value {
         let left = self.served.end();
         let name = self.name();

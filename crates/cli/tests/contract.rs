@@ -13,10 +13,11 @@ use serde_json::Value;
 
 /// Every command that `udm --help` lists, and words that make a well-formed call of it for a
 /// device that does not exist.
-const COMMANDS: [(&str, &[&str]); 24] = [
+const COMMANDS: [(&str, &[&str]); 25] = [
     ("create", &["vol", "--table", "0 8 zero"]),
     ("remove", &["vol"]),
     ("drain", &["vol"]),
+    ("detach", &["vol"]),
     ("flush", &["vol"]),
     ("status", &["vol"]),
     ("table", &["vol"]),

@@ -54,7 +54,7 @@ fn a_wiped_cache_leaves_a_bare_origin_and_a_device_for_anything() {
         assert!(std::fs::read(udm.path("origin.img")).unwrap()[..8 << 20] == data, "{table}");
         let outcome = udm.run(&["inspect", text(cache.path())]);
         assert_eq!(outcome.code, 1, "{outcome:?}");
-        // Nothing of it says whose it was: it is empty to whoever formats next, also for another
+        // Nothing of it says whose it was: it is empty for the next format, also for another
         // origin.
         udm.file("other.img", ORIGIN_BYTES);
         udm.ok(&["create", "vol", "--table", &table.replace("origin.img", "other.img")]);
@@ -113,7 +113,7 @@ fn wishes_that_make_no_sense_are_refused() {
     let line = udm.refused(&["remove", "vol", "--wipe", "--drain"]);
     assert!(line.contains("no cache that could be wiped"), "{line}");
     udm.ok(&["remove", "vol"]);
-    // Whoever died may have left writes.
+    // A server that died may have left writes.
     for (_, table) in tables(&udm) {
         udm.ok(&["create", "vol", "--table", &table]);
         udm.kill_server("vol");

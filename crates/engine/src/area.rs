@@ -1,5 +1,5 @@
-//! A part of a device: where it begins and how long it is, in bytes. What behind a device's name
-//! says so, and whether the device has it.
+//! A part of a device: where it begins and how long it is, in bytes; the options after a device's
+//! name that say so; and whether the device has it.
 //!
 //! Plain numbers are sectors, as everywhere in tables; with a unit (`4096B`, `64K`, `1M`, `2GiB`)
 //! they are bytes, in powers of 1024.
@@ -60,7 +60,7 @@ impl Area {
         Ok(())
     }
 
-    /// What behind a device's name asks for it, in sectors.
+    /// The options after a device's name that ask for it, in sectors.
     pub fn words(&self) -> Vec<String> {
         let mut words = Vec::new();
         if self.start > 0 {
@@ -70,7 +70,7 @@ impl Area {
         words
     }
 
-    /// The device's name with the part behind it.
+    /// The device's name, followed by the part.
     pub fn named(&self, device: &str) -> String {
         match self.is_whole() {
             true => device.to_owned(),
@@ -128,7 +128,7 @@ fn sectors_of(key: &str, value: &str) -> Result<u64> {
     Ok(bytes)
 }
 
-/// A number of bytes as people write it: with a unit, or as so many times `plain_bytes`.
+/// A number of bytes as people write it: with a unit, or as a multiple of `plain_bytes`.
 pub fn bytes_of(value: &str, plain_bytes: u64) -> std::result::Result<u64, &'static str> {
     let lower = value.to_ascii_lowercase();
     let digits_end = lower.find(|c: char| !c.is_ascii_digit()).unwrap_or(lower.len());

@@ -118,6 +118,50 @@ pub struct TargetLimits {
     pub has_discard: bool,
 }
 
+/// Parts of a line for which the cache device may have newer data than the origin: what is lost
+/// with that device.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct OnlyCached {
+    /// First byte on the line and length, in order.
+    pub ranges: Vec<(u64, u64)>,
+    /// Whether all of them have; else some may have been written back.
+    pub is_exact: bool,
+}
+
+impl OnlyCached {
+    /// The most ranges: those that lie nearest to each other are joined.
+    pub const RANGES_MAX: usize = 8192;
+
+    /// Of blocks or ranges in any order, which may overlap.
+    pub fn of(mut found: Vec<(u64, u64)>, is_exact: bool) -> OnlyCached {
+        found.sort_unstable();
+        let mut all = OnlyCached { ranges: joined(found, 0), is_exact };
+        let mut gap = 4096;
+        while all.ranges.len() > OnlyCached::RANGES_MAX {
+            all = OnlyCached { ranges: joined(all.ranges, gap), is_exact: false };
+            gap *= 2;
+        }
+        all
+    }
+
+    /// Bytes of all of them.
+    pub fn bytes(&self) -> u64 {
+        self.ranges.iter().map(|(_, len)| len).sum()
+    }
+}
+
+/// The same ranges; those with no more than `gap` bytes between them are one.
+fn joined(ranges: Vec<(u64, u64)>, gap: u64) -> Vec<(u64, u64)> {
+    let mut joined: Vec<(u64, u64)> = Vec::new();
+    for (at, len) in ranges {
+        match joined.last_mut() {
+            Some(last) if at <= last.0 + last.1 + gap => last.1 = last.1.max(at + len - last.0),
+            _ => joined.push((at, len)),
+        }
+    }
+    joined
+}
+
 /// A named number of a target, for `status --all`, `info --json` and metrics.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fact {
@@ -283,8 +327,14 @@ pub trait Target: Send + Sync + std::fmt::Debug {
         Dirty::default()
     }
 
-    /// `true`: writes everything back as fast as the origin takes it, until `dirty().bytes` is 0.
-    /// `false`: back to normal.
+    /// What is lost with the cache device, as far as that is known without reading it; none of a
+    /// target that has no cache. A walk over everything.
+    fn only_cached(&self) -> Option<OnlyCached> {
+        None
+    }
+
+    /// Writes everything back as fast as the origin takes it, until `dirty().bytes` is 0, from
+    /// `true` on; back to normal from `false` on.
     fn set_draining(&self, _draining: bool) {}
 
     /// No bio is in flight and none will come until `resume`: bring the media to rest (close key
@@ -306,5 +356,23 @@ pub trait Target: Send + Sync + std::fmt::Debug {
     /// Bios will come again after this.
     fn resume(&self) -> Result<()> {
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_are_joined_and_never_too_many() {
+        let some = OnlyCached::of(vec![(8192, 4096), (0, 4096), (4096, 4096), (20480, 512)], true);
+        assert_eq!((some.ranges, some.is_exact), (vec![(0, 12288), (20480, 512)], true));
+        let many: Vec<(u64, u64)> = (0..100_000).map(|nth| (nth * 8192, 4096)).collect();
+        let all = OnlyCached::of(many.clone(), true);
+        assert!(all.ranges.len() <= OnlyCached::RANGES_MAX && !all.is_exact);
+        let is_within = |(at, len): &(u64, u64)| {
+            all.ranges.iter().any(|range| range.0 <= *at && at + len <= range.0 + range.1)
+        };
+        assert!(many.iter().step_by(997).all(is_within));
     }
 }

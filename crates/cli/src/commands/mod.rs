@@ -6,6 +6,7 @@ mod asking;
 mod cache;
 mod change;
 mod create;
+mod detach;
 mod doors;
 mod explain;
 mod inspect;
@@ -28,6 +29,7 @@ pub fn run(command: Command) -> Result<()> {
     match command {
         Command::Create(args) => create::create(args),
         Command::Remove(args) => remove::remove(&args),
+        Command::Detach(args) => detach::detach(&args),
         Command::Drain(args) => remove::drain(&args),
         Command::Flush(args) => change::simple("Flush", &args),
         Command::Status(args) => report::status(&args),
@@ -59,6 +61,7 @@ pub fn name(command: &Command) -> &'static str {
     match command {
         Command::Create(_) => "create",
         Command::Remove(_) => "remove",
+        Command::Detach(_) => "detach",
         Command::Drain(_) => "drain",
         Command::Flush(_) => "flush",
         Command::Status(_) => "status",

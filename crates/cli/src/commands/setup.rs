@@ -21,7 +21,7 @@ use udm::units::{SECTOR, human_bytes};
 use udm::world::{Opener, SystemOpener, make_absolute};
 
 use crate::args::SetupArgs;
-use crate::output::{Usage, print_note};
+use crate::output::{Usage, print_note, shell};
 
 /// What is to be created.
 #[derive(Debug)]
@@ -102,7 +102,7 @@ pub fn compose(name: &str, args: &SetupArgs) -> Result<Composed> {
             human_bytes(origin.bytes)
         ));
     }
-    let kernel = kernel_lines(name, &table, kind);
+    let kernel = kernel_lines(name, &table, kind, nature);
     let fate = fate(&fast.word, held, &*pmem);
     Ok(Composed { table: table.to_string(), why, fate, kernel })
 }
@@ -223,7 +223,7 @@ fn refuse_the_same(origin: &DeviceWord, fast: &DeviceWord) -> Result<()> {
 
 /// The commands that make the same device with the kernel's target: files become loop devices, and
 /// parts linear ones.
-fn kernel_lines(name: &str, table: &Table, kind: &TargetType) -> Vec<String> {
+fn kernel_lines(name: &str, table: &Table, kind: &TargetType, nature: Fast) -> Vec<String> {
     let mut lines = Vec::new();
     let mut table = table.clone();
     let roles = [(WordRole::Origin, "origin"), (WordRole::Cache, "fast")];
@@ -232,6 +232,10 @@ fn kernel_lines(name: &str, table: &Table, kind: &TargetType) -> Vec<String> {
             for line in &mut table.lines {
                 let Some(word) = line.args.get_mut(place) else { continue };
                 let Ok(device) = word.device() else { continue };
+                let is_file = std::fs::metadata(&device.path).is_ok_and(|meta| meta.is_file());
+                if role == WordRole::Cache && nature == Fast::Memory && is_file {
+                    lines.push(NO_LOOP.into());
+                }
                 let (before, text) = kernel_device(name, what, &device);
                 lines.extend(before);
                 word.text = text;
@@ -243,6 +247,9 @@ fn kernel_lines(name: &str, table: &Table, kind: &TargetType) -> Vec<String> {
     lines.push(format!("dmsetup create {} --table \"{}\"", shell(name), text.trim_end()));
     lines
 }
+
+const NO_LOOP: &str =
+    "# the kernel wants memory with direct access (DAX) here, which a loop device is not";
 
 /// The kernel's name of a device, and the commands that make it.
 fn kernel_device(name: &str, what: &str, device: &DeviceWord) -> (Vec<String>, String) {
@@ -276,13 +283,4 @@ fn kernel_device(name: &str, what: &str, device: &DeviceWord) -> (Vec<String>, S
     let table = format!("0 {len} linear {} {start}", Word::new(&device.path).quoted());
     let line = format!("dmsetup create {} --table \"{table}\"", shell(&part));
     (vec![line], format!("/dev/mapper/{part}"))
-}
-
-/// A word as a shell takes it.
-fn shell(word: &str) -> String {
-    let is_plain = |c: char| c.is_ascii_alphanumeric() || "/._-+:@%,=".contains(c);
-    if !word.is_empty() && word.chars().all(is_plain) {
-        return word.to_owned();
-    }
-    format!("'{}'", word.replace('\'', r"'\''"))
 }

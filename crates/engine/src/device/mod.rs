@@ -26,7 +26,7 @@ use crate::error::{Error, Kind, Result};
 use crate::sync::{Arc, Mutex, MutexGuard, lock};
 #[allow(unused_imports, reason = "for the documentation")]
 use crate::target::Target;
-use crate::target::{Dirty, Events, Extent, Fact, Health, Port, TargetLimits, Wake};
+use crate::target::{Dirty, Events, Extent, Fact, Health, OnlyCached, Port, TargetLimits, Wake};
 use crate::units::{Nanos, SECTOR};
 
 pub use driver::Driver;
@@ -309,6 +309,13 @@ impl Device {
             sum.is_failing |= dirty.is_failing;
         }
         sum
+    }
+
+    /// What is lost with the cache devices, by the sectors where their lines begin.
+    pub fn only_cached(&self) -> Vec<(u64, OnlyCached)> {
+        let active = self.active();
+        let lines = active.iter().flat_map(|active| active.lines());
+        lines.filter_map(|line| Some((line.start / SECTOR, line.target.only_cached()?))).collect()
     }
 
     /// Makes the targets write everything back as fast as they can, or as usual again.

@@ -2,11 +2,11 @@
 
 use crate::limits::{Limit, limit};
 use crate::retry::{GIVE_UP_AFTER, PAUSE_MAX};
-use crate::target::{Fact, count, flag, number, origin_facts, text};
-use crate::units::{Nanos, SECOND};
+use crate::target::{Fact, OnlyCached, count, flag, number, origin_facts, text};
+use crate::units::{Nanos, SECOND, SECTOR};
 
 use super::label::QUARANTINE_MAX;
-use super::layout::{KEYS_MAX, SEGMENTS_MAX};
+use super::layout::{KEYS_MAX, REGION_BYTES, SEGMENTS_MAX};
 use super::pace::{HIGH_WATERMARK, MAX_AGE_MS};
 use super::segment::HEADS_MAX;
 use super::stripes::STRIPES_MAX;
@@ -50,6 +50,26 @@ pub fn limits() -> [Limit; 15] {
 }
 
 impl Pcache {
+    /// What the backing device may not have: all that is cached, while anything is dirty. Which of
+    /// it is, only the log says, and that is on the cache device.
+    pub(super) fn at_most_dirty(&self) -> OnlyCached {
+        if self.stripes.dirty_bytes() == 0 {
+            return OnlyCached { is_exact: true, ..OnlyCached::default() };
+        }
+        let mut ranges = Vec::new();
+        for region in (0..self.index.regions()).filter(|region| self.index.is_used(*region)) {
+            let (mut at, end) = (region * REGION_BYTES, (region + 1) * REGION_BYTES);
+            while at < end {
+                let piece = self.index.lookup(at, end, |place| self.is_live(place));
+                if piece.place.is_some() {
+                    ranges.push((at, piece.len));
+                }
+                at += piece.len.max(SECTOR);
+            }
+        }
+        OnlyCached::of(ranges, false)
+    }
+
     pub(super) fn all_facts(&self) -> Vec<Fact> {
         let mut facts = self.medium_facts();
         facts.extend(self.data_facts());

@@ -84,7 +84,7 @@ use crate::error::{Result, Status};
 use crate::per_port::PerPort;
 use crate::sync::Arc;
 use crate::sync::atomic::Ordering;
-use crate::target::{Dirty, Events, Extent, Fact, Health, Port, Target, TargetLimits};
+use crate::target::{Dirty, Events, Extent, Fact, Health, OnlyCached, Port, Target, TargetLimits};
 use crate::units::Nanos;
 
 pub use args::{TableArgs, WORDS, WritebackOrder};
@@ -248,6 +248,10 @@ impl Target for Pcache {
             bytes: self.stripes.dirty_bytes(),
             is_failing: self.background.lock().writeback.retry().is_failing(),
         }
+    }
+
+    fn only_cached(&self) -> Option<OnlyCached> {
+        Some(self.at_most_dirty())
     }
 
     fn set_draining(&self, draining: bool) {

@@ -202,7 +202,7 @@ impl<'a> Opening<'a> {
         plan.wipe(self, &keeper, &limits)
     }
 
-    /// A cache and its origin, to read: `?readonly` behind the names of both. See `rescue`.
+    /// A cache and its origin, to read: `?readonly` after the names of both. See `rescue`.
     pub fn view(
         &mut self,
         name: &'static str,

@@ -58,7 +58,7 @@ pub struct Wanted<'a> {
 pub struct Setup {
     /// It is chosen for such a device, where nobody names a target.
     pub is_for: Option<Fast>,
-    /// The words of the line behind the target's name.
+    /// The words of the line after the target's name.
     pub(super) words: fn(&Wanted<'_>) -> Result<String>,
 }
 

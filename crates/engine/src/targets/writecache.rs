@@ -64,7 +64,7 @@ pub(super) const WRITECACHE: TargetType = TargetType {
     plan: |words| boxed(WritecachePlan::parse(words)),
 };
 
-/// Blocks of so many bytes are the kernel's usual ones, and those of file systems.
+/// The kernel's usual block size, and that of file systems.
 const USUAL_BLOCK_BYTES: u64 = 4096;
 
 /// The words of a line for what is wanted.

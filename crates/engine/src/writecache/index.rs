@@ -217,6 +217,13 @@ impl Index {
         self.stripes.iter().map(|stripe| stripe.dirty.load(Ordering::Relaxed)).sum()
     }
 
+    /// The block of a slot that holds what the origin does not have.
+    pub fn dirty_block(&self, slot: u32) -> Option<u64> {
+        let word = self.word(slot);
+        let is_linked = !matches!(word.state(), State::Free | State::Aside);
+        (is_linked && is_dirty(word.state())).then(|| word.block())
+    }
+
     /// The first version of a block in a chain, from `slot` on.
     fn find(&self, mut slot: u32, block: u64) -> Option<Found> {
         while slot != NONE {

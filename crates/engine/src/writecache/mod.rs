@@ -77,7 +77,7 @@ use crate::per_port::PerPort;
 use crate::room::Room;
 use crate::sync::Arc;
 use crate::sync::atomic::Ordering;
-use crate::target::{Dirty, Events, Extent, Fact, Health, Port, Target, TargetLimits};
+use crate::target::{Dirty, Events, Extent, Fact, Health, OnlyCached, Port, Target, TargetLimits};
 use crate::units::Nanos;
 
 pub use args::{Mode, TableArgs, WORDS};
@@ -328,6 +328,12 @@ impl Target for Writecache {
             bytes: u64::from(self.index.dirty()) * self.block_bytes(),
             is_failing: self.background.is_failing() || self.has_failed(),
         }
+    }
+
+    fn only_cached(&self) -> Option<OnlyCached> {
+        let dirty = (0..self.index.slots()).filter_map(|slot| self.index.dirty_block(slot));
+        let ranges = dirty.map(|block| (block * self.block_bytes(), self.block_bytes()));
+        Some(OnlyCached::of(ranges.collect(), true))
     }
 
     fn set_draining(&self, draining: bool) {
