@@ -1,6 +1,6 @@
-//! Caches and origins that are parts of a file: `?offset=` and `?size=` behind a device's name.
-//! Whoever else may touch the same file is tried: another server, another word of the same table,
-//! another name, a part that overlaps, a part elsewhere.
+//! Caches and origins that are parts of a file: `?offset=` and `?size=` after a device's name.
+//! Everything else that may touch the same file is tried: another server, another word of the same
+//! table, another name, a part that overlaps, a part elsewhere.
 
 #![allow(clippy::unwrap_used)]
 
@@ -14,7 +14,7 @@ use common::{Udm, pattern, read_export, text, write_export};
 const MIB: u64 = 1 << 20;
 const ORIGIN_BYTES: u64 = 64 * MIB;
 
-/// A file whose middle is used, with other people's data in front and behind.
+/// A file whose middle is used, with other people's data on both sides.
 struct Shared {
     file: tempfile::NamedTempFile,
     start: u64,
@@ -256,19 +256,36 @@ fn hostile_parts_are_refused_by_their_word() {
 }
 
 #[test]
-fn a_part_that_holds_something_is_not_formatted_and_only_the_part_is_looked_at() {
+fn a_part_that_holds_something_or_lies_in_something_is_not_formatted() {
     let udm = Udm::new();
     udm.file("o", ORIGIN_BYTES);
     let cache = udm.file("c", 64 * MIB);
     let file = std::fs::File::options().write(true).open(&cache).unwrap();
-    // An ext4 in front of the part, a swap area within it.
-    file.write_all_at(b"\x53\xEF", 1080).unwrap();
+    // A swap area within a part, and one on all of it.
     let table = |part: &str| format!("0 8192 writecache s o c?{part} 4096 0");
     udm.ok(&["create", "vol", "--table", &table("offset=8M&size=8M")]);
     udm.ok(&["remove", "vol"]);
     file.write_all_at(b"SWAPSPACE2", 24 * MIB + 4086).unwrap();
     let line = udm.refused(&["create", "vol", "--table", &table("offset=24M&size=8M")]);
     assert!(line.contains("swap (byte 4086)") && line.contains("--force-format"), "{line}");
-    let line = udm.refused(&["create", "vol", "--table", &table("size=8M")]);
-    assert!(line.contains("ext"), "{line}");
+    // A table that forgets the part, or takes another one around it, does not format over it.
+    for part in ["size=64M", "offset=4M&size=32M", "size=9M"] {
+        let line = udm.refused(&["create", "vol", "--table", &table(part)]);
+        assert!(line.contains("holds writecache (byte "), "{part}: {line}");
+    }
+    udm.ok(&["create", "vol", "--table", &table("size=8M")]);
+    udm.ok(&["remove", "vol"]);
+    let (swap, zero) = ([0; 64], vec![0; 1 << 20]);
+    file.write_all_at(&swap, 24 * MIB + 4080).unwrap();
+    // An ext4 on the whole of it, which has the part, too, though that is empty.
+    file.write_all_at(&zero, 0).unwrap();
+    file.write_all_at(b"\x53\xEF", 1080).unwrap();
+    let words = ["create", "vol", "--table", &table("offset=24M&size=8M")];
+    let line = udm.refused(&words);
+    assert!(line.contains("on the whole device, ext") && line.contains("--force-format"), "{line}");
+    udm.ok(&[&words[..], &["--force-format"]].concat());
+    udm.ok(&["remove", "vol"]);
+    // What is a cache already needs no leave.
+    udm.ok(&words);
+    udm.ok(&["remove", "vol"]);
 }

@@ -10,6 +10,7 @@
 
 use std::collections::BTreeMap;
 
+mod beside;
 mod blkid;
 mod signatures;
 
@@ -37,11 +38,34 @@ impl std::fmt::Display for Finding {
     }
 }
 
-/// What a persistent memory holds from byte `start` on.
+/// What a persistent memory that is to be formatted holds from byte `start` on, or lies within.
 pub fn pmem(pmem: &dyn Pmem, start: u64) -> Vec<Finding> {
     let load = |at: u64, into: &mut [u8]| pmem.load(at, into).is_ok();
     let place = pmem.open_as().map(|path| (path, pmem.begins_at()));
-    look(pmem.len_bytes(), start, place, &load)
+    with_beside(pmem.len_bytes(), start, place, &load)
+}
+
+/// The same of a disk.
+pub fn cache_disk(disk: &Arc<dyn Disk>, start: u64) -> Vec<Finding> {
+    let load = |at: u64, into: &mut [u8]| load_disk(disk, at, into);
+    let place = disk.open_as().map(|path| (path, disk.begins_at()));
+    with_beside(disk.limits().size_bytes, start, place, &load)
+}
+
+fn with_beside(
+    size: u64,
+    start: u64,
+    place: Option<(String, u64)>,
+    load: Load<'_>,
+) -> Vec<Finding> {
+    let mut found = look(size, start, place.clone(), load);
+    for finding in beside::within(size, load) {
+        if finding.at >= start && found.iter().all(|known| known.at.abs_diff(finding.at) > 8192) {
+            found.push(finding);
+        }
+    }
+    found.extend(place.iter().flat_map(|(path, at)| beside::around(path, *at, size)));
+    found
 }
 
 /// What a disk holds from byte `start` on.
@@ -129,7 +153,7 @@ impl Window<'_> {
     }
 }
 
-/// `place`: for whoever opens the device himself, and where on that it begins.
+/// `place`: where a library can open the device itself, and where on that the part begins.
 fn look(size: u64, start: u64, place: Option<(String, u64)>, load: Load<'_>) -> Vec<Finding> {
     let mut window = Window { size, load, pieces: BTreeMap::new() };
     let mut found = signatures::look(&mut window);

@@ -80,6 +80,9 @@ const CONTENTS: &[(&str, At, &[u8])] = &[
     ("vhd image", End(512), b"conectix"),
 ];
 
+/// This many of [`CACHES`] are served by udm.
+const OURS: usize = 3;
+
 /// Signatures of cache devices.
 const CACHES: &[(&str, At, &[u8])] = &[
     ("pcache", Start(4104), b"\xEF\x96\xC5\x96\xFA\x5E\xB0\x65"),
@@ -88,6 +91,15 @@ const CACHES: &[(&str, At, &[u8])] = &[
     ("DM_thin", Start(32), b"\xBA\x52\x9C\x01\x00\x00\x00\x00"),
     ("bcache", Start(4120), b"\xC6\x85\x73\xF6\x4E\x1A\x45\xCA\x82\x65\xF5\x7F\x48\xBA\x6D\x81"),
 ];
+
+/// The cache of a target of ours that begins with these bytes.
+pub fn cache_of_ours(front: &[u8]) -> Option<&'static str> {
+    let is_there = |(_, at, magic): &&(&str, At, &[u8])| match at {
+        Start(at) => front.get(*at as usize..).is_some_and(|rest| rest.starts_with(magic)),
+        End(_) => false,
+    };
+    CACHES[..OURS].iter().find(is_there).map(|(name, ..)| *name)
+}
 
 /// All signatures of the table that are there.
 pub fn look(window: &mut Window<'_>) -> Vec<Finding> {

@@ -18,9 +18,10 @@ fn found_on(size: u64, places: &[(u64, &[u8])]) -> Vec<Finding> {
         image[*at as usize..][..bytes.len()].copy_from_slice(bytes);
     }
     ram.load_image(&image);
-    let found = pmem(&memory, 0);
     let ram: Arc<dyn Disk> = ram;
-    assert_eq!(disk(&ram, 0), found);
+    let found = disk(&ram, 0);
+    let load = |at: u64, into: &mut [u8]| memory.load(at, into).is_ok();
+    assert_eq!(look(size, 0, None, &load), found);
     found
 }
 
@@ -127,4 +128,24 @@ fn the_systems_library_is_asked_where_it_is() {
     assert!(at(4096, 1 << 20).is_none_or(|found| listed(&found) == "swap (byte 4086)"));
     assert!(at(0, 4096).is_none_or(|found| found.is_empty()));
     assert!(at(8192, 1 << 19).is_none_or(|found| found.is_empty()));
+}
+
+#[test]
+fn a_cache_in_the_middle_is_found_before_a_format() {
+    let magic = b"\x21\x93\x48\x23\x01\x00\x00\x00";
+    let found = found_on(SIZE, &[(3 << 20, magic)]);
+    assert!(found.is_empty(), "{found:?}");
+    let memory = SimPmem::new(SIZE, Persistence::Cpu);
+    memory.store(3 << 20, magic);
+    assert_eq!(listed(&pmem(&memory, 0)), "writecache (byte 3145728)");
+    assert_eq!(listed(&pmem(&memory, 3 << 20)), "writecache (byte 3145728)");
+    assert!(pmem(&memory, 4 << 20).is_empty());
+    let ram = Arc::new(RamDisk::new(SIZE, 4096));
+    let mut image = vec![0; SIZE as usize];
+    image[(5 << 20) + 4104..][..8].copy_from_slice(b"\xEF\x96\xC5\x96\xFA\x5E\xB0\x65");
+    ram.load_image(&image);
+    let ram: Arc<dyn Disk> = ram;
+    assert_eq!(listed(&cache_disk(&ram, 0)), "pcache (byte 5242880)");
+    // An origin is not searched like that.
+    assert!(disk(&ram, 0).is_empty());
 }

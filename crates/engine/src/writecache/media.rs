@@ -66,7 +66,7 @@ impl Medium {
     pub fn probe(&self, start: u64) -> Vec<Finding> {
         match self {
             Medium::Pmem(pmem) => probe::pmem(&**pmem, start),
-            Medium::Disk(disk) => probe::disk(disk, start),
+            Medium::Disk(disk) => probe::cache_disk(disk, start),
         }
     }
 
