@@ -225,7 +225,7 @@ type Room = (&'static [&'static [Story]], &'static [&'static [Mutant]]);
 const ROOMS: [Room; 2] = [
     (
         &[pcache::schedules::STORIES, ring::schedules::STORIES],
-        &[Mutant::PCACHE_RACES, &[Mutant::FillNotCancelled]],
+        &[Mutant::PCACHE_RACES, Mutant::DRIVING_RACES, &[Mutant::FillNotCancelled]],
     ),
     (&[writecache::schedules::STORIES], &[Mutant::WRITECACHE_RACES]),
 ];

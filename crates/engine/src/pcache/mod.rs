@@ -27,6 +27,7 @@
 //! | `pressure` | room for writes that would have to wait | |
 //! | `datacrc`, `quarantine` | damage: found, and kept from spreading | |
 //! | `salvage` | reading a cache that must not be changed, or was cut short | |
+//! | `mutants` | deliberate bugs, in tests alone | |
 //!
 //! Only the file of a type changes the type's fields.
 //!
@@ -55,6 +56,7 @@ mod latest;
 pub mod layout;
 mod media;
 mod memory;
+mod mutants;
 mod open;
 mod openset;
 #[cfg(test)]

@@ -298,13 +298,6 @@ impl<'a> Parser<'a> {
 }
 
 impl Description {
-    /// Of metadata that was loaded: what a kernel makes of it.
-    pub fn of(superblock: &Superblock, contents: Contents) -> Description {
-        let contents = contents.opened(superblock);
-        let data_sectors = superblock.fields.data_sectors.get();
-        Description { data_sectors, policy: superblock.policy(), contents }
-    }
-
     /// Writes metadata of this to `disk`, over anything that is there.
     pub fn write(&self, disk: &Arc<dyn Disk>, version: u32, is_clean: bool) -> Result<()> {
         let mut superblock = Superblock::fresh(version, self.data_sectors);
