@@ -5,7 +5,7 @@
 #[cfg(feature = "mutants")]
 use std::cell::Cell;
 
-/// A deliberate bug. Each engine lists its own, with [`list_mutants`].
+/// A deliberate bug. Each engine lists its own, with the macro `list_mutants`.
 #[derive(Clone, Copy)]
 pub struct Mutant {
     name: &'static str,
