@@ -1,5 +1,5 @@
 #!/bin/bash
-# The kernel as judge: runs the tests of lab/tests against the real dm-pcache and dm-writecache.
+# The kernel as judge: runs the tests of lab/tests against the real targets.
 #
 #   lab/test.sh [NAME...]      all of them, or those: pcache/killed, or killed for both targets'
 #
