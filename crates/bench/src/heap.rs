@@ -23,8 +23,27 @@ pub fn bytes_in_use() -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use std::process::Command;
+
+    const ALONE: &str = "UDM_TEST_HEAP_ALONE";
+
+    /// The account is of the whole process, so other tests must not run in it.
     #[test]
     fn what_is_taken_is_counted_and_what_is_freed_is_not() {
+        if std::env::var_os(ALONE).is_some() {
+            return take_and_free();
+        }
+        let this = "heap::tests::what_is_taken_is_counted_and_what_is_freed_is_not";
+        let child = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", this])
+            .env(ALONE, "1")
+            .output()
+            .unwrap();
+        let said = String::from_utf8_lossy(&child.stdout);
+        assert!(child.status.success() && said.contains("1 passed"), "{said}");
+    }
+
+    fn take_and_free() {
         let before = super::bytes_in_use();
         let taken: Vec<Vec<u8>> = (0..1000).map(|_| vec![1; 8192]).collect();
         let between = super::bytes_in_use();
