@@ -135,6 +135,29 @@ fn what_is_not_known_is_said_and_what_can_be_read_is_not_given_up() {
     udm.ok(&["remove", "plain"]);
 }
 
+#[test]
+fn a_device_of_several_caches_is_not_given_up_for_one() {
+    let udm = Udm::new();
+    let mut table = String::new();
+    for (at, name) in ["a", "b"].iter().enumerate() {
+        let origin = udm.file(&format!("{name}.img"), 64 * MIB);
+        let cache = udm.file(&format!("{name}.cache"), 32 * MIB);
+        let (at, origin, cache) = (at as u64 * 131_072, text(&origin), text(&cache));
+        table += &format!("{at} 131072 writecache s {origin} {cache} 4096 0\n");
+    }
+    let uri = udm.uri("vol.sock");
+    udm.ok(&["create", "vol", "--table", &table, "--export", &uri]);
+    write_export(&udm, &uri, &pattern(3, 1 << 20));
+    udm.ok(&["suspend", "vol"]);
+    for device in ["vol", text(&udm.path("a.img")), text(&udm.path("b.img"))] {
+        let line = udm.refused(&["detach", device, "--accept-loss"]);
+        assert!(line.contains("has 2 caches") && line.contains("remove vol --force"), "{line}");
+    }
+    udm.ok(&["resume", "vol"]);
+    udm.ok(&["remove", "vol", "--drain"]);
+    assert!(std::fs::read(udm.path("a.img")).unwrap()[..1 << 20] == pattern(3, 1 << 20));
+}
+
 /// Runs the commands that were printed, as far as they ask and change nothing.
 fn answers(value: &serde_json::Value, tool: &str) -> String {
     let commands = value["commands"].as_array().unwrap();

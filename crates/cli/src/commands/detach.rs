@@ -17,7 +17,7 @@ use std::os::unix::fs::MetadataExt;
 use anyhow::{Context, Result, anyhow, bail};
 use serde_json::{Value, json};
 use udm::error::Kind;
-use udm::table::{DeviceWord, Table, Word};
+use udm::table::{DeviceWord, Table, TableLine, Word};
 use udm::targets::{self, WordRole};
 use udm::units::human_bytes;
 use udm::world::{self, SystemOpener};
@@ -92,8 +92,7 @@ fn find(runtime: &RuntimeDir, device: &str) -> Result<Subject> {
     let by_name = device.parse::<DeviceName>().ok();
     if let Some(name) = by_name.filter(|name| runtime.control(name).exists()) {
         let table = table_of(&name).with_context(|| format!("{name}: its table is not known"))?;
-        let origin = origin_of(&table).with_context(|| format!("{name}: it has no cache"))?;
-        return Ok(Subject { name: Some(name), origin, table: Some(table) });
+        return one_cache(name, table);
     }
     let origin = Word::new(device).device()?;
     let place = |path: &str| {
@@ -106,23 +105,40 @@ fn find(runtime: &RuntimeDir, device: &str) -> Result<Subject> {
     for name in runtime.names()? {
         let Some(table) = table_of(&name) else { continue };
         let start = |word: &DeviceWord| word.options.area.start();
-        if let Some(found) = origin_of(&table)
-            && place(&found.path) == Some(here)
-            && start(&found) == start(&origin)
-        {
-            return Ok(Subject { name: Some(name), origin: found, table: Some(table) });
+        let is_it = |found: &DeviceWord| {
+            place(&found.path) == Some(here) && start(found) == start(&origin)
+        };
+        if origins_of(&table).iter().any(is_it) {
+            return one_cache(name, table);
         }
     }
     Ok(Subject { name: None, origin, table: None })
 }
 
-/// The origin of a table's cache; of its first, if it has several.
-fn origin_of(table: &Table) -> Option<DeviceWord> {
-    table.lines.iter().find_map(|line| {
+/// The device and its cache. With several, nobody could tell which one's loss is accepted, and a
+/// device is ended whole: its other caches may live.
+fn one_cache(name: DeviceName, table: Table) -> Result<Subject> {
+    let origins = origins_of(&table);
+    let count = origins.len();
+    match <[DeviceWord; 1]>::try_from(origins) {
+        Ok([origin]) => Ok(Subject { name: Some(name), origin, table: Some(table) }),
+        Err(_) if count == 0 => bail!("{name}: it has no cache"),
+        Err(_) => bail!(
+            "{name}: its table has {count} caches, and `detach` gives up a device with one: `udm \
+             remove {name} --force` ends it, with dirty data left in its caches; create each line \
+             as a device of its own, and detach the one whose cache is dead"
+        ),
+    }
+}
+
+/// The origins of a table's caches.
+fn origins_of(table: &Table) -> Vec<DeviceWord> {
+    let origin = |line: &TableLine| {
         let kind = targets::find(&line.target.text).filter(|kind| kind.cache.is_some())?;
         let place = kind.places(&[WordRole::Origin]).next()?;
         line.args.get(place)?.device().ok()
-    })
+    };
+    table.lines.iter().filter_map(origin).collect()
 }
 
 /// What a server that lives knows. Refused if its cache lives, too.
