@@ -36,6 +36,9 @@ pub use keeper::{Keeper, Served, recall};
 const WORD_BYTES: usize = size_of::<SharedWord>();
 /// No server needs more; a file that is larger is not ours.
 const FILE_BYTES_MAX: u64 = 64 << 20;
+/// Where the kernel says which boot of the machine this is: a random UUID.
+const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
+const BOOT_DIGITS: usize = 32;
 
 /// A fixed number of shared 64-bit words. Clones share them.
 #[derive(Clone, Debug)]
@@ -213,8 +216,27 @@ pub(crate) fn boot_text() -> String {
     boot_id().take(12).collect()
 }
 
+/// Refuses where nobody says which boot this is. Memory of a dead server would be taken for lost
+/// there, or what a power cut left of memory for a dead server's.
+fn know_boot() -> Result<()> {
+    let problem = match std::fs::read_to_string(BOOT_ID) {
+        Ok(text) if text.chars().filter(char::is_ascii_hexdigit).count() == BOOT_DIGITS => {
+            return Ok(());
+        }
+        Ok(_) => "it has no such number".to_owned(),
+        Err(error) => error.to_string(),
+    };
+    Err(Error::new(
+        Kind::Refused,
+        format!(
+            "this boot of the machine cannot be told from others, so nobody knows whether memory \
+             of a server that died is valid: {BOOT_ID}: {problem} (is /proc mounted?)"
+        ),
+    ))
+}
+
 fn boot_id() -> impl Iterator<Item = char> {
-    let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    let text = std::fs::read_to_string(BOOT_ID).unwrap_or_default();
     text.chars().filter(char::is_ascii_hexdigit).collect::<Vec<_>>().into_iter()
 }
 

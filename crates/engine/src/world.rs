@@ -214,7 +214,7 @@ impl Opener for SystemOpener {
         Ok(Arc::new(DaxPmem::open_shared(Path::new(&word.path), dax_options_of(word))?))
     }
 
-    fn keeper(&self, target: &'static str, path: &str) -> Keeper {
+    fn keeper(&self, target: &'static str, path: &str) -> Result<Keeper> {
         match &self.memory {
             Some(dir) => Keeper::folder(dir, target, Some(dir.join(old_shared_name(target, path)))),
             None => Keeper::nowhere(),
@@ -305,10 +305,10 @@ impl Opener for NamedDevices {
         self.pmems.get(&word.path).cloned().ok_or_else(|| NamedDevices::absent(word))
     }
 
-    fn keeper(&self, target: &'static str, path: &str) -> Keeper {
+    fn keeper(&self, target: &'static str, path: &str) -> Result<Keeper> {
         let mut keepers = lock(&self.keepers);
         let name = format!("{target} {path}");
-        keepers.entry(name).or_insert_with(|| Keeper::one(self.boot)).clone()
+        Ok(keepers.entry(name).or_insert_with(|| Keeper::one(self.boot)).clone())
     }
 }
 

@@ -67,9 +67,9 @@ impl Opener for Devices {
         Ok(take(&self.pmems, word)?)
     }
 
-    fn keeper(&self, target: &'static str, path: &str) -> Keeper {
+    fn keeper(&self, target: &'static str, path: &str) -> Result<Keeper> {
         let mut keepers = self.keepers.borrow_mut();
-        keepers.entry(format!("{target} {path}")).or_insert_with(|| Keeper::one(0)).clone()
+        Ok(keepers.entry(format!("{target} {path}")).or_insert_with(|| Keeper::one(0)).clone())
     }
 }
 

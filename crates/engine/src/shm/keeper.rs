@@ -15,7 +15,7 @@ use crate::error::{Error, Kind, Result};
 use crate::sync::atomic::Ordering;
 use crate::sync::{Arc, Mutex, lock};
 
-use super::{SharedWords, boot, boot_text};
+use super::{SharedWords, boot, boot_text, know_boot};
 
 /// Keeps the memory of one target's servers.
 #[derive(Clone, Debug)]
@@ -62,8 +62,9 @@ impl From<SharedWords> for Keeper {
 impl Keeper {
     /// Memory of `target` in files of a directory. `old`: where servers before this version kept
     /// it, by the medium's path.
-    pub fn folder(path: &Path, target: &'static str, old: Option<PathBuf>) -> Keeper {
-        Keeper(Arc::new(Place::Folder(Folder { path: path.to_owned(), target, old })))
+    pub fn folder(path: &Path, target: &'static str, old: Option<PathBuf>) -> Result<Keeper> {
+        know_boot()?;
+        Ok(Keeper(Arc::new(Place::Folder(Folder { path: path.to_owned(), target, old }))))
     }
 
     /// One piece of memory, made on first use: for tests.
@@ -77,8 +78,9 @@ impl Keeper {
     }
 
     /// Memory of this process alone: what it acknowledges and does not flush dies with it.
-    pub fn nowhere() -> Keeper {
-        Keeper(Arc::new(Place::Nowhere))
+    pub fn nowhere() -> Result<Keeper> {
+        know_boot()?;
+        Ok(Keeper(Arc::new(Place::Nowhere)))
     }
 
     /// Whether memory outlives the process.
@@ -260,7 +262,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         std::fs::write(folder.path().join("pcache-c-01234567-0123456789ab.shm"), "old").unwrap();
         std::fs::write(folder.path().join("somebody-0123456789ab.shm"), "else's").unwrap();
-        let keeper = Keeper::folder(folder.path(), "pcache", None);
+        let keeper = Keeper::folder(folder.path(), "pcache", None).unwrap();
         assert!(keeper.find(7).unwrap().is_none());
         let words = keeper.create(7, 16).unwrap();
         assert_eq!(names(folder.path()).len(), 2, "what is of another boot is gone");

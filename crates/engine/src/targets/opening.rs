@@ -48,7 +48,7 @@ pub trait Opener {
     }
 
     /// The keeper of memory of a target that survives this process; the cache is at `path`.
-    fn keeper(&self, target: &'static str, path: &str) -> Keeper;
+    fn keeper(&self, target: &'static str, path: &str) -> Result<Keeper>;
 }
 
 /// Options besides the table. There is no default: each attach needs a name of its own, or the
@@ -189,7 +189,7 @@ impl<'a> Opening<'a> {
     ) -> Result<Salvage> {
         let cache = self.resolved(plan.cache())?;
         let pmem = self.opener.rest(&cache).map_err(|error| cache.word.point(error))?;
-        let keeper = self.opener.keeper(name, &cache.path);
+        let keeper = self.opener.keeper(name, &cache.path)?;
         plan.salvage(pmem, &keeper, self.options, limits)
     }
 
@@ -198,7 +198,7 @@ impl<'a> Opening<'a> {
         refuse_read_only(plan.cache())?;
         refuse_read_only(plan.origin())?;
         let limits = self.disk(plan.origin())?.limits().clone();
-        let keeper = self.opener.keeper(name, &self.resolved(plan.cache())?.path);
+        let keeper = self.opener.keeper(name, &self.resolved(plan.cache())?.path)?;
         plan.wipe(self, &keeper, &limits)
     }
 

@@ -96,7 +96,7 @@ impl Plan for PcachePlan {
         options.geometry = asked.geometry.unwrap_or(options.geometry);
         options.replay = asked.replay.unwrap_or(options.replay);
         options.threads = crew::processors();
-        let keeper = opening.opener.keeper(PCACHE.name, &cache.path);
+        let keeper = opening.opener.keeper(PCACHE.name, &cache.path)?;
         let args = self.args.clone();
         Ok(Arc::new(Pcache::open(args, line.len_bytes(), pmem, disk, keeper, &options)?))
     }

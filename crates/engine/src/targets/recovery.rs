@@ -79,13 +79,13 @@ fn caches_at(
 pub fn inspect(
     pmem: &Arc<dyn Pmem>,
     start_sector: u64,
-    keeper: &dyn Fn(&'static str) -> Keeper,
+    keeper: &dyn Fn(&'static str) -> Result<Keeper>,
 ) -> Result<(&'static TargetType, Contents)> {
     let start = start_sector.saturating_mul(SECTOR);
     // A writecache has its superblock before that of a pcache, so it is looked for first.
     let found = caches_at(start).rev().find(|(_, cache)| (cache.is_at)(pmem, start));
     let (kind, cache) = found.or_else(|| caches_at(start).next()).expect("one may begin anywhere");
-    Ok((kind, (cache.inspect)(pmem, start, &keeper(kind.name))?))
+    Ok((kind, (cache.inspect)(pmem, start, &keeper(kind.name)?)?))
 }
 
 /// The cache that begins at sector `start_sector` of `pmem`, and its type, if the device was cut

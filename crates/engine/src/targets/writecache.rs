@@ -113,7 +113,7 @@ impl Plan for WritecachePlan {
         options.force_format = opening.options.force_format;
         options.progress = Arc::clone(&opening.options.progress);
         options.threads = crew::processors();
-        let keeper = opening.opener.keeper(WRITECACHE.name, &cache.path);
+        let keeper = opening.opener.keeper(WRITECACHE.name, &cache.path)?;
         let (args, len) = (self.args.clone(), line.len_bytes());
         Ok(Arc::new(match args.mode {
             Mode::Pmem => {

@@ -85,8 +85,8 @@ impl Opener for Machine {
         Ok(self.pmem.clone())
     }
 
-    fn keeper(&self, _: &'static str, _: &str) -> Keeper {
-        self.shared.lock().unwrap().clone().into()
+    fn keeper(&self, _: &'static str, _: &str) -> Result<Keeper> {
+        Ok(self.shared.lock().unwrap().clone().into())
     }
 }
 
