@@ -105,9 +105,8 @@ fn find(runtime: &RuntimeDir, device: &str) -> Result<Subject> {
     for name in runtime.names()? {
         let Some(table) = table_of(&name) else { continue };
         let start = |word: &DeviceWord| word.options.area.start();
-        let is_it = |found: &DeviceWord| {
-            place(&found.path) == Some(here) && start(found) == start(&origin)
-        };
+        let is_it =
+            |found: &DeviceWord| place(&found.path) == Some(here) && start(found) == start(&origin);
         if origins_of(&table).iter().any(is_it) {
             return one_cache(name, table);
         }
