@@ -81,6 +81,7 @@ mod cycle;
 pub mod device;
 pub mod disk;
 pub mod error;
+pub mod foreign;
 #[doc(hidden)]
 pub mod limits;
 pub mod local;
@@ -113,6 +114,7 @@ mod schedules;
 mod seek;
 #[doc(hidden)]
 pub mod shm;
+mod sigbus;
 #[doc(hidden)]
 pub mod simple;
 #[doc(hidden)]

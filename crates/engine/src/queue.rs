@@ -26,7 +26,7 @@ use std::time::Duration;
 use rustix::time::ClockId;
 
 pub use prefault::prefault;
-pub use stream::{Conversation, InFlight, Space};
+pub use stream::{Conversation, Space};
 pub use watch::{Watched, watched};
 
 use crate::device::{Device, Driver};
@@ -214,6 +214,11 @@ impl Queue {
     pub fn interrupted_by(mut self, interrupt: impl Fn() + Send + Sync + 'static) -> Queue {
         self.interrupt = Some(Box::new(interrupt));
         self
+    }
+
+    /// Makes its role take another turn, soon.
+    pub fn wake(&self) {
+        self.shared.wake();
     }
 
     /// Asks the queue to end, without waiting for it.

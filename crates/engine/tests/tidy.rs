@@ -22,21 +22,22 @@ const FUNCTION_LINES_MAX: usize = 70;
 const FIRST_PAGES: [(&str, usize); 2] = [("README.md", 10 << 10), ("ARCHITECTURE.md", 12 << 10)];
 
 /// The only files with `unsafe` code.
-const UNSAFE_FILES: [&str; 15] = [
+const UNSAFE_FILES: [&str; 16] = [
     "crates/bench/src/heap.rs",
     "crates/bench/src/libpmem.rs",
     "crates/engine/src/buffer.rs",
     "crates/engine/src/disk/pagecache.rs",
+    "crates/engine/src/foreign.rs",
     "crates/engine/src/near.rs",
     "crates/engine/src/pmem/copy.rs",
     "crates/engine/src/pmem/copy_tests.rs",
     "crates/engine/src/pmem/copy_x86.rs",
     "crates/engine/src/pmem/dax.rs",
     "crates/engine/src/pmem/dax_tests.rs",
-    "crates/engine/src/pmem/sigbus.rs",
     "crates/engine/src/probe/blkid.rs",
     "crates/engine/src/ring/kernel.rs",
     "crates/engine/src/shm.rs",
+    "crates/engine/src/sigbus.rs",
     "crates/engine/tests/hotpath.rs",
 ];
 

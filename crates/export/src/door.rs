@@ -8,8 +8,8 @@ use udm::limits::Limit;
 use udm::sync::Arc;
 use udm::target::Fact;
 
-use crate::nbd;
 use crate::uri::Uri;
+use crate::{nbd, vhost};
 
 /// A way in for clients of a mapped device. Dropping it closes it.
 pub trait Door: Debug + Send {
@@ -35,10 +35,11 @@ pub trait Door: Debug + Send {
 pub fn open(device: &Arc<Device>, uri: &Uri) -> Result<Box<dyn Door>> {
     Ok(match uri {
         Uri::Nbd(uri) => Box::new(nbd::Server::start(device, uri)?),
+        Uri::Vhost(uri) => Box::new(vhost::Server::start(device, uri)?),
     })
 }
 
 /// The stated maxima of all doors.
 pub fn limits() -> Vec<Limit> {
-    nbd::limits().into()
+    nbd::limits().into_iter().chain(vhost::limits()).collect()
 }

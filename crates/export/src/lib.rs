@@ -5,15 +5,20 @@
 //! | [`uri`] | where a door is, as users write it |
 //! | [`door`] | what all doors have in common, and how one is opened |
 //! | [`nbd`] | the door of NBD's clients |
+//! | [`vhost`] | the door of virtual machines: vhost-user-blk |
+//! | [`socket`], [`budget`] | Unix sockets, and memory that all clients share |
 //!
 //! Callers use [`Uri`] and [`Door`], and know no protocol. To add a door: add a module here, a
 //! variant of [`Uri`], and an arm where `door` and `uri` tell the variants apart.
 
 #![deny(unsafe_code)]
 
+pub mod budget;
 pub mod door;
 pub mod nbd;
+pub mod socket;
 pub mod uri;
+pub mod vhost;
 
 pub use door::{Door, limits, open};
 pub use uri::{FORMS, Uri};

@@ -10,7 +10,7 @@ use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use common::Served;
-use udm_export::nbd::budget::{BUDGET, BUDGET_BYTES};
+use udm_export::budget::{BUDGET, BUDGET_BYTES};
 
 const SIZE: u64 = 64 << 20;
 

@@ -2,14 +2,32 @@
 //! has a request notices this when it checks every second or so. Others ask the device, or register
 //! with `on_late`. A request that is served immediately is never recorded here.
 
-use super::Device;
+use super::{Device, Driver};
 use crate::bio::Op;
+use crate::disk::Ring;
 use crate::sync::{Mutex, lock};
 use crate::target::Port;
 use crate::units::{Nanos, SECOND};
 
 /// A request that is in flight for longer than this is late.
 pub const LATE_SECONDS: u64 = 10;
+
+/// A request that has been in flight for a while, as the role that took it knows it.
+#[derive(Clone, Copy, Debug)]
+pub struct InFlight {
+    /// Its bio's token.
+    pub token: u64,
+    /// What it asks for.
+    pub op: Op,
+    /// Its first byte.
+    pub offset: u64,
+    /// Its bytes.
+    pub len: u64,
+    /// It has been in flight for at least this long.
+    pub age: Nanos,
+    /// It was not reported before.
+    pub is_new: bool,
+}
 
 /// A late request.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -117,5 +135,23 @@ impl Device {
     /// What a bio that is parked in `port` waits for.
     pub fn parked_for(&self, bio: &crate::bio::Bio, port: &Port) -> &'static str {
         self.seat(port).parked_for(bio)
+    }
+}
+
+impl Driver {
+    /// Lets the device know which of the driver's requests are late, and what for.
+    pub fn tell_late(&self, late: &[InFlight], ring: &Ring) {
+        let (device, port) = (self.device(), self.port());
+        let told = late.iter().map(|request| {
+            let parked = port.parked.iter().find(|bio| bio.token == request.token);
+            let waits_for = match parked {
+                Some(bio) => device.parked_for(bio, port),
+                None if ring.awaited() > 0 => "a disk",
+                None => "its target",
+            };
+            let InFlight { op, offset, len, age, is_new, .. } = *request;
+            LateRequest { port: port.id, op, offset, len, age, waits_for, is_new }
+        });
+        device.set_late(port, told.collect());
     }
 }

@@ -30,7 +30,7 @@ use crate::target::{Dirty, Events, Extent, Fact, Health, OnlyCached, Port, Targe
 use crate::units::{Nanos, SECTOR};
 
 pub use driver::Driver;
-pub use late::{LATE_SECONDS, LateRequest};
+pub use late::{InFlight, LATE_SECONDS, LateRequest};
 pub use table::LoadedTable;
 
 use late::LateRequests;

@@ -210,7 +210,7 @@ pub(super) unsafe fn zero_raw(primitive: Primitive, dst: *mut u8, len: usize) {
 ///
 /// # Safety
 /// `src` is readable for `into.len()` bytes and does not overlap `into`.
-pub(super) unsafe fn load_raw(src: *const u8, into: &mut [u8]) {
+pub(crate) unsafe fn load_raw(src: *const u8, into: &mut [u8]) {
     type Memcpy = unsafe extern "C" fn(*mut c_void, *const c_void, usize) -> *mut c_void;
     let mut memcpy: Memcpy = libc::memcpy;
     // The C library's copy is assembly chosen for this CPU, so nothing beats it; but a compiler
@@ -222,6 +222,21 @@ pub(super) unsafe fn load_raw(src: *const u8, into: &mut [u8]) {
     unsafe {
         asm!("/* {0} */", inout(reg) memcpy, options(nostack, preserves_flags));
         memcpy(into.as_mut_ptr().cast(), src.cast(), into.len());
+    }
+}
+
+/// Stores `bytes` to `dst`, which others may be loading and storing, as any program would.
+///
+/// # Safety
+/// `dst` is writable for `bytes.len()` bytes and does not overlap `bytes`.
+pub(crate) unsafe fn store_shared(dst: *mut u8, bytes: &[u8]) {
+    type Memcpy = unsafe extern "C" fn(*mut c_void, *const c_void, usize) -> *mut c_void;
+    let mut memcpy: Memcpy = libc::memcpy;
+    // As in `load_raw`: a compiler must not assume that nobody else uses `dst`.
+    // SAFETY: no instruction, so the pointer passes unchanged; the caller vouches for `dst`.
+    unsafe {
+        asm!("/* {0} */", inout(reg) memcpy, options(nostack, preserves_flags));
+        memcpy(dst.cast(), bytes.as_ptr().cast(), bytes.len());
     }
 }
 

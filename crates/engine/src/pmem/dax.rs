@@ -25,11 +25,11 @@ use rustix::mm::{Advice, MapFlags, MsyncFlags, ProtFlags, madvise, mmap, msync, 
 
 use super::copy::{self, CAN_FLUSH, CopyPlan, Primitive};
 use super::media::{self, Access, Nature, Opened};
-use super::sigbus::{Watch, watch};
 use super::{Medium, Persistence, Pmem};
 use crate::area::Area;
 use crate::disk::whole::{Absence, Whole};
 use crate::error::{Error, Kind, Result, Status};
+use crate::sigbus::{Watch, Watched, watch};
 use crate::sync::{Mutex, lock};
 use crate::units::MIB;
 
@@ -330,7 +330,8 @@ impl Mapping {
         let region = Region { start, mapped_bytes };
         // SAFETY: the region was just mapped in whole pages, is accessed as volatile memory only,
         // and outlives the watch.
-        let watch = unsafe { watch(start.as_ptr(), mapped_bytes, opened.page_bytes)? };
+        let watch =
+            unsafe { watch(start.as_ptr(), mapped_bytes, opened.page_bytes, Watched::Medium)? };
         let Opened { len_bytes, page_bytes, .. } = *opened;
         Ok(Mapping { watch, region, lead, len_bytes, page_bytes, is_synchronous })
     }

@@ -13,8 +13,8 @@
 //!
 //! [`dax`] is the real implementation and [`sim`] the malicious one; one conformance suite runs on
 //! both. `dax` uses `media` (opens the medium, and finds out what makes it durable), [`copy`] (the
-//! instructions), and `sigbus` (memory that fails while it is used). [`rest`] is what is left of a
-//! medium that was cut short.
+//! instructions), and the room `sigbus` (memory that fails while it is used). [`rest`] is what is
+//! left of a medium that was cut short.
 
 #[cfg(test)]
 mod conformance;
@@ -22,13 +22,13 @@ pub mod copy;
 pub mod dax;
 mod media;
 pub mod rest;
-mod sigbus;
 pub mod sim;
 
 use crate::error::Status;
+use crate::sigbus;
 
 /// A process maps at most this many cache devices.
-pub const MAPPINGS_MAX: usize = sigbus::WATCHED_MAX;
+pub const MAPPINGS_MAX: usize = sigbus::MEDIA_MAX;
 
 /// What makes stores durable on a medium.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

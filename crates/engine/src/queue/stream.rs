@@ -22,9 +22,9 @@ use rustix::net::{SendFlags, Shutdown};
 
 use super::watch::Watch;
 use super::{Core, Queue, Role, STOP_SECONDS_MAX, Turn, now};
-use crate::bio::{Bio, Op};
+use crate::bio::Bio;
 use crate::buffer::{Buffer, BufferPool, CLIENT_POOL_BYTES_MAX};
-use crate::device::{Device, Driver, LateRequest};
+use crate::device::{Device, Driver, InFlight};
 use crate::disk::{DiskIo, Ring};
 use crate::error::Result;
 use crate::ring::Event;
@@ -54,23 +54,6 @@ pub struct Space {
     pub at: usize,
     /// One past the last byte to fill.
     pub end: usize,
-}
-
-/// A request that has been in flight for a while, as the conversation knows it.
-#[derive(Clone, Copy, Debug)]
-pub struct InFlight {
-    /// Its bio's token.
-    pub token: u64,
-    /// What it asks for.
-    pub op: Op,
-    /// Its first byte.
-    pub offset: u64,
-    /// Its bytes.
-    pub len: u64,
-    /// It has been in flight for at least this long.
-    pub age: Nanos,
-    /// It was not reported before.
-    pub is_new: bool,
 }
 
 /// The dialogue with one client over a stream socket, as a pure state machine.
@@ -174,22 +157,6 @@ impl<C: Conversation, F> Client<C, F> {
             stopping_since: None,
             watch: Watch::default(),
         }
-    }
-
-    /// Lets the device know which requests are late, and what for.
-    fn tell_late(&self, late: &[InFlight], ring: &Ring) {
-        let (device, port) = (self.driver.device(), self.driver.port());
-        let told = late.iter().map(|request| {
-            let parked = port.parked.iter().find(|bio| bio.token == request.token);
-            let waits_for = match parked {
-                Some(bio) => device.parked_for(bio, port),
-                None if ring.awaited() > 0 => "a disk",
-                None => "its target",
-            };
-            let InFlight { op, offset, len, age, is_new, .. } = *request;
-            LateRequest { port: port.id, op, offset, len, age, waits_for, is_new }
-        });
-        device.set_late(port, told.collect());
     }
 
     /// Whether only the client can cause work. I/O of disks does too, even when a target does it
@@ -331,7 +298,7 @@ impl<C: Conversation, F: FnOnce(C)> Role for Client<C, F> {
             return Turn::Over;
         }
         if let Some(late) = self.conversation.late(now) {
-            self.tell_late(&late, core.ring());
+            self.driver.tell_late(&late, core.ring());
         }
         let deadlines = [self.conversation.tick(now), self.stop_deadline()];
         if deadlines[1].is_some_and(|deadline| now >= deadline) {
@@ -351,7 +318,7 @@ impl<C: Conversation, F: FnOnce(C)> Role for Client<C, F> {
     fn leave(self, core: &mut Core<Asks>) {
         // The ring may hold the socket a little longer; the client need not wait for that.
         let _ = rustix::net::shutdown(&self.socket, Shutdown::Both);
-        self.tell_late(&[], core.ring());
+        self.driver.tell_late(&[], core.ring());
         core.leave(self.driver);
         (self.farewell)(self.conversation);
     }

@@ -117,6 +117,14 @@ impl<T: Copy + PartialEq, D> Desk<T, D> {
         self.ask(file, Call::Poll, Memory::One(Buffer::empty()), tag, false);
     }
 
+    /// Adds `buffer`, a number of eight bytes, to an eventfd that another process has given. As the
+    /// file may be anything, this waits for as long as that process likes, but its thread does not.
+    pub fn signal(&mut self, eventfd: &Arc<OwnedFd>, buffer: Buffer, tag: T) {
+        // At the file's own position, which an eventfd has not.
+        let call = Call::Write { offset: u64::MAX, from: 0, len: buffer.len(), flags: 0 };
+        self.ask(eventfd, call, Memory::One(buffer), tag, false);
+    }
+
     /// Accepts one connection.
     pub fn accept(&mut self, listener: &Arc<OwnedFd>, tag: T) {
         self.ask(listener, Call::Accept, Memory::One(Buffer::empty()), tag, false);

@@ -5,7 +5,8 @@ use std::collections::VecDeque;
 
 use udm::bio::Bio;
 use udm::buffer::{Buffer, BufferPool};
-use udm::queue::{Conversation, InFlight, Space};
+use udm::device::InFlight;
+use udm::queue::{Conversation, Space};
 use udm::sync::Arc;
 use udm::sync::atomic::{AtomicU8, Ordering};
 use udm::units::{Nanos, SECOND};

@@ -5,7 +5,6 @@
 //! | [`proto`] | the wire format |
 //! | [`handshake`] | the negotiation before transmission |
 //! | [`known`] | what is known of the device without reading it |
-//! | [`budget`] | memory shared by all clients |
 //! | [`session`], [`replies`] | requests to bios, finished bios to replies |
 //! | [`connection`] | a client from greeting to good-bye, with one receive buffer |
 //! | [`uri`], [`listener`] | where to listen |
@@ -15,7 +14,6 @@
 //! it, one thread per connection. A client that breaks the protocol loses its connection; other
 //! clients are not affected.
 
-pub mod budget;
 pub mod connection;
 pub mod handshake;
 pub mod known;
@@ -37,11 +35,12 @@ use udm::sync::{Arc, Mutex, lock};
 use udm::target::{Fact, FactValue};
 use udm::units::BIO_BYTES_MAX;
 
+use crate::budget;
 use crate::door::Door;
+use crate::socket::SocketFile;
 
 use connection::{Connection, Standing};
 use handshake::Export;
-use listener::SocketFile;
 pub use uri::Uri;
 
 /// Most connections to one server. One more replaces the oldest that is still in its handshake; if

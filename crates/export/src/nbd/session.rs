@@ -16,17 +16,17 @@ use std::collections::VecDeque;
 
 use udm::bio::{Bio, Op};
 use udm::buffer::{Buffer, BufferPool};
+use udm::device::InFlight;
 use udm::device::LATE_SECONDS;
 use udm::error::Status;
-use udm::queue::InFlight;
 use udm::sync::Arc;
 use udm::units::{BIO_BYTES_MAX, Nanos, SECOND, SECTOR};
 
-use super::budget::{self, BUDGET, Share};
 use super::handshake::Agreement;
 use super::known::{self, Known};
 use super::proto::{self, REQUEST_BYTES, Request, Violation, command, command_flag, errno};
 use super::replies::Replies;
+use crate::budget::{self, BUDGET, Share};
 
 /// Most requests of one connection in flight.
 pub const REQUESTS_MAX: usize = 256;

@@ -7,10 +7,10 @@ use std::str::FromStr;
 
 use udm::error::{Error, Kind, Result};
 
+use crate::socket;
+
 /// The port that is NBD's by assignment.
 const DEFAULT_PORT: u16 = 10809;
-/// The longest path that fits into a Unix socket's address.
-const SOCKET_PATH_BYTES_MAX: usize = 107;
 
 /// An address to listen at.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -36,22 +36,7 @@ impl Uri {
             Some(path) => path,
             None => text,
         };
-        if !path.starts_with('/') || path.ends_with('/') {
-            return Err("needs the absolute path of a socket after nbd+unix://".into());
-        }
-        if path.contains(['?', '#']) {
-            return Err("takes a path and nothing after it".into());
-        }
-        if path.len() > SOCKET_PATH_BYTES_MAX {
-            return Err(format!(
-                "has a path of {} bytes, and a Unix socket's may have {SOCKET_PATH_BYTES_MAX}",
-                path.len()
-            ));
-        }
-        if path.contains('\0') {
-            return Err("has a NUL byte in its path".into());
-        }
-        Ok(Uri::Unix(path.into()))
+        socket::parse_path(path, "nbd+unix://").map(Uri::Unix)
     }
 
     fn parse_tcp(text: &str) -> std::result::Result<Uri, String> {
@@ -82,7 +67,7 @@ impl FromStr for Uri {
         } else if let Some(rest) = text.strip_prefix("nbd://") {
             Uri::parse_tcp(rest)
         } else {
-            Err("is neither nbd+unix:///PATH nor nbd://ADDRESS:PORT".into())
+            Err("is neither nbd+unix:///PATH nor nbd://ADDRESS:PORT nor vhost-user:///PATH".into())
         };
         parsed.map_err(|why| Error::new(Kind::Invalid, format!("export {text:?} {why}")))
     }

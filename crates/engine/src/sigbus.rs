@@ -33,8 +33,11 @@ use crate::sync::OnceLock;
 use crate::sync::statics::Mutex;
 use crate::sync::statics::atomic::{AtomicUsize, Ordering};
 
-/// At most this many mappings are watched in a process.
-pub(super) const WATCHED_MAX: usize = 64;
+/// At most this many mappings of cache devices are watched in a process.
+pub(crate) const MEDIA_MAX: usize = 64;
+/// At most this many mappings of other processes' memory.
+pub(crate) const FOREIGN_MAX: usize = 256;
+const WATCHED_MAX: usize = MEDIA_MAX + FOREIGN_MAX;
 
 /// At most this many damaged pages are recorded for a mapping; beyond that all of it counts.
 const DAMAGED_MAX: usize = 64;
@@ -72,29 +75,57 @@ static CHANGES: Mutex<()> = Mutex::new(());
 /// The action for SIGBUS before ours.
 static BEFORE: OnceLock<libc::sigaction> = OnceLock::new();
 
+/// What a mapping is of. Each has places of its own: what clients map leaves room for caches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Watched {
+    /// A cache device.
+    Medium,
+    /// Another process's memory.
+    Foreign,
+}
+
+impl Watched {
+    fn slots(self) -> &'static [Slot] {
+        match self {
+            Watched::Medium => &SLOTS[..MEDIA_MAX],
+            Watched::Foreign => &SLOTS[MEDIA_MAX..],
+        }
+    }
+
+    fn too_many(self) -> Error {
+        let message = match self {
+            Watched::Medium => format!("this process already maps {MEDIA_MAX} cache devices"),
+            Watched::Foreign => format!("{FOREIGN_MAX} regions of clients' memory are mapped"),
+        };
+        Error::new(Kind::NoSpace, message)
+    }
+}
+
 /// Keeps a range watched until it is dropped.
 #[derive(Debug)]
-pub(super) struct Watch {
+pub(crate) struct Watch {
     slot: &'static Slot,
 }
 
-/// Watches `len` bytes at `start`, a mapping whose pages are `page_bytes` long.
+/// Watches `len` bytes at `start`, a mapping of `what` whose pages are `page_bytes` long.
 ///
 /// # Safety
 /// The range is a mapping of the caller's, a multiple of `page_bytes` long and aligned to it, that
 /// is accessed as volatile memory only (its content may turn to zeroes at any moment), and that
 /// stays mapped until the `Watch` is dropped.
-pub(super) unsafe fn watch(start: *mut u8, len: usize, page_bytes: usize) -> Result<Watch> {
+pub(crate) unsafe fn watch(
+    start: *mut u8,
+    len: usize,
+    page_bytes: usize,
+    what: Watched,
+) -> Result<Watch> {
     assert!(page_bytes.is_power_of_two() && len > 0);
     assert!(len.is_multiple_of(page_bytes), "a mapping of whole pages");
     assert!(start.addr().is_multiple_of(page_bytes), "a mapping starts with a page");
     let _guard = CHANGES.lock().expect("nobody panics while slots change");
     install()?;
-    let slot =
-        SLOTS.iter().find(|slot| slot.len.load(Ordering::Relaxed) == 0).ok_or_else(|| {
-            let message = format!("this process already maps {WATCHED_MAX} cache devices");
-            Error::new(Kind::NoSpace, message)
-        })?;
+    let is_free = |slot: &&Slot| slot.len.load(Ordering::Relaxed) == 0;
+    let slot = what.slots().iter().find(is_free).ok_or_else(|| what.too_many())?;
     // The handler makes a pointer of it again.
     slot.start.store(start.expose_provenance(), Ordering::Relaxed);
     slot.page_bytes.store(page_bytes, Ordering::Relaxed);
@@ -106,12 +137,12 @@ pub(super) unsafe fn watch(start: *mut u8, len: usize, page_bytes: usize) -> Res
 
 impl Watch {
     /// Whether any page was ever replaced.
-    pub(super) fn has_damage(&self) -> bool {
+    pub(crate) fn has_damage(&self) -> bool {
         self.slot.damages.load(Ordering::Acquire) != 0
     }
 
     /// Whether any of these addresses was ever replaced.
-    pub(super) fn is_damaged(&self, range: Range<usize>) -> bool {
+    pub(crate) fn is_damaged(&self, range: Range<usize>) -> bool {
         let damages = self.slot.damages.load(Ordering::Acquire);
         if damages == 0 || range.is_empty() {
             return false;
@@ -126,7 +157,7 @@ impl Watch {
     }
 
     /// Number of faults.
-    pub(super) fn damages(&self) -> usize {
+    pub(crate) fn damages(&self) -> usize {
         self.slot.damages.load(Ordering::Acquire)
     }
 }
@@ -270,7 +301,7 @@ mod tests {
     /// Runs this test alone in another process, which does `what`, and returns its signal.
     fn signal_of_child(test: &str, what: &str) -> Option<i32> {
         let status = Command::new(std::env::current_exe().unwrap())
-            .args([&format!("pmem::sigbus::tests::{test}"), "--exact"])
+            .args([&format!("sigbus::tests::{test}"), "--exact"])
             .env(CHILD, what)
             .output()
             .unwrap()
@@ -289,7 +320,7 @@ mod tests {
             Ok(what) => {
                 let watched = beyond_the_end();
                 // SAFETY: the mapping stays for ever, and is only accessed as volatile memory.
-                let _watch = unsafe { watch(watched, 4096, 4096).unwrap() };
+                let _watch = unsafe { watch(watched, 4096, 4096, Watched::Medium).unwrap() };
                 if what == "raise" {
                     // SAFETY: it may be called at any time.
                     unsafe { libc::raise(libc::SIGBUS) };
@@ -305,7 +336,7 @@ mod tests {
     fn a_watched_fault_is_noted_and_survived() {
         let start = beyond_the_end();
         // SAFETY: the mapping stays for ever, and is only accessed as volatile memory.
-        let watch = unsafe { watch(start, 4096, 4096).unwrap() };
+        let watch = unsafe { watch(start, 4096, 4096, Watched::Medium).unwrap() };
         let range = start.addr()..start.addr() + 4096;
         assert!(!watch.has_damage() && !watch.is_damaged(range.clone()));
         // SAFETY: mapped, and the handler puts zeroes where the kernel has none.
@@ -326,7 +357,7 @@ mod tests {
         let start = beyond_the_end();
         for _ in 0..3 * WATCHED_MAX {
             // SAFETY: the mapping stays for ever, and nobody accesses it.
-            drop(unsafe { watch(start, 4096, 4096).unwrap() });
+            drop(unsafe { watch(start, 4096, 4096, Watched::Medium).unwrap() });
         }
     }
 }

@@ -1,0 +1,245 @@
+//! Requests of virtio-blk: from a chain of descriptors to a bio, and from the finished bio to what
+//! the driver sees.
+//!
+//! The header is copied before it is looked at, and a write's data before it is written: what the
+//! guest changes meanwhile, it changes for itself. A request that makes no sense is answered with
+//! an error; only one that has no place for an answer is a violation.
+
+use udm::bio::{Bio, Op};
+use udm::buffer::{Buffer, BufferPool};
+use udm::error::Status;
+use udm::units::{BIO_BYTES_MAX, Nanos, SECTOR};
+
+use super::memory::Memory;
+use super::proto::{Violation, u32_at, u64_at, wrong};
+use super::split::{Chain, Piece, bytes_of};
+
+/// Bytes of a request's header.
+pub const HEADER_BYTES: u64 = 16;
+/// Bytes of a device's name, as drivers ask for it.
+pub const ID_BYTES: usize = 20;
+/// Bytes of what says which sectors to discard or to fill with zeroes.
+const RANGE_BYTES: usize = 16;
+
+/// Types of requests.
+const READ: u32 = 0;
+const WRITE: u32 = 1;
+const FLUSH: u32 = 4;
+const GET_ID: u32 = 8;
+const DISCARD: u32 = 11;
+const WRITE_ZEROES: u32 = 13;
+
+/// Answers.
+const OK: u8 = 0;
+const FAILED: u8 = 1;
+const UNSUPPORTED: u8 = 2;
+
+/// What of the device a request depends on.
+#[derive(Clone, Debug)]
+pub struct Facts {
+    /// Its name, cut or filled up with zeroes.
+    pub id: [u8; ID_BYTES],
+    /// Writes are durable when they are done: the driver knows no flush, or wants it so.
+    pub is_write_through: bool,
+}
+
+/// One request.
+#[derive(Debug, Default)]
+pub struct Request {
+    /// Its memory.
+    pub chain: Chain,
+    /// Its number in the ring.
+    pub number: u16,
+    /// What became of it.
+    pub phase: Phase,
+    /// Bytes that it holds.
+    pub held_bytes: u64,
+    /// What it is, for the list of late requests.
+    pub what: Option<(Op, u64, u64)>,
+    /// When it was first seen to be in flight.
+    pub seen: Option<Nanos>,
+    /// It was reported as late.
+    pub is_late: bool,
+}
+
+/// Where a request is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Phase {
+    /// With the driver.
+    #[default]
+    Away,
+    /// With the device.
+    InFlight,
+}
+
+/// What follows from a request.
+#[derive(Debug)]
+pub enum Begun {
+    /// The device is asked.
+    Bio(Bio),
+    /// It is answered: with how many bytes written.
+    Done(u32),
+}
+
+/// Bytes that the request holds while it is in flight, at most.
+pub fn held_bytes(chain: &Chain) -> u64 {
+    bytes_of(&chain.readable).max(bytes_of(&chain.writable))
+}
+
+impl Request {
+    /// Makes a bio of it with `token`, or answers it.
+    pub fn begin(
+        &mut self,
+        memory: &Memory,
+        facts: &Facts,
+        pool: &mut BufferPool,
+        token: u64,
+    ) -> Result<Begun, Violation> {
+        let (readable, writable) = (bytes_of(&self.chain.readable), bytes_of(&self.chain.writable));
+        if readable < HEADER_BYTES || writable == 0 {
+            return wrong(format!(
+                "a request of {readable} bytes with room for an answer of {writable}"
+            ));
+        }
+        let mut header = [0; HEADER_BYTES as usize];
+        gather(&self.chain.readable, 0, &mut header, memory)?;
+        let (kind, sector) = (u32_at(&header, 0), u64_at(&header, 8));
+        let bio = match kind {
+            READ => self.read(sector, writable - 1, pool, token),
+            WRITE => self.write(sector, readable - HEADER_BYTES, memory, facts, pool, token)?,
+            FLUSH => Ok(Bio::flush(token)),
+            DISCARD => self.range(Op::Discard, memory, facts, token)?,
+            WRITE_ZEROES => self.range(Op::WriteZeroes, memory, facts, token)?,
+            GET_ID => {
+                let len = (writable - 1).min(ID_BYTES as u64) as usize;
+                scatter(&self.chain.writable, &facts.id[..len], memory)?;
+                return self.answer(OK, len as u32, memory).map(Begun::Done);
+            }
+            _ => Err(UNSUPPORTED),
+        };
+        match bio {
+            Ok(bio) => {
+                self.what = Some((bio.op, bio.offset, bio.len));
+                Ok(Begun::Bio(bio))
+            }
+            Err(status) => self.answer(status, 0, memory).map(Begun::Done),
+        }
+    }
+
+    fn read(&self, sector: u64, len: u64, pool: &mut BufferPool, token: u64) -> Result<Bio, u8> {
+        let offset = offset_of(sector, len)?;
+        let buffer = pool.try_take(len as usize).ok_or(FAILED)?;
+        Ok(Bio::read(offset, buffer, token))
+    }
+
+    fn write(
+        &self,
+        sector: u64,
+        len: u64,
+        memory: &Memory,
+        facts: &Facts,
+        pool: &mut BufferPool,
+        token: u64,
+    ) -> Result<Result<Bio, u8>, Violation> {
+        let taken = offset_of(sector, len)
+            .and_then(|offset| Ok((offset, pool.try_take(len as usize).ok_or(FAILED)?)));
+        let (offset, mut buffer) = match taken {
+            Ok(taken) => taken,
+            Err(status) => return Ok(Err(status)),
+        };
+        gather(&self.chain.readable, HEADER_BYTES, buffer.as_mut_slice(), memory)?;
+        Ok(Ok(Bio::write(offset, buffer, facts.is_write_through, token)))
+    }
+
+    /// A discard, or zeroes.
+    fn range(
+        &self,
+        op: Op,
+        memory: &Memory,
+        facts: &Facts,
+        token: u64,
+    ) -> Result<Result<Bio, u8>, Violation> {
+        if bytes_of(&self.chain.readable) != HEADER_BYTES + RANGE_BYTES as u64 {
+            // Several ranges were not offered.
+            return Ok(Err(UNSUPPORTED));
+        }
+        let mut range = [0; RANGE_BYTES];
+        gather(&self.chain.readable, HEADER_BYTES, &mut range, memory)?;
+        let (sector, sectors, flags) = (u64_at(&range, 0), u32_at(&range, 8), u32_at(&range, 12));
+        // Zeroes may be said to be no longer needed; nothing else may be said.
+        let known = if op == Op::WriteZeroes { 1 } else { 0 };
+        if flags & !known != 0 {
+            return Ok(Err(UNSUPPORTED));
+        }
+        let len = u64::from(sectors) * SECTOR;
+        let bio = |offset| Bio::bare(op, offset, len, facts.is_write_through, token);
+        Ok(offset_of(sector, len).map(bio))
+    }
+
+    /// The bio has come back: gives the driver data and answer. Returns the bytes written.
+    pub fn finish(&self, bio: &Bio, memory: &Memory) -> Result<u32, Violation> {
+        let (status, mut len) = match bio.status {
+            Ok(()) => (OK, bio.buffer.len()),
+            Err(Status::Unsupported) => (UNSUPPORTED, 0),
+            Err(_) => (FAILED, 0),
+        };
+        if bio.op == Op::Read && status == OK {
+            scatter(&self.chain.writable, bio.buffer.as_slice(), memory)?;
+        } else {
+            len = 0;
+        }
+        self.answer(status, len as u32, memory)
+    }
+
+    fn answer(&self, status: u8, data: u32, memory: &Memory) -> Result<u32, Violation> {
+        let Some(Piece { guest, len }) = self.chain.writable.last() else {
+            return wrong("a request without room for an answer");
+        };
+        memory.store(guest + u64::from(*len) - 1, &[status])?;
+        Ok(data + 1)
+    }
+}
+
+/// Where `len` bytes at `sector` begin, if a device could have them.
+fn offset_of(sector: u64, len: u64) -> Result<u64, u8> {
+    let offset = sector.checked_mul(SECTOR).ok_or(FAILED)?;
+    let is_sound = len > 0 && len.is_multiple_of(SECTOR) && len <= BIO_BYTES_MAX;
+    if !is_sound || offset.checked_add(len).is_none() {
+        return Err(FAILED);
+    }
+    Ok(offset)
+}
+
+/// Copies `into.len()` bytes of `pieces` after the first `skip`, which are there.
+fn gather(pieces: &[Piece], skip: u64, into: &mut [u8], memory: &Memory) -> Result<(), Violation> {
+    let (mut skip, mut done) = (skip, 0);
+    for piece in pieces {
+        let len = u64::from(piece.len);
+        let skipped = skip.min(len);
+        skip -= skipped;
+        let count = (len - skipped).min((into.len() - done) as u64) as usize;
+        if count > 0 {
+            memory.load(piece.guest + skipped, &mut into[done..done + count])?;
+            done += count;
+        }
+    }
+    Ok(())
+}
+
+/// Copies `bytes` to `pieces`, where there is room for them.
+fn scatter(pieces: &[Piece], bytes: &[u8], memory: &Memory) -> Result<(), Violation> {
+    let mut rest = bytes;
+    for piece in pieces {
+        let (now, later) = rest.split_at(rest.len().min(piece.len as usize));
+        if !now.is_empty() {
+            memory.store(piece.guest, now)?;
+        }
+        rest = later;
+    }
+    Ok(())
+}
+
+/// What a finished bio leaves for the next one.
+pub fn take_buffer(bio: &mut Bio) -> Buffer {
+    std::mem::replace(&mut bio.buffer, Buffer::empty())
+}

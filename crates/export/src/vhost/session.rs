@@ -1,0 +1,341 @@
+//! What a client and the server have agreed on: features, memory, rings. Each message changes some
+//! of it, and starts and ends the workers of rings as it follows from that.
+//!
+//! A ring is served as soon as it has everything: size, addresses, a kick, and leave to run. It
+//! is served by a thread of its own until the client takes it back, changes what it is made of,
+//! or goes. A message that makes no sense ends the connection; nothing before it is undone.
+
+use std::os::fd::OwnedFd;
+
+use udm::device::Device;
+use udm::sync::Arc;
+
+use super::config::{self, QUEUES_MAX, blk};
+use super::counts::Counts;
+use super::memory::{Memory, REGIONS_MAX};
+use super::proto::{
+    Message, REGION_BYTES, Region, Reply, Request, RingAddresses, Violation, feature, protocol,
+    ring_addresses, u32_at, wrong,
+};
+use super::split::{Shape, Split};
+use super::worker::{Orders, Worker};
+
+/// Bits of the number that comes with a ring's file: the ring, and that there is no file.
+const RING_MASK: u64 = 0xff;
+const HAS_NO_FILE: u64 = 1 << 8;
+
+/// A client.
+#[derive(Debug)]
+pub struct Session {
+    name: String,
+    device: Arc<Device>,
+    features: u64,
+    /// Whether the client has chosen its features.
+    has_features: bool,
+    protocol_features: u64,
+    memory: Arc<Memory>,
+    is_write_back: bool,
+    rings: Vec<Ring>,
+    counts: Arc<Counts>,
+}
+
+#[derive(Debug, Default)]
+struct Ring {
+    entries: u16,
+    /// The number of the next request, while the ring is not served.
+    next: u16,
+    addresses: Option<RingAddresses>,
+    kick: Option<Arc<OwnedFd>>,
+    call: Option<Arc<OwnedFd>>,
+    err: Option<Arc<OwnedFd>>,
+    is_enabled: bool,
+    worker: Option<Worker>,
+}
+
+impl Ring {
+    /// Ends its worker, if it has one.
+    fn rest(&mut self) {
+        if let Some(worker) = self.worker.take() {
+            self.next = worker.end().next;
+        }
+    }
+}
+
+impl Session {
+    /// A client of `device`. The threads that serve it are called `name` and a number. Broken rings
+    /// are counted in `counts`.
+    pub fn new(name: &str, device: &Arc<Device>, counts: Arc<Counts>) -> Session {
+        Session {
+            name: name.to_owned(),
+            device: device.clone(),
+            features: 0,
+            has_features: false,
+            protocol_features: 0,
+            memory: Arc::default(),
+            is_write_back: true,
+            rings: (0..QUEUES_MAX).map(|_| Ring::default()).collect(),
+            counts,
+        }
+    }
+
+    /// Whether any ring is served.
+    pub fn is_serving(&self) -> bool {
+        self.rings.iter().any(|ring| ring.worker.is_some())
+    }
+
+    /// Ends all workers.
+    pub fn end(&mut self) {
+        // All of them are asked first, so that they end at the same time.
+        self.rings.iter().filter_map(|ring| ring.worker.as_ref()).for_each(Worker::stop);
+        self.rings.iter_mut().for_each(Ring::rest);
+    }
+
+    /// Does what a message asks for, and answers it if it wants an answer.
+    pub fn take(&mut self, mut message: Message) -> Result<Option<Reply>, Violation> {
+        let (request, needs_reply) = (message.request, message.needs_reply);
+        if let Some(reply) = self.ask(&message)? {
+            return Ok(Some(reply));
+        }
+        self.change(&mut message)?;
+        let is_asked = needs_reply && self.protocol_features & protocol::REPLY_ACK != 0;
+        Ok(is_asked.then(|| Reply::number(request, 0)))
+    }
+
+    /// Messages that have an answer of their own.
+    fn ask(&mut self, message: &Message) -> Result<Option<Reply>, Violation> {
+        let request = message.request;
+        let number = |value| Ok(Some(Reply::number(request, value)));
+        match request {
+            Request::GetFeatures => number(config::features(&self.device)),
+            Request::GetProtocolFeatures => number(protocol::OFFERED),
+            Request::GetQueueNum => number(QUEUES_MAX as u64),
+            Request::GetMaxMemSlots => number(REGIONS_MAX as u64),
+            Request::GetConfig => {
+                let range = config::range(&message.payload)?;
+                let space = config::space(&self.device, self.is_write_back);
+                let head = &message.payload[..config::HEAD_BYTES];
+                Ok(Some(Reply::new(request, &[head, &space[range]].concat())))
+            }
+            Request::GetVringBase => {
+                let (index, _) = message.ring_state()?;
+                let ring = self.ring(index)?;
+                ring.rest();
+                ring.kick = None;
+                let next = ring.next.into();
+                Ok(Some(Reply::ring_state(request, index, next)))
+            }
+            _ => Ok(None),
+        }
+    }
+
+    /// Messages that change something.
+    fn change(&mut self, message: &mut Message) -> Result<(), Violation> {
+        match message.request {
+            Request::SetOwner => Ok(()),
+            Request::ResetOwner => {
+                self.end();
+                Ok(())
+            }
+            Request::SetFeatures => self.set_features(message.number()?),
+            Request::SetProtocolFeatures => {
+                self.protocol_features = message.number()?;
+                match self.protocol_features & !protocol::OFFERED {
+                    0 => Ok(()),
+                    more => wrong(format!("protocol features {more:#x}, which were not offered")),
+                }
+            }
+            Request::SetMemTable => self.set_memory(message),
+            Request::AddMemReg => {
+                let region = only_region(message)?;
+                let file = message.only_fd()?;
+                self.change_memory(|memory| memory.add(region, &file))
+            }
+            Request::RemMemReg => {
+                let region = only_region(message)?;
+                self.change_memory(|memory| memory.remove(region))
+            }
+            Request::SetVringNum | Request::SetVringBase | Request::SetVringEnable => {
+                let (index, value) = message.ring_state()?;
+                self.set_ring(message.request, index, value)
+            }
+            Request::SetVringAddr => {
+                let (index, addresses) = ring_addresses(message.fixed()?)?;
+                let ring = self.ring(index)?;
+                ring.rest();
+                ring.addresses = Some(addresses);
+                self.settle(index)
+            }
+            Request::SetVringKick | Request::SetVringCall | Request::SetVringErr => {
+                self.set_file(message)
+            }
+            Request::SetConfig => {
+                self.is_write_back = config::wants_write_back(&message.payload)?;
+                self.order_all();
+                Ok(())
+            }
+            other => wrong(format!("{other:?} was not offered")),
+        }
+    }
+
+    fn set_features(&mut self, features: u64) -> Result<(), Violation> {
+        let offered = config::features(&self.device);
+        if features & !offered != 0 {
+            let more = features & !offered;
+            return wrong(format!("features {more:#x}, which were not offered"));
+        }
+        if self.has_features && features == self.features {
+            return Ok(());
+        }
+        // A driver that starts again may choose others.
+        self.rings.iter_mut().for_each(Ring::rest);
+        (self.features, self.has_features) = (features, true);
+        // Without the protocol's own features rings need no leave to run.
+        if features & feature::PROTOCOL == 0 {
+            self.rings.iter_mut().for_each(|ring| ring.is_enabled = true);
+        }
+        self.settle_all()
+    }
+
+    fn set_memory(&mut self, message: &Message) -> Result<(), Violation> {
+        let payload = &message.payload;
+        if payload.len() < 8 || payload.len() - 8 < u32_at(payload, 0) as usize * REGION_BYTES {
+            return wrong(format!("a table of memory of {} bytes", payload.len()));
+        }
+        let count = u32_at(payload, 0) as usize;
+        if message.fds.len() != count {
+            let files = message.fds.len();
+            return wrong(format!("a table of {count} regions of memory with {files} files"));
+        }
+        let mut memory = Memory::default();
+        for (bytes, file) in payload[8..].chunks_exact(REGION_BYTES).zip(&message.fds) {
+            let bytes = bytes.first_chunk().expect("a chunk has its length");
+            memory.add(Region::parse(bytes), file)?;
+        }
+        self.memory = Arc::new(memory);
+        self.order_all();
+        self.settle_all()
+    }
+
+    fn change_memory(
+        &mut self,
+        change: impl FnOnce(&mut Memory) -> Result<(), Violation>,
+    ) -> Result<(), Violation> {
+        let mut memory = Memory::clone(&self.memory);
+        change(&mut memory)?;
+        self.memory = Arc::new(memory);
+        self.order_all();
+        self.settle_all()
+    }
+
+    fn set_ring(&mut self, request: Request, index: usize, value: u32) -> Result<(), Violation> {
+        let ring = self.ring(index)?;
+        let short = u16::try_from(value);
+        match (request, short, value) {
+            (Request::SetVringNum, Ok(entries), _) => {
+                ring.rest();
+                ring.entries = entries;
+            }
+            (Request::SetVringBase, Ok(next), _) => {
+                ring.rest();
+                ring.next = next;
+            }
+            (Request::SetVringEnable, _, 0 | 1) => {
+                ring.is_enabled = value == 1;
+                if !ring.is_enabled {
+                    ring.rest();
+                }
+            }
+            _ => return wrong(format!("{request:?} with {value}")),
+        }
+        self.settle(index)
+    }
+
+    fn set_file(&mut self, message: &mut Message) -> Result<(), Violation> {
+        let number = message.number()?;
+        let (index, has_none) = ((number & RING_MASK) as usize, number & HAS_NO_FILE != 0);
+        let file = if has_none { None } else { Some(Arc::new(message.only_fd()?)) };
+        let request = message.request;
+        let ring = self.ring(index)?;
+        match request {
+            Request::SetVringKick => {
+                if file.is_none() {
+                    return wrong("a ring without kicks");
+                }
+                ring.rest();
+                ring.kick = file;
+            }
+            Request::SetVringCall => ring.call = file,
+            _ => ring.err = file,
+        }
+        self.order(index);
+        self.settle(index)
+    }
+
+    fn ring(&mut self, index: usize) -> Result<&mut Ring, Violation> {
+        match self.rings.get_mut(index) {
+            Some(ring) => Ok(ring),
+            None => wrong(format!("ring {index} of {QUEUES_MAX}")),
+        }
+    }
+
+    fn settle_all(&mut self) -> Result<(), Violation> {
+        (0..self.rings.len()).try_for_each(|index| self.settle(index))
+    }
+
+    /// Serves a ring that has everything and is not served yet.
+    fn settle(&mut self, index: usize) -> Result<(), Violation> {
+        let ring = &self.rings[index];
+        let (Some(addresses), Some(kick)) = (ring.addresses, ring.kick.clone()) else {
+            return Ok(());
+        };
+        let is_ready = ring.is_enabled && ring.entries > 0 && self.has_features;
+        if !is_ready || ring.worker.is_some() || self.memory.regions() == 0 {
+            return Ok(());
+        }
+        let shape = Shape { entries: ring.entries, addresses, features: self.features };
+        let split = Split::new(shape, &self.memory, ring.next)?;
+        let orders = self.orders(ring);
+        let name = format!("{}.{index}", self.name);
+        let counts = self.counts.clone();
+        let tell = move |violation: &Violation| counts.ring_is_broken(violation);
+        let worker = Worker::start(&name, &self.device, split, kick, orders, tell);
+        let worker =
+            worker.map_err(|error| Violation::new(format!("ring {index} not served: {error}")))?;
+        self.rings[index].worker = Some(worker);
+        Ok(())
+    }
+
+    fn orders(&self, ring: &Ring) -> Orders {
+        let has_flush = self.features & blk::FLUSH != 0;
+        Orders {
+            memory: self.memory.clone(),
+            call: ring.call.clone(),
+            err: ring.err.clone(),
+            is_write_through: !has_flush || !self.is_write_back,
+        }
+    }
+
+    fn order_all(&self) {
+        (0..self.rings.len()).for_each(|index| self.order(index));
+    }
+
+    /// Lets a ring's worker know what has changed.
+    fn order(&self, index: usize) {
+        let ring = &self.rings[index];
+        if let Some(worker) = &ring.worker {
+            worker.order(self.orders(ring));
+        }
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+/// The region of a message about one region.
+fn only_region(message: &Message) -> Result<Region, Violation> {
+    let bytes: &[u8; 8 + REGION_BYTES] = message.fixed()?;
+    Ok(Region::parse(bytes[8..].first_chunk().expect("a region follows eight bytes")))
+}

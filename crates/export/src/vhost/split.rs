@@ -1,0 +1,349 @@
+//! A split ring: descriptors, what the driver has made available, what the device has used.
+//!
+//! All of it lies in the guest's memory and may change at any time. A descriptor is copied, then
+//! checked, then used; a table of descriptors that another one leads to is copied whole. What is
+//! wrong with a ring ends its use: there is no way to know which requests the driver meant.
+
+use udm::sync::statics::atomic::{Ordering, fence};
+
+use super::memory::{Memory, Place, check};
+use super::proto::{RingAddresses, Violation, feature, u16_at, u32_at, u64_at, wrong};
+
+/// Most entries of a ring.
+pub const ENTRIES_MAX: u16 = 1024;
+/// Most descriptors of a request, whichever tables they are in.
+pub const CHAIN_MAX: usize = 1024;
+
+const DESCRIPTOR_BYTES: usize = 16;
+const USED_BYTES: u64 = 8;
+/// Flags of a descriptor.
+const HAS_NEXT: u16 = 1;
+const IS_WRITABLE: u16 = 2;
+const IS_INDIRECT: u16 = 4;
+/// Flag of the used ring: do not kick. Of the available ring: do not call.
+const IS_QUIET: u16 = 1;
+
+/// A piece of a request's memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Piece {
+    /// The guest's address.
+    pub guest: u64,
+    /// Bytes, at least one.
+    pub len: u32,
+}
+
+/// The memory of a request: what the device reads, then what it writes.
+#[derive(Debug, Default)]
+pub struct Chain {
+    /// What the device reads.
+    pub readable: Vec<Piece>,
+    /// What it writes.
+    pub writable: Vec<Piece>,
+}
+
+/// Bytes of all pieces.
+pub fn bytes_of(pieces: &[Piece]) -> u64 {
+    pieces.iter().map(|piece| u64::from(piece.len)).sum()
+}
+
+impl Chain {
+    fn clear(&mut self) {
+        self.readable.clear();
+        self.writable.clear();
+    }
+
+    fn add(&mut self, descriptor: Descriptor, memory: &Memory) -> Result<(), Violation> {
+        let Descriptor { guest, len, flags, .. } = descriptor;
+        if len == 0 {
+            return wrong("a descriptor of no bytes");
+        }
+        if self.readable.len() + self.writable.len() >= CHAIN_MAX {
+            return wrong(format!("a request of more than {CHAIN_MAX} descriptors"));
+        }
+        let piece = Piece { guest, len };
+        if flags & IS_WRITABLE == 0 {
+            if !self.writable.is_empty() {
+                return wrong("a request with something to read after what is to be written");
+            }
+            self.readable.push(piece);
+        } else {
+            self.writable.push(piece);
+        }
+        if !memory.has(guest, len.into()) {
+            return wrong(format!("{len} bytes at {guest:#x} are not in its memory"));
+        }
+        Ok(())
+    }
+}
+
+/// A descriptor, copied.
+#[derive(Clone, Copy, Debug)]
+struct Descriptor {
+    guest: u64,
+    len: u32,
+    flags: u16,
+    next: u16,
+}
+
+impl Descriptor {
+    fn parse(bytes: &[u8]) -> Descriptor {
+        let (guest, len) = (u64_at(bytes, 0), u32_at(bytes, 8));
+        Descriptor { guest, len, flags: u16_at(bytes, 12), next: u16_at(bytes, 14) }
+    }
+}
+
+/// What a ring is made of.
+#[derive(Clone, Copy, Debug)]
+pub struct Shape {
+    /// Entries: a power of two, at most [`ENTRIES_MAX`].
+    pub entries: u16,
+    /// Where its parts are.
+    pub addresses: RingAddresses,
+    /// What was negotiated.
+    pub features: u64,
+}
+
+/// The three parts, in memory.
+#[derive(Clone, Debug)]
+struct Parts {
+    descriptors: Place,
+    available: Place,
+    used: Place,
+}
+
+impl Parts {
+    fn find(shape: &Shape, memory: &Memory) -> Result<Parts, Violation> {
+        let entries = u64::from(shape.entries);
+        // A ring with event indices has one more word at the end of both lists.
+        let event = if shape.features & feature::EVENT_IDX == 0 { 0 } else { 2 };
+        let RingAddresses { descriptors, used, available } = shape.addresses;
+        Ok(Parts {
+            descriptors: memory.place(descriptors, entries * DESCRIPTOR_BYTES as u64, 16)?,
+            available: memory.place(available, 4 + entries * 2 + event, 2)?,
+            used: memory.place(used, 4 + entries * USED_BYTES + event, 4)?,
+        })
+    }
+}
+
+/// A split ring, from the device's side.
+#[derive(Debug)]
+pub struct Split {
+    shape: Shape,
+    parts: Parts,
+    /// The next entry to take, counted for ever.
+    next: u16,
+    /// The next entry to fill, counted for ever.
+    used: u16,
+    /// What `used` was when the driver was last asked whether it wants a call.
+    called_at: u16,
+    /// A table of descriptors, copied.
+    table: Vec<u8>,
+}
+
+impl Split {
+    /// The ring with `shape`, whose next request is number `next`.
+    pub fn new(shape: Shape, memory: &Memory, next: u16) -> Result<Split, Violation> {
+        if !shape.entries.is_power_of_two() || shape.entries > ENTRIES_MAX {
+            let entries = shape.entries;
+            return wrong(format!(
+                "a ring of {entries} entries: a power of two up to {ENTRIES_MAX} is taken"
+            ));
+        }
+        let parts = Parts::find(&shape, memory)?;
+        let used = parts.used.foreign.u16_at(parts.used.at + 2).load(Ordering::Acquire);
+        parts.used.check()?;
+        Ok(Split { shape, parts, next, used, called_at: used, table: Vec::new() })
+    }
+
+    /// Its memory is another one now.
+    pub fn moved(&mut self, memory: &Memory) -> Result<(), Violation> {
+        self.parts = Parts::find(&self.shape, memory)?;
+        Ok(())
+    }
+
+    /// Entries.
+    pub fn entries(&self) -> u16 {
+        self.shape.entries
+    }
+
+    /// The number of the next request.
+    pub fn next(&self) -> u16 {
+        self.next
+    }
+
+    /// How many requests the driver has made available.
+    #[inline]
+    pub fn available(&self) -> Result<u16, Violation> {
+        let Place { foreign, at } = &self.parts.available;
+        let count = foreign.u16_at(at + 2).load(Ordering::Acquire).wrapping_sub(self.next);
+        check(foreign)?;
+        if count > self.shape.entries {
+            let entries = self.shape.entries;
+            return wrong(format!("{count} requests available in a ring of {entries}"));
+        }
+        Ok(count)
+    }
+
+    /// Reads the next request into `chain`, and returns its head; `None` if there is none. It stays
+    /// the next one until [`Split::accept`].
+    pub fn peek(&mut self, memory: &Memory, chain: &mut Chain) -> Result<Option<u16>, Violation> {
+        if self.available()? == 0 {
+            return Ok(None);
+        }
+        let Place { foreign, at } = &self.parts.available;
+        let entry = u64::from(self.next % self.shape.entries);
+        let head = foreign.u16_at(at + 4 + entry * 2).load(Ordering::Relaxed);
+        self.parts.available.check()?;
+        self.walk(head, memory, chain)?;
+        Ok(Some(head))
+    }
+
+    /// The request that was read last is the device's now.
+    #[inline]
+    pub fn accept(&mut self) {
+        self.next = self.next.wrapping_add(1);
+    }
+
+    /// Gives the last request that was accepted back, as if it had never been.
+    pub fn give_back(&mut self) {
+        self.next = self.next.wrapping_sub(1);
+    }
+
+    /// Follows the descriptors from `head` on.
+    fn walk(&mut self, head: u16, memory: &Memory, chain: &mut Chain) -> Result<(), Violation> {
+        chain.clear();
+        let entries = usize::from(self.shape.entries);
+        if usize::from(head) >= entries {
+            return wrong(format!("descriptor {head} in a ring of {entries}"));
+        }
+        let mut index = usize::from(head);
+        // As many steps as there are descriptors, or it goes round.
+        for _ in 0..entries {
+            let descriptor = self.descriptor(index)?;
+            if descriptor.flags & IS_INDIRECT != 0 {
+                return self.walk_table(descriptor, memory, chain);
+            }
+            chain.add(descriptor, memory)?;
+            if descriptor.flags & HAS_NEXT == 0 {
+                return Ok(());
+            }
+            index = usize::from(descriptor.next);
+            if index >= entries {
+                return wrong(format!("descriptor {index} in a ring of {entries}"));
+            }
+        }
+        wrong("descriptors that lead back to themselves")
+    }
+
+    fn descriptor(&self, index: usize) -> Result<Descriptor, Violation> {
+        let mut bytes = [0; DESCRIPTOR_BYTES];
+        let place = &self.parts.descriptors;
+        place.foreign.load(place.at + (index * DESCRIPTOR_BYTES) as u64, &mut bytes);
+        place.check()?;
+        Ok(Descriptor::parse(&bytes))
+    }
+
+    /// Follows the table that `at` leads to.
+    fn walk_table(
+        &mut self,
+        at: Descriptor,
+        memory: &Memory,
+        chain: &mut Chain,
+    ) -> Result<(), Violation> {
+        let bytes = at.len as usize;
+        if self.shape.features & feature::INDIRECT == 0 || at.flags & HAS_NEXT != 0 {
+            return wrong("a table of descriptors where none may be");
+        }
+        let entries = bytes / DESCRIPTOR_BYTES;
+        if entries == 0 || !bytes.is_multiple_of(DESCRIPTOR_BYTES) || entries > CHAIN_MAX {
+            return wrong(format!("a table of descriptors of {bytes} bytes"));
+        }
+        self.table.resize(bytes, 0);
+        memory.load(at.guest, &mut self.table)?;
+        let mut index = 0;
+        for _ in 0..entries {
+            let descriptor = Descriptor::parse(&self.table[index * DESCRIPTOR_BYTES..]);
+            if descriptor.flags & IS_INDIRECT != 0 {
+                return wrong("a table of descriptors within another");
+            }
+            chain.add(descriptor, memory)?;
+            if descriptor.flags & HAS_NEXT == 0 {
+                return Ok(());
+            }
+            index = usize::from(descriptor.next);
+            if index >= entries {
+                return wrong(format!("descriptor {index} in a table of {entries}"));
+            }
+        }
+        wrong("descriptors that lead back to themselves")
+    }
+
+    /// Notes that the request with `head` is done, and how many bytes were written for it. The
+    /// driver sees it after [`Split::publish`].
+    #[inline]
+    pub fn push(&mut self, head: u16, written: u32) {
+        let Place { foreign, at } = &self.parts.used;
+        let at = at + 4 + u64::from(self.used % self.shape.entries) * USED_BYTES;
+        foreign.u32_at(at).store(head.into(), Ordering::Relaxed);
+        foreign.u32_at(at + 4).store(written, Ordering::Relaxed);
+        self.used = self.used.wrapping_add(1);
+    }
+
+    /// Shows the driver what was pushed.
+    #[inline]
+    pub fn publish(&mut self) -> Result<(), Violation> {
+        let Place { foreign, at } = &self.parts.used;
+        foreign.u16_at(at + 2).store(self.used, Ordering::Release);
+        self.parts.used.check()
+    }
+
+    /// Whether the driver wants a call for what was published since this was last asked.
+    pub fn needs_call(&mut self) -> bool {
+        let before = std::mem::replace(&mut self.called_at, self.used);
+        if before == self.used {
+            return false;
+        }
+        // Its wish is read after `used` was stored: or both sides wait for each other.
+        fence(Ordering::SeqCst);
+        let Place { foreign, at } = &self.parts.available;
+        if self.shape.features & feature::EVENT_IDX == 0 {
+            return foreign.u16_at(*at).load(Ordering::Relaxed) & IS_QUIET == 0;
+        }
+        let at = at + 4 + u64::from(self.shape.entries) * 2;
+        let event = foreign.u16_at(at).load(Ordering::Relaxed);
+        passes(event, before, self.used)
+    }
+
+    /// Asks the driver to kick for the next request. Look for requests again after this.
+    pub fn want_kicks(&mut self) {
+        self.tell(self.next, 0);
+        fence(Ordering::SeqCst);
+    }
+
+    /// Asks the driver not to kick.
+    pub fn refuse_kicks(&mut self) {
+        // With event indices the driver kicks when it passes one entry; that lies in the past.
+        if self.shape.features & feature::EVENT_IDX == 0 {
+            self.tell(0, IS_QUIET);
+        }
+    }
+
+    fn tell(&self, event: u16, flags: u16) {
+        let Place { foreign, at } = &self.parts.used;
+        if self.shape.features & feature::EVENT_IDX == 0 {
+            foreign.u16_at(*at).store(flags, Ordering::Relaxed);
+        } else {
+            let at = at + 4 + u64::from(self.shape.entries) * USED_BYTES;
+            foreign.u16_at(at).store(event, Ordering::Relaxed);
+        }
+    }
+}
+
+/// Whether a count that goes from `before` to `now` passes `event`.
+fn passes(event: u16, before: u16, now: u16) -> bool {
+    now.wrapping_sub(event).wrapping_sub(1) < now.wrapping_sub(before)
+}
+
+#[cfg(test)]
+#[path = "split_tests.rs"]
+mod tests;

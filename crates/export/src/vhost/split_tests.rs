@@ -1,0 +1,304 @@
+//! Rings that a hostile driver could make, and what an honest one counts on.
+
+#![allow(clippy::unwrap_used, clippy::host_endian_bytes)]
+
+use std::os::fd::OwnedFd;
+
+use proptest::prelude::*;
+use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+
+use super::super::proto::Region;
+use super::*;
+
+const BYTES: u64 = 64 << 10;
+const AVAILABLE: u64 = 0x1000;
+const USED: u64 = 0x2000;
+const TABLE: u64 = 0x4000;
+const DATA: u64 = 0x8000;
+const ENTRIES: u16 = 8;
+const ALL: u64 = feature::INDIRECT | feature::EVENT_IDX;
+
+/// A ring whose memory begins at 0 for the guest and for its process.
+struct World {
+    file: OwnedFd,
+    memory: Memory,
+    ring: Split,
+    chain: Chain,
+}
+
+impl World {
+    fn new(features: u64) -> World {
+        let file = memfd_create("ring", MemfdFlags::CLOEXEC).unwrap();
+        ftruncate(&file, BYTES).unwrap();
+        let mut memory = Memory::default();
+        memory.add(Region { guest: 0, len: BYTES, user: 0, offset: 0 }, &file).unwrap();
+        let ring = Split::new(shape(features), &memory, 0).unwrap();
+        World { file, memory, ring, chain: Chain::default() }
+    }
+
+    fn put(&self, at: u64, bytes: &[u8]) {
+        self.memory.store(at, bytes).unwrap();
+    }
+
+    fn put_u16(&self, at: u64, value: u16) {
+        self.put(at, &value.to_ne_bytes());
+    }
+
+    fn u16(&self, at: u64) -> u16 {
+        let mut bytes = [0; 2];
+        self.memory.load(at, &mut bytes).unwrap();
+        u16::from_ne_bytes(bytes)
+    }
+
+    fn descriptor(&self, table: u64, index: u64, guest: u64, len: u32, flags: u16, next: u16) {
+        let mut bytes = guest.to_ne_bytes().to_vec();
+        bytes.extend(len.to_ne_bytes());
+        bytes.extend(flags.to_ne_bytes());
+        bytes.extend(next.to_ne_bytes());
+        self.put(table + index * 16, &bytes);
+    }
+
+    /// Makes `head` the next available request.
+    fn publish(&self, head: u16) {
+        let count = self.u16(AVAILABLE + 2);
+        self.put_u16(AVAILABLE + 4 + u64::from(count % ENTRIES) * 2, head);
+        self.put_u16(AVAILABLE + 2, count.wrapping_add(1));
+    }
+
+    fn peek(&mut self) -> Result<Option<u16>, Violation> {
+        self.ring.peek(&self.memory, &mut self.chain)
+    }
+
+    /// What is said of the chain from descriptor 0 on.
+    fn refusal(&mut self) -> String {
+        self.publish(0);
+        self.peek().unwrap_err().to_string()
+    }
+}
+
+fn shape(features: u64) -> Shape {
+    let addresses = RingAddresses { descriptors: 0, used: USED, available: AVAILABLE };
+    Shape { entries: ENTRIES, addresses, features }
+}
+
+fn pieces(pieces: &[Piece]) -> Vec<(u64, u32)> {
+    pieces.iter().map(|piece| (piece.guest, piece.len)).collect()
+}
+
+#[test]
+fn chains_are_followed_within_the_ring_and_into_a_table() {
+    let mut world = World::new(ALL);
+    assert_eq!(world.peek(), Ok(None));
+    world.descriptor(0, 3, DATA, 16, HAS_NEXT, 7);
+    world.descriptor(0, 7, TABLE, 48, IS_INDIRECT, 0);
+    world.descriptor(TABLE, 0, DATA + 100, 50, HAS_NEXT, 2);
+    world.descriptor(TABLE, 2, DATA + 200, 60, HAS_NEXT | IS_WRITABLE, 1);
+    world.descriptor(TABLE, 1, DATA + 300, 70, IS_WRITABLE, 9);
+    world.publish(3);
+    assert_eq!(world.peek(), Ok(Some(3)));
+    assert_eq!(pieces(&world.chain.readable), [(DATA, 16), (DATA + 100, 50)]);
+    assert_eq!(pieces(&world.chain.writable), [(DATA + 200, 60), (DATA + 300, 70)]);
+    // It stays the next one until it is accepted, and comes back when it is given back.
+    assert_eq!(world.peek(), Ok(Some(3)));
+    world.ring.accept();
+    assert_eq!((world.ring.next(), world.peek()), (1, Ok(None)));
+    world.ring.give_back();
+    assert_eq!(world.peek(), Ok(Some(3)));
+}
+
+#[test]
+fn descriptors_that_go_round_are_refused() {
+    let mut world = World::new(ALL);
+    world.descriptor(0, 0, DATA, 1, HAS_NEXT, 1);
+    world.descriptor(0, 1, DATA, 1, HAS_NEXT, 0);
+    assert_eq!(world.refusal(), "descriptors that lead back to themselves");
+    let mut world = World::new(ALL);
+    world.descriptor(0, 0, TABLE, 32, IS_INDIRECT, 0);
+    world.descriptor(TABLE, 0, DATA, 1, HAS_NEXT, 0);
+    assert_eq!(world.refusal(), "descriptors that lead back to themselves");
+}
+
+#[test]
+fn tables_where_none_may_be_are_refused() {
+    let cases: [(u64, u64, u32, u16, &str); 8] = [
+        (ALL, TABLE, 16, IS_INDIRECT | HAS_NEXT, "where none may be"),
+        (feature::EVENT_IDX, TABLE, 16, IS_INDIRECT, "where none may be"),
+        (ALL, TABLE, 0, IS_INDIRECT, "of 0 bytes"),
+        (ALL, TABLE, 17, IS_INDIRECT, "of 17 bytes"),
+        (ALL, TABLE, u32::MAX - 15, IS_INDIRECT, "of 4294967280 bytes"),
+        (ALL, TABLE, 16 * 1025, IS_INDIRECT, "of 16400 bytes"),
+        (ALL, BYTES - 8, 16, IS_INDIRECT, "are not in its memory"),
+        (ALL, u64::MAX - 8, 16, IS_INDIRECT, "are not in its memory"),
+    ];
+    for (features, guest, len, flags, words) in cases {
+        let mut world = World::new(features);
+        world.descriptor(TABLE, 0, DATA, 1, 0, 0);
+        world.descriptor(0, 0, guest, len, flags, 1);
+        let refusal = world.refusal();
+        assert!(refusal.contains(words), "{refusal}");
+    }
+    let mut world = World::new(ALL);
+    world.descriptor(0, 0, TABLE, 16, IS_INDIRECT, 0);
+    world.descriptor(TABLE, 0, TABLE, 16, IS_INDIRECT, 0);
+    assert_eq!(world.refusal(), "a table of descriptors within another");
+}
+
+#[test]
+fn descriptors_of_nothing_and_of_what_is_not_there_are_refused() {
+    let cases: [(u64, u32, u16, u16, &str); 7] = [
+        (DATA, 0, 0, 0, "a descriptor of no bytes"),
+        (BYTES - 1, 2, 0, 0, "not in its memory"),
+        (BYTES, 1, IS_WRITABLE, 0, "not in its memory"),
+        (u64::MAX, u32::MAX, IS_WRITABLE, 0, "not in its memory"),
+        (DATA, u32::MAX, 0, 0, "not in its memory"),
+        (DATA, 1, HAS_NEXT, 8, "descriptor 8 in a ring of 8"),
+        (DATA, 1, HAS_NEXT, u16::MAX, "descriptor 65535 in a ring"),
+    ];
+    for (guest, len, flags, next, words) in cases {
+        let mut world = World::new(ALL);
+        world.descriptor(0, 0, guest, len, flags, next);
+        let refusal = world.refusal();
+        assert!(refusal.contains(words), "{refusal}");
+    }
+    let mut world = World::new(ALL);
+    world.descriptor(0, 0, DATA, 1, IS_WRITABLE | HAS_NEXT, 1);
+    world.descriptor(0, 1, DATA, 1, 0, 0);
+    assert!(world.refusal().contains("something to read after"));
+    let mut world = World::new(ALL);
+    world.descriptor(0, 0, TABLE, 32, IS_INDIRECT, 0);
+    world.descriptor(TABLE, 0, DATA, 1, HAS_NEXT, 2);
+    assert_eq!(world.refusal(), "descriptor 2 in a table of 2");
+}
+
+#[test]
+fn more_requests_than_there_are_entries_are_refused() {
+    let mut world = World::new(ALL);
+    world.put_u16(AVAILABLE + 2, 9);
+    assert_eq!(world.peek().unwrap_err().to_string(), "9 requests available in a ring of 8");
+    world.put_u16(AVAILABLE + 2, u16::MAX);
+    assert!(world.peek().unwrap_err().to_string().contains("65535 requests available"));
+    let mut world = World::new(ALL);
+    world.publish(8);
+    assert_eq!(world.peek().unwrap_err().to_string(), "descriptor 8 in a ring of 8");
+}
+
+#[test]
+fn rings_that_cannot_be_are_refused() {
+    let world = World::new(ALL);
+    for entries in [0, 3, 2048, u16::MAX] {
+        let violation = Split::new(Shape { entries, ..shape(ALL) }, &world.memory, 0).unwrap_err();
+        assert!(violation.to_string().contains("a power of two up to 1024"), "{violation}");
+    }
+    // The last byte that event indices need is not there; without them the ring fits.
+    let end = RingAddresses { descriptors: 0, used: BYTES - 68, available: BYTES - 20 };
+    let is_taken = |addresses, features| {
+        Split::new(Shape { entries: ENTRIES, addresses, features }, &world.memory, 0).is_ok()
+    };
+    assert!(is_taken(end, 0) && !is_taken(end, ALL));
+    let usual = shape(ALL).addresses;
+    for wrong in [
+        RingAddresses { descriptors: 8, ..usual },
+        RingAddresses { used: USED + 2, ..usual },
+        RingAddresses { available: AVAILABLE + 1, ..usual },
+        RingAddresses { used: u64::MAX - 3, ..usual },
+        RingAddresses { descriptors: BYTES, ..usual },
+    ] {
+        assert!(!is_taken(wrong, 0), "{wrong:?}");
+    }
+}
+
+#[test]
+fn a_ring_whose_memory_is_cut_off_is_broken() {
+    let mut world = World::new(ALL);
+    world.descriptor(0, 0, DATA, 1, 0, 0);
+    world.publish(0);
+    assert_eq!(world.peek(), Ok(Some(0)));
+    ftruncate(&world.file, 0x1000).unwrap();
+    assert_eq!(world.peek().unwrap_err().to_string(), "a part of its memory was cut off");
+    assert!(world.ring.publish().is_err());
+    world.ring.push(0, 1);
+}
+
+#[test]
+fn the_driver_is_called_when_it_wants_that() {
+    let mut world = World::new(ALL);
+    let event = AVAILABLE + 4 + u64::from(ENTRIES) * 2;
+    assert!(!world.ring.needs_call(), "nothing was used");
+    let use_one = |world: &mut World, wish: u16| {
+        world.put_u16(event, wish);
+        world.ring.push(2, 77);
+        world.ring.publish().unwrap();
+        world.ring.needs_call()
+    };
+    assert!(use_one(&mut world, 0), "the first is what it waits for");
+    assert!(!use_one(&mut world, 0) && !use_one(&mut world, 4));
+    assert!(!use_one(&mut world, 4) && use_one(&mut world, 4));
+    assert_eq!(
+        (world.u16(USED + 2), world.u16(USED + 4 + 32), world.u16(USED + 4 + 36)),
+        (5, 2, 77)
+    );
+    // Without event indices it says so by a flag.
+    let mut world = World::new(0);
+    for (flag, wants) in [(0, true), (1, false)] {
+        world.put_u16(AVAILABLE, flag);
+        world.ring.push(0, 0);
+        world.ring.publish().unwrap();
+        assert_eq!(world.ring.needs_call(), wants);
+    }
+    world.ring.refuse_kicks();
+    assert_eq!(world.u16(USED), 1);
+    world.ring.want_kicks();
+    assert_eq!(world.u16(USED), 0);
+}
+
+#[test]
+fn events_are_passed_across_the_end_of_the_count() {
+    for (event, before, now, is_passed) in [
+        (5, 5, 6, true),
+        (6, 5, 6, false),
+        (4, 5, 6, false),
+        (65535, 65534, 0, true),
+        (0, 65534, 0, false),
+        (65534, 65534, 3, true),
+        (5, 5, 5, false),
+    ] {
+        assert_eq!(passes(event, before, now), is_passed, "{event} {before} {now}");
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(512))]
+
+    /// Whatever lies in the ring: an answer, and pieces that are all in memory.
+    #[test]
+    fn any_bytes_are_a_request_or_a_refusal(
+        bytes in proptest::collection::vec((0..0x4400_u64, any::<u8>()), 0..200),
+        descriptors in proptest::collection::vec(
+            (0..24_u64, 0..BYTES + 9, 0..100_u32, 0..8_u16, 0..10_u16), 0..24),
+        heads in proptest::collection::vec(0..9_u16, 0..9),
+    ) {
+        let mut world = World::new(ALL);
+        for (index, guest, len, flags, next) in descriptors {
+            let table = if index < 8 { 0 } else { TABLE };
+            world.descriptor(table, index % 8, guest, len, flags, next);
+        }
+        heads.iter().for_each(|head| world.publish(*head));
+        bytes.iter().for_each(|(at, byte)| world.put(*at, &[*byte]));
+        for _ in 0..heads.len() {
+            match world.peek() {
+                Ok(Some(head)) => {
+                    prop_assert!(head < ENTRIES);
+                    let all = world.chain.readable.iter().chain(&world.chain.writable);
+                    for piece in all {
+                        prop_assert!(piece.len > 0 && piece.guest + u64::from(piece.len) <= BYTES);
+                    }
+                    world.ring.accept();
+                    world.ring.push(head, 0);
+                    world.ring.publish().unwrap();
+                    world.ring.needs_call();
+                }
+                Ok(None) | Err(_) => break,
+            }
+        }
+    }
+}

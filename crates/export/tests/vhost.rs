@@ -1,0 +1,342 @@
+//! vhost-user-blk, as a driver sees it.
+
+#![allow(clippy::unwrap_used, clippy::host_endian_bytes)] // A test that cannot go on ends.
+
+mod common;
+#[path = "common/front.rs"]
+mod front;
+
+use std::path::PathBuf;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use common::linear;
+use front::{DATA, EVENT_IDX, FLUSH, Front, INDIRECT, PROTOCOL, USUAL, VERSION_1};
+use udm::device::Device;
+use udm::disk::RamDisk;
+use udm::sync::Arc;
+use udm_export::Door;
+use udm_export::vhost::{Server, Uri};
+
+const DISK_BYTES: u64 = 8 << 20;
+
+struct Served {
+    _folder: tempfile::TempDir,
+    path: PathBuf,
+    device: Arc<Device>,
+    server: Server,
+}
+
+impl Served {
+    fn start() -> Served {
+        Served::with(linear(Arc::new(RamDisk::new(DISK_BYTES, 512))))
+    }
+
+    fn with(device: Arc<Device>) -> Served {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("socket");
+        let server = Server::start(&device, &Uri { path: path.clone() }).unwrap();
+        Served { _folder: folder, path, device, server }
+    }
+
+    fn client(&self, features: u64) -> Front {
+        let mut front = Front::connect(&self.path);
+        front.negotiate(features);
+        front
+    }
+}
+
+fn pattern(seed: u64, len: usize) -> Vec<u8> {
+    (0..len as u64).map(|at| ((at * 7 + seed * 13) >> 3) as u8).collect()
+}
+
+fn processor_time() -> Duration {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
+    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
+}
+
+/// Features that rings differ by.
+const KINDS: [u64; 3] = [USUAL, USUAL & !EVENT_IDX, VERSION_1 | PROTOCOL | FLUSH];
+
+#[test]
+fn what_is_written_is_read_back_over_every_kind_of_ring() {
+    for features in KINDS {
+        let served = Served::start();
+        let mut front = served.client(features);
+        let mut ring = front.ring(0, 64);
+        for nth in 0..200_u64 {
+            let len = 512 * (1 + nth % 40) as usize;
+            let data = pattern(nth, len);
+            assert_eq!(ring.write(&front, nth * 3, &data), 0);
+            assert_eq!(ring.read(&front, nth * 3, len as u32), (0, data));
+        }
+        assert_eq!(ring.flush(&front), 0);
+        assert_eq!(ring.free.len(), 64, "all descriptors came back");
+        assert_eq!(front.stop(&ring), ring.available, "the ring ends where it was");
+    }
+}
+
+#[test]
+fn many_requests_are_in_flight_and_each_is_answered_once() {
+    for features in KINDS {
+        let served = Served::start();
+        let mut front = served.client(features);
+        let mut ring = front.ring(0, 128);
+        let is_indirect = features & INDIRECT != 0;
+        let mut written = 0_u64;
+        for round in 0..50_u64 {
+            let count = 1 + round % 32;
+            for slot in 0..count {
+                let data = pattern(round + slot, 4096);
+                ring.begin(&front, slot, (1, slot * 8), &data, 0, is_indirect);
+            }
+            ring.kick_for(&front, count as u16);
+            (0..count).for_each(|_| assert_eq!(ring.wait(&front).1, 1));
+            for slot in 0..count {
+                assert_eq!(front.bytes(DATA + (slot << 20) + 16, 1), [0]);
+                ring.begin(&front, slot, (0, slot * 8), &[], 4096, is_indirect);
+            }
+            ring.kick_for(&front, count as u16);
+            (0..count).for_each(|_| assert_eq!(ring.wait(&front).1, 4097));
+            for slot in 0..count {
+                let data = front.bytes(DATA + (slot << 20) + 4096, 4096);
+                assert_eq!(data, pattern(round + slot, 4096));
+            }
+            written += count;
+        }
+        assert!(ring.kicks <= 2 * written, "batches need few kicks: {}", ring.kicks);
+        assert!(ring.pop(&front).is_none() && ring.free.len() == 128);
+    }
+}
+
+#[test]
+fn several_rings_are_served_at_the_same_time() {
+    let served = Served::start();
+    let mut front = served.client(USUAL | 1 << 12);
+    assert_eq!(front.number(17), 16);
+    let mut rings: Vec<_> = (0..4).map(|index| front.ring(index, 32)).collect();
+    for round in 0..50_u64 {
+        for ring in &mut rings {
+            let slot = u64::from(ring.index);
+            let data = pattern(round + slot, 8192);
+            ring.begin(&front, slot, (1, slot * 1000), &data, 0, false);
+            ring.kick_for(&front, 1);
+        }
+        rings.iter_mut().for_each(|ring| assert_eq!(ring.wait(&front).1, 1));
+        for ring in &mut rings {
+            let slot = u64::from(ring.index);
+            assert_eq!(ring.read(&front, slot * 1000, 8192), (0, pattern(round + slot, 8192)));
+        }
+    }
+    // One that is taken back does not concern the others.
+    assert_eq!(front.stop(&rings[1]), rings[1].available);
+    assert_eq!(rings[2].flush(&front), 0);
+}
+
+#[test]
+fn the_configuration_tells_the_devices_limits() {
+    let served = Served::start();
+    let mut front = served.client(USUAL);
+    let config = front.config();
+    let word = |at: usize| u32::from_ne_bytes(config[at..at + 4].try_into().unwrap());
+    assert_eq!(u64::from(word(0)), DISK_BYTES / 512);
+    assert_eq!((word(8), word(12), word(20)), (256 << 10, 126, 512));
+    assert_eq!((config[32], config[34], config[35]), (1, 16, 0));
+    assert_eq!([36, 40, 44, 48, 52].map(word), [65536, 1, 1, 65536, 1]);
+}
+
+#[test]
+fn discards_zeroes_and_the_devices_name() {
+    let served = Served::start();
+    let mut front = served.client(USUAL | 1 << 14);
+    let mut ring = front.ring(0, 16);
+    assert_eq!(ring.write(&front, 0, &[7; 8192]), 0);
+    let range = |sector: u64, sectors: u32, flags: u32| {
+        [&sector.to_ne_bytes()[..], &sectors.to_ne_bytes(), &flags.to_ne_bytes()].concat()
+    };
+    assert_eq!(ring.request(&front, (13, 0), &range(2, 3, 1), 0).0, 0);
+    let expected = [vec![7; 1024], vec![0; 1536], vec![7; 5632]].concat();
+    assert_eq!(ring.read(&front, 0, 8192), (0, expected));
+    let (status, name) = ring.request(&front, (8, 0), &[], 20);
+    assert_eq!((status, &name[..7]), (0, &b"memory\0"[..]));
+    // What was not offered, and what makes no sense, is answered with an error.
+    for (kind, data, status) in [
+        (13, range(0, 1, 2), 2),
+        (13, range(u64::MAX, 1, 0), 1),
+        (13, range(u64::MAX / 512, u32::MAX, 0), 1),
+        (13, range(0, 0, 0), 1),
+        (13, [range(0, 1, 0), range(8, 1, 0)].concat(), 2),
+        (11, range(0, 1, 1), 2),
+        (99, vec![], 2),
+        (1, vec![1; 513], 1),
+        (1, vec![], 1),
+    ] {
+        assert_eq!(ring.request(&front, (kind, 0), &data, 0).0, status, "{kind} {data:?}");
+    }
+    let end = DISK_BYTES / 512;
+    for (sector, len) in [(end, 512), (end - 1, 1024), (u64::MAX, 512), (1 << 55, 512), (0, 100)] {
+        assert_eq!(ring.read(&front, sector, len).0, 1, "{len} bytes at sector {sector}");
+    }
+    assert_eq!(ring.read(&front, end - 1, 512).0, 0);
+    assert_eq!(served.server.clients().broken_rings, 0);
+}
+
+#[test]
+fn headers_and_data_may_be_cut_anywhere() {
+    let served = Served::start();
+    let mut front = served.client(USUAL);
+    let mut ring = front.ring(0, 64);
+    let data = pattern(5, 2048);
+    front::Ring::header(&front, DATA, 1, 4);
+    front.memory.store(DATA + 16, &data);
+    // The header in two, data with the rest of the header, the answer in a piece of its own.
+    let pieces = [
+        (DATA, 7, false),
+        (DATA + 7, 100, false),
+        (DATA + 107, 1957, false),
+        (DATA + 5000, 1, true),
+    ];
+    ring.offer(&front, &pieces, true);
+    ring.kick();
+    assert_eq!(ring.wait(&front).1, 1);
+    front::Ring::header(&front, DATA, 0, 4);
+    let pieces = [(DATA, 16, false), (DATA + 4096, 1000, true), (DATA + 8192, 1049, true)];
+    ring.offer(&front, &pieces, false);
+    ring.kick();
+    assert_eq!(ring.wait(&front).1, 2049);
+    assert_eq!(front.bytes(DATA + 4096, 1000), data[..1000]);
+    assert_eq!(front.bytes(DATA + 8192, 1048), data[1000..]);
+    assert_eq!(front.bytes(DATA + 8192 + 1048, 1), [0]);
+}
+
+#[test]
+fn a_suspended_device_keeps_requests_and_a_ring_that_is_taken_back_forgets_none() {
+    let served = Served::start();
+    let mut front = served.client(USUAL);
+    let mut ring = front.ring(0, 16);
+    assert_eq!(ring.write(&front, 0, &[1; 512]), 0);
+    served.device.begin_suspend().unwrap();
+    for slot in 0..3 {
+        ring.begin(&front, slot, (1, slot), &[9; 512], 0, false);
+    }
+    ring.kick();
+    assert!(!ring.sleep(300) || ring.pop(&front).is_none());
+    // Three are with the server, which gives them back.
+    assert_eq!(front.stop(&ring), ring.available - 3);
+    served.device.resume().unwrap();
+    front.start(&ring, ring.available - 3);
+    (0..3).for_each(|_| assert_eq!(ring.wait(&front).1, 1));
+    assert_eq!(ring.read(&front, 0, 1536), (0, vec![9; 1536]));
+}
+
+#[test]
+fn memory_comes_and_goes_region_by_region_while_a_ring_is_served() {
+    use std::os::fd::AsFd;
+    let served = Served::start();
+    let mut front = served.client(USUAL);
+    assert_eq!(front.number(36), 32);
+    front.share(16 << 20);
+    let mut ring = front.ring(0, 16);
+    let far = 20 << 20;
+    let region =
+        |at: u64, len: u64| front::words(&[0, front::GUEST + at, len, front::USER + at, at]);
+    let file = rustix::io::dup(&front.file).unwrap();
+    front.tell_and_wait(37, &region(16 << 20, 16 << 20), &[file.as_fd()]);
+    front.memory.store(far, &[0; 16]);
+    // A request that lies in both.
+    let edge = (16 << 20) - 1000;
+    ring.offer(&front, &[(far, 16, false), (edge, 2048, true), (far + 16, 1, true)], false);
+    ring.kick();
+    assert_eq!(ring.wait(&front).1, 2049);
+    front.tell_and_wait(38, &region(16 << 20, 16 << 20), &[]);
+    assert_eq!(ring.write(&front, 0, &[3; 512]), 0);
+    ring.offer(&front, &[(far, 16, false), (far + 16, 1, true)], false);
+    ring.kick();
+    wait_until("the ring is broken", || served.server.clients().broken_rings == 1);
+}
+
+fn wait_until(what: &str, is_true: impl Fn() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while !is_true() {
+        assert!(Instant::now() < deadline, "{what}");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+#[test]
+fn a_client_that_goes_in_the_middle_leaves_nothing_and_the_next_one_goes_on() {
+    let served = Served::start();
+    for round in 0..20_u64 {
+        let mut front = served.client(USUAL);
+        let mut ring = front.ring(0, 64);
+        for slot in 0..16 {
+            ring.begin(&front, slot, (1, slot * 8), &pattern(round, 4096), 0, slot % 2 == 0);
+        }
+        ring.kick();
+        drop(front);
+    }
+    wait_until("all have gone", || served.server.clients().current == 0);
+    let clients = served.server.clients();
+    assert_eq!((clients.accepted, clients.violations, clients.broken_rings), (20, 0, 0));
+    assert_eq!(served.device.info().ports, 0, "no seat is left taken");
+    let mut front = served.client(USUAL);
+    assert_eq!(front.ring(0, 8).flush(&front), 0);
+}
+
+#[test]
+fn silent_clients_cost_nothing_and_a_server_with_them_ends_immediately() {
+    let served = Served::start();
+    let mut fronts: Vec<_> = (0..3).map(|_| served.client(USUAL)).collect();
+    let mut rings: Vec<_> = fronts.iter_mut().map(|front| front.ring(0, 16)).collect();
+    for (front, ring) in fronts.iter().zip(&mut rings) {
+        (0..50).for_each(|_| assert_eq!(ring.flush(front), 0));
+    }
+    let before = processor_time();
+    std::thread::sleep(Duration::from_millis(500));
+    let spent = processor_time() - before;
+    assert!(spent < Duration::from_millis(20), "{spent:?} of processor time for nothing");
+    let stopping = Instant::now();
+    Door::stop(Box::new(served.server));
+    assert!(stopping.elapsed() < Duration::from_secs(2));
+    assert!(fronts.iter_mut().all(Front::is_closed));
+}
+
+#[test]
+fn a_driver_may_choose_that_every_write_is_durable() {
+    let served = Served::start();
+    let mut front = served.client(USUAL | 1 << 11);
+    let mut ring = front.ring(0, 16);
+    let choose = |front: &mut Front, value: u8| {
+        let head = [32_u32, 1, 0].iter().flat_map(|word| word.to_ne_bytes());
+        let payload: Vec<u8> = head.chain([value]).collect();
+        front.tell_and_wait(25, &payload, &[]);
+    };
+    choose(&mut front, 0);
+    assert_eq!(front.config()[32], 0);
+    assert_eq!(ring.write(&front, 0, &[1; 512]), 0);
+    choose(&mut front, 1);
+    assert_eq!(front.config()[32], 1);
+    assert_eq!(ring.write(&front, 0, &[1; 512]), 0);
+}
+
+#[test]
+fn requests_that_hold_too_much_memory_wait_for_each_other() {
+    let served = Served::start();
+    let mut front = served.client(USUAL);
+    let mut ring = front.ring(0, 64);
+    // Each reads 6 MiB to the same place; 16 MiB may be in flight.
+    for slot in 0..16 {
+        let at = DATA + slot * 4096;
+        front::Ring::header(&front, at, 0, 0);
+        ring.offer(&front, &[(at, 16, false), (8 << 20, 6 << 20, true), (at + 16, 1, true)], false);
+    }
+    ring.kick();
+    (0..16).for_each(|_| assert_eq!(ring.wait(&front).1, (6 << 20) + 1));
+    // And one that is longer than any request may be is refused.
+    front::Ring::header(&front, DATA, 0, 0);
+    let room = [(DATA, 16, false), (8 << 20, 40 << 20, true), (DATA + 16, 1, true)];
+    ring.offer(&front, &room, false);
+    ring.kick();
+    assert_eq!((ring.wait(&front).1, front.bytes(DATA + 16, 1)), (1, vec![1]));
+    assert_eq!(front.memory.u16_at(0x5000 + 2).load(Ordering::Relaxed), 17);
+}
