@@ -23,6 +23,8 @@ pub(crate) const STORIES: &[Story] = &[
     Story { name: "single", play: parts::single, times: 1 },
     Story { name: "free", play: parts::free, times: 2 },
     Story { name: "zeroed", play: parts::zeroed, times: 1 },
+    Story { name: "awaited", play: parts::awaited, times: 4 },
+    Story { name: "overtaken", play: parts::overtaken, times: 2 },
     Story { name: "crowded", play: whole::crowded, times: 4 },
     Story { name: "group", play: whole::group, times: 1 },
     Story { name: "handover", play: whole::handover, times: 1 },

@@ -111,6 +111,45 @@ pub fn free(mut prng: Prng) {
     world.judge();
 }
 
+/// Discards meet the only batch of write-back, or the only write in the blocks' own places, and
+/// nothing else happens: if they have to wait, the end of that is all that can wake them.
+pub fn awaited(mut prng: Prng) {
+    let (mode, areas) = (any_mode(&mut prng), &[(0, 4)]);
+    let is_overwritten = mode == Mode::Ssd && prng.one_in(4);
+    let options = if is_overwritten { "0 atomic_blocks false" } else { "0" };
+    let world = World::new(Plan { mode, slots: 4, options, list_max: 8, areas });
+    world.client().write(0, 4, true);
+    world.device.set_draining(!is_overwritten);
+    let keeper = world.keep(Frozen);
+    let mut parts = Vec::new();
+    for sector in [0, 2] {
+        parts.push(world.part(&mut prng, move |client, _| {
+            client.catch_up();
+            client.discard(sector, 2);
+        }));
+    }
+    if is_overwritten {
+        parts.push(world.part(&mut prng, |client, _| client.write(0, 4, false)));
+    }
+    together(parts);
+    keeper.stop();
+    world.judge();
+}
+
+/// A block is written in its own place, and meanwhile once more, durably: the slot is in use until
+/// the first of these writes is back.
+pub fn overtaken(mut prng: Prng) {
+    let (mode, options, areas) = (Mode::Ssd, "0 atomic_blocks false", &[(0, 2)]);
+    let world = World::new(Plan { mode, slots: 3, options, list_max: 8, areas });
+    world.client().write(0, 2, true);
+    let keeper = world.keep(Frozen);
+    let parts =
+        [false, true].map(|fua| world.part(&mut prng, move |client, _| client.write(0, 2, fua)));
+    together(parts.into());
+    keeper.stop();
+    world.judge();
+}
+
 /// A block is durably zeroed while it is written again, and the power is cut: what was there before
 /// both is gone as soon as the zeroes are acknowledged.
 pub fn zeroed(mut prng: Prng) {
