@@ -32,7 +32,7 @@ endef
 # The pages of the libraries: every link leads somewhere.
 DOC = RUSTDOCFLAGS='-D warnings' $(CARGO) doc -p udm -p udm-export --no-deps --locked
 
-.PHONY: help build demo test prove lint fmt bench check-report install lab fuzz explore schedules soak \
+.PHONY: help build demo test prove lint fmt bench check-report install fio-engine lab fuzz explore schedules soak \
   torture clean
 
 help:
@@ -43,7 +43,8 @@ help:
 	@echo "make fmt       formats the code"
 	@echo "make bench     measures udm on this machine, beside what it is compared with; leaves report/"
 	@echo "make check-report  opens that report in headless Chromium: every plot must be seen"
-	@echo "make install   puts udm into PREFIX ($(PREFIX))"
+	@echo "make install   puts udm and libudm into PREFIX ($(PREFIX))"
+	@echo "make fio-engine  fio's own engine for udm in process: target/fio/udm-fio.so"
 	@echo "make lab       the kernel's dm-pcache opens what udm wrote, and the other way round (QEMU)"
 	@echo "make explore   crash states and deliberate bugs; EXPLORE_SEED=n replays one history"
 	@echo "make schedules interleavings of threads and deliberate races; CONTRIBUTING.md says how to replay"
@@ -75,6 +76,7 @@ prove:
 	$(SIMULATE)
 	$(SCHEDULES)
 	$(ORDERINGS)
+	@scripts/fio-engine.sh check
 	$(MAKE) --no-print-directory torture TORTURE_SECONDS=120
 
 lint:
@@ -113,7 +115,11 @@ check-report:
 	@scripts/check-report.sh report/index.html
 
 install: build
-	install -D -m 755 target/release/udm $(DESTDIR)$(PREFIX)/bin/udm
+	@DESTDIR=$(DESTDIR) scripts/install.sh $(PREFIX)
+
+fio-engine:
+	@scripts/install-tools.sh
+	@scripts/fio-engine.sh
 
 lab: build
 	@scripts/install-tools.sh lab

@@ -4,6 +4,9 @@
 //! work. One `Local` is used by one thread; each thread that wants to do I/O makes its own. A
 //! request that a target answers from memory takes no system call and, once warm, no allocation.
 
+mod bell;
+
+use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
 use crate::bio::{Bio, Op};
@@ -14,9 +17,10 @@ use crate::error::{Result, Status};
 use crate::mutants::{self, Mutant};
 use crate::queue::now;
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use crate::sync::{Arc, Condvar, Mutex, lock};
+use crate::sync::{Arc, Condvar, Mutex, OnceLock, lock};
 use crate::target::Wake;
 use crate::units::{BIO_BYTES_MAX, Nanos};
+use bell::Bell;
 
 /// The token of the request that a blocking call waits for.
 const BLOCKING: u64 = u64::MAX;
@@ -218,14 +222,55 @@ impl Local {
     pub fn submit(&mut self, bio: Bio) {
         assert_ne!(bio.token, BLOCKING, "this token is the blocking calls' own");
         self.start(bio);
+        if self.wake.bell.get().is_some() {
+            self.ring_if_done();
+        }
+    }
+
+    /// For a program that waits next: what remains is answered by the kernel or a wake, which ring
+    /// by themselves.
+    fn ring_if_done(&mut self) {
+        self.turn();
+        if let Some(bell) = self.wake.bell.get()
+            && !self.driver.port().done.is_empty()
+        {
+            bell.ring();
+        }
     }
 
     /// Does what can be done without waiting; returns a finished bio, if there is one.
     pub fn poll(&mut self) -> Option<Bio> {
         if self.driver.port().done.is_empty() {
+            if let Some(bell) = self.wake.bell.get() {
+                bell.answer();
+            }
             self.turn();
         }
         self.driver.pop_done()
+    }
+
+    /// A file descriptor for a program's own loop: it is readable while `poll` may have something
+    /// to do, and until it has returned `None`. It is not for others to read. From the first call
+    /// on, a request that is answered within `submit` costs a system call.
+    pub fn fd(&mut self) -> Result<BorrowedFd<'_>> {
+        if self.wake.bell.get().is_none() {
+            let bell = Bell::new(&self.ring)?;
+            self.wake.bell.get_or_init(|| bell);
+            self.ring_if_done();
+        }
+        Ok(self.wake.bell.get().expect("it was just made").fd())
+    }
+
+    /// As [`Local::wait`], but gives up at `deadline`, in the queues' time.
+    pub fn wait_until(&mut self, deadline: Nanos) -> Option<Bio> {
+        while self.in_flight() > 0 {
+            if let Some(bio) = self.poll() {
+                return Some(bio);
+            }
+            let left = deadline.checked_sub(now()).filter(|left| *left > 0)?;
+            self.rest_at_most(Duration::from_nanos(left));
+        }
+        None
     }
 
     /// Waits for a finished bio; `None` if none is in flight. Waits for ever if all are parked and
@@ -373,6 +418,8 @@ impl std::fmt::Debug for Local {
 struct Doze {
     is_woken: Mutex<bool>,
     signal: Condvar,
+    /// For a caller that waits in a loop of its own.
+    bell: OnceLock<Bell>,
 }
 
 impl Doze {
@@ -395,6 +442,9 @@ impl Wake for Doze {
     fn wake(&self) {
         *lock(&self.is_woken) = true;
         self.signal.notify_one();
+        if let Some(bell) = self.bell.get() {
+            bell.ring();
+        }
     }
 }
 

@@ -93,3 +93,65 @@ fn sleeps_until_the_device_is_resumed() {
         assert_eq!(writer.join().unwrap(), Ok(()));
     });
 }
+
+/// Whether a file descriptor becomes readable within `milliseconds`.
+fn is_readable(fd: BorrowedFd<'_>, milliseconds: i64) -> bool {
+    let mut fds = [rustix::event::PollFd::from_borrowed_fd(fd, rustix::event::PollFlags::IN)];
+    let seconds = milliseconds / 1000;
+    let rest = milliseconds % 1000 * 1_000_000;
+    let timeout = rustix::event::Timespec { tv_sec: seconds, tv_nsec: rest };
+    rustix::event::poll(&mut fds, Some(&timeout)).unwrap() == 1
+}
+
+#[test]
+fn a_programs_own_loop_learns_of_everything_by_one_descriptor() {
+    let in_memory = || linear(Arc::new(RamDisk::new(MIB, 512)), MIB / 2);
+    let (on_disk, _dir) = file_device();
+    for device in [in_memory(), on_disk] {
+        let mut local = Local::new(&device).unwrap();
+        // What was handed over before the first call counts, too.
+        local.submit(Bio::write(0, Buffer::zeroed(4096), true, 1));
+        assert!(is_readable(local.fd().unwrap(), 10_000), "the first write is done");
+        while local.poll().is_none() {
+            assert!(is_readable(local.fd().unwrap(), 10_000));
+        }
+        for round in 0..100 {
+            assert!(local.poll().is_none());
+            assert!(!is_readable(local.fd().unwrap(), 0), "round {round}: nothing to do");
+            let op = [Op::Write, Op::Read, Op::Flush][round % 3];
+            let bio = match op {
+                Op::Write => Bio::write(0, Buffer::zeroed(4096), round % 2 == 0, 2),
+                Op::Read => Bio::read(0, Buffer::zeroed(4096), 2),
+                _ => Bio::flush(2),
+            };
+            local.submit(bio);
+            loop {
+                assert!(is_readable(local.fd().unwrap(), 10_000), "round {round}: {op:?}");
+                if let Some(bio) = local.poll() {
+                    assert_eq!((bio.token, bio.status), (2, Ok(())));
+                    break;
+                }
+            }
+        }
+        // Another thread makes room.
+        assert!(local.poll().is_none());
+        let events = device.events().clone();
+        std::thread::spawn(move || events.room()).join().unwrap();
+        assert!(is_readable(local.fd().unwrap(), 10_000), "there may be room");
+    }
+}
+
+#[test]
+fn a_wait_with_a_deadline_ends_there() {
+    let device = linear(Arc::new(RamDisk::new(MIB, 512)), MIB / 2);
+    let mut local = Local::new(&device).unwrap();
+    assert!(local.wait_until(u64::MAX).is_none(), "nothing is in flight");
+    local.suspend().unwrap();
+    local.submit(Bio::flush(3));
+    let before = now();
+    assert!(local.wait_until(before + 20_000_000).is_none());
+    assert!(now() >= before + 20_000_000, "it waits as long as it was asked to");
+    assert!(local.wait_until(0).is_none(), "a deadline that is over");
+    device.resume().unwrap();
+    assert_eq!(local.wait_until(u64::MAX).unwrap().token, 3);
+}

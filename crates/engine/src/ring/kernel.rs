@@ -21,7 +21,7 @@
 
 use std::collections::VecDeque;
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use io_uring::{Builder, IoUring, Parameters, Submitter, cqueue, opcode, squeue, types};
@@ -412,6 +412,11 @@ impl<O> Kernel<O> {
     /// Completions that the queue can hold.
     pub fn depth(&self) -> usize {
         self.uring.params().cq_entries() as usize
+    }
+
+    /// Lets the kernel add to an eventfd whenever it has ended something.
+    pub fn signal_to(&self, eventfd: BorrowedFd<'_>) -> io::Result<()> {
+        self.uring.submitter().register_eventfd(eventfd.as_raw_fd())
     }
 
     /// How much work is in flight.

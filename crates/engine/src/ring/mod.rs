@@ -22,6 +22,7 @@ mod mailbox;
 mod tests;
 
 use std::collections::VecDeque;
+use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
 #[cfg(all(test, feature = "shuttle"))]
@@ -145,6 +146,14 @@ impl<D> Ring<D> {
     /// Whether [`Ring::pop_completed`] or [`Desk::pop_event`] has something.
     pub fn has_ended(&self) -> bool {
         !self.completed.is_empty() || !self.events.is_empty()
+    }
+
+    /// Lets the kernel add to `eventfd` whenever it has ended something.
+    pub fn signal_to(&self, eventfd: BorrowedFd<'_>) -> Result<()> {
+        let Some(kernel) = &self.kernel else { return Ok(()) };
+        kernel
+            .signal_to(eventfd)
+            .map_err(|source| Error::from_io("giving", "an eventfd to io_uring", source))
     }
 
     /// What was put in and has not ended: jobs, errands, and what was asked for at the desk.

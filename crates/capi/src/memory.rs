@@ -1,0 +1,96 @@
+//! Memory of the program: where a request's data comes from, or goes to.
+//!
+//! The header's contract: what a request names stays valid, and is not touched by anybody else,
+//! until the request's completion was reaped or its queue was destroyed.
+
+#![allow(unsafe_code)]
+
+use std::ptr;
+
+/// The pieces of a request's memory.
+#[derive(Debug, Default)]
+pub(crate) struct Memory {
+    pieces: Vec<(*mut u8, usize)>,
+    len: usize,
+}
+
+impl Memory {
+    /// Forgets what it named, and keeps its own memory.
+    pub(crate) fn clear(&mut self) {
+        self.pieces.clear();
+        self.len = 0;
+    }
+
+    /// Adds `len` bytes at `start`. Returns whether the sum can be counted.
+    ///
+    /// # Safety
+    ///
+    /// They are valid, to write if this is for a read, until [`Memory::clear`] or the end of this.
+    pub(crate) unsafe fn add(&mut self, start: *mut u8, len: usize) -> bool {
+        let Some(sum) = self.len.checked_add(len) else { return false };
+        self.len = sum;
+        if len > 0 {
+            self.pieces.push((start, len));
+        }
+        true
+    }
+
+    /// All its bytes.
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether a piece is at no address.
+    pub(crate) fn has_null(&self) -> bool {
+        self.pieces.iter().any(|(start, _)| start.is_null())
+    }
+
+    /// Copies all of it into `bytes`, which are as many.
+    pub(crate) fn gather(&self, bytes: &mut [u8]) {
+        assert_eq!(bytes.len(), self.len);
+        let mut rest = bytes;
+        for (start, len) in &self.pieces {
+            let (part, next) = rest.split_at_mut(*len);
+            // SAFETY: `add` was promised that the bytes are valid, `part` is as long, and memory of
+            // a buffer of ours is none of the program's.
+            unsafe { ptr::copy_nonoverlapping(*start, part.as_mut_ptr(), *len) };
+            rest = next;
+        }
+    }
+
+    /// Copies `bytes`, which are as many, over it.
+    pub(crate) fn scatter(&self, bytes: &[u8]) {
+        assert_eq!(bytes.len(), self.len);
+        let mut rest = bytes;
+        for (start, len) in &self.pieces {
+            let (part, next) = rest.split_at(*len);
+            // SAFETY: as in `gather`, and this is for a read.
+            unsafe { ptr::copy_nonoverlapping(part.as_ptr(), *start, *len) };
+            rest = next;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Memory;
+
+    #[test]
+    fn pieces_are_gathered_and_scattered_in_their_order() {
+        let (mut first, mut second) = ([1_u8, 2, 3], [4_u8, 5]);
+        let mut memory = Memory::default();
+        // SAFETY: both live to the end of this test, and are used through `memory` alone.
+        unsafe {
+            assert!(memory.add(first.as_mut_ptr(), 3));
+            assert!(memory.add(std::ptr::null_mut(), 0));
+            assert!(memory.add(second.as_mut_ptr(), 2));
+            assert!(!memory.add(second.as_mut_ptr(), usize::MAX));
+        }
+        assert!(!memory.has_null());
+        let mut bytes = [0; 5];
+        memory.gather(&mut bytes);
+        assert_eq!(bytes, [1, 2, 3, 4, 5]);
+        memory.scatter(&[9, 8, 7, 6, 5]);
+        assert_eq!((first, second), ([9, 8, 7], [6, 5]));
+    }
+}

@@ -1,0 +1,108 @@
+//! Programs in C: the examples, and one that does everything wrong.
+
+#![allow(clippy::unwrap_used)]
+
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+const MIB: u64 = 1 << 20;
+
+/// The shared library that these tests were built with.
+fn library() -> PathBuf {
+    let library = std::env::current_exe().unwrap().with_file_name("libudm_capi.so");
+    assert!(library.exists(), "{} is not there", library.display());
+    library
+}
+
+/// Compiles a program, with every warning an error, and puts the library beside it, by the name
+/// that the library says of itself.
+fn compiled(source: &str, folder: &Path) -> PathBuf {
+    let program = folder.join("program");
+    std::os::unix::fs::symlink(library(), folder.join("libudm.so.0")).unwrap();
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let output = Command::new("cc")
+        .args(["-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror", "-pthread", "-o"])
+        .args([&program, &root.join(source), &library()])
+        .arg("-I")
+        .arg(root.join("include"))
+        .output()
+        .expect("cc, which Rust's own linking needs too");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    program
+}
+
+fn command(program: &Path, words: &[&str]) -> Command {
+    let mut command = Command::new(program);
+    command.args(words).stdin(Stdio::null()).env("LD_LIBRARY_PATH", program.parent().unwrap());
+    command
+}
+
+fn run(program: &Path, words: &[&str]) -> String {
+    let output = command(program, words).output().unwrap();
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{words:?}: {:?} {errors}", output.status);
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// A table over files of this folder.
+fn table(folder: &Path, block_bytes: u64) -> String {
+    let file = |name: &str, bytes: u64| {
+        let path = folder.join(name);
+        if !path.exists() {
+            std::fs::File::create(&path).unwrap().set_len(bytes).unwrap();
+        }
+        path.display().to_string()
+    };
+    let (origin, cache) = (file("origin", 16 * MIB), file("cache", 8 * MIB));
+    format!("0 32768 writecache s {origin} {cache} {block_bytes} 0")
+}
+
+#[test]
+fn what_is_wrong_gets_a_number_and_a_line() {
+    let folder = tempfile::tempdir().unwrap();
+    let program = compiled("tests/hostile.c", folder.path());
+    let said = run(&program, &[&table(folder.path(), 512)]);
+    assert_eq!(said, "all is refused that should be\n");
+}
+
+#[test]
+fn the_example_copies_a_file_to_a_device_and_back() {
+    let folder = tempfile::tempdir().unwrap();
+    let program = compiled("examples/copy.c", folder.path());
+    let table = table(folder.path(), 4096);
+    let (source, copy) = (folder.path().join("source"), folder.path().join("copy"));
+    let bytes: Vec<u8> = (0..3_002_368_u32).map(|n| (n / 7 + n / 4096 + 1) as u8).collect();
+    std::fs::write(&source, &bytes).unwrap();
+    assert_eq!(run(&program, &[source.to_str().unwrap(), &table]), "3002368 bytes\n");
+    let said = run(&program, &["--from", &table, copy.to_str().unwrap()]);
+    assert_eq!(said, format!("{} bytes\n", 16 * MIB));
+    let copied = std::fs::read(&copy).unwrap();
+    assert!(copied[..bytes.len()] == bytes[..]);
+    assert!(copied[bytes.len()..].iter().all(|byte| *byte == 0));
+}
+
+#[test]
+fn a_killed_log_has_every_record_that_was_acknowledged() {
+    let folder = tempfile::tempdir().unwrap();
+    let program = compiled("examples/log.c", folder.path());
+    let table = table(folder.path(), 4096);
+    let memory = folder.path().to_str().unwrap();
+    for _ in 0..3 {
+        let mut writer = command(&program, &[&table, memory, "write", "30000"])
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut lines = BufReader::new(writer.stdout.take().unwrap()).lines();
+        let mut last = lines.by_ref().take(500).last().unwrap().unwrap();
+        writer.kill().unwrap();
+        writer.wait().unwrap();
+        // What the pipe still holds was acknowledged, too; a last line may be cut.
+        for line in lines.map_while(Result::ok) {
+            last = if line.len() >= last.len() { line } else { last };
+        }
+        let acknowledged: u64 = last.parse().unwrap();
+        let found = run(&program, &[&table, memory, "check"]).trim().parse::<u64>().unwrap();
+        assert!(found > acknowledged, "{found} records, but {acknowledged} was acknowledged");
+    }
+}
