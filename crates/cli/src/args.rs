@@ -199,8 +199,9 @@ Examples:
 Devices are named by path, or by MAJOR:MINOR as `udm table` prints block devices; relative paths
 start here. A device in the table may say how to reach it:
   /data/slow.img?io=direct     past the page cache (default where it works)
-  /data/slow.img?io=buffered   through it; dontcache: nothing stays there; lazy: written out at
-                               once, at most 16 MiB unwritten
+  /data/slow.img?io=buffered   through it; dontcache: nothing stays there; lazy: written out
+                               early, at most 16 MiB (&window=SIZE) unwritten;
+                               lazy,read=buffered: what was read stays
   /mnt/dax/fast?persist=cpu    stores are durable when flushed by the CPU; msync: by the kernel
                                (found out by default)
   /dev/sdb?offset=1G&size=8G   a part of it: in sectors, or bytes with a unit")]

@@ -120,7 +120,7 @@ fn wrong(key: &str, value: &str, what: &str) -> Error {
 }
 
 /// What `key=value` says, in bytes.
-fn sectors_of(key: &str, value: &str) -> Result<u64> {
+pub(crate) fn sectors_of(key: &str, value: &str) -> Result<u64> {
     let bytes = bytes_of(value, SECTOR).map_err(|what| wrong(key, value, what))?;
     if !bytes.is_multiple_of(SECTOR) {
         return Err(wrong(key, value, "it is not a whole number of sectors (512 bytes)"));

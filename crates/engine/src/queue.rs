@@ -1,5 +1,5 @@
 //! A queue: one thread, one ring, one loop. In the engine only this file and its folder read time;
-//! besides it only `volume` sleeps, and only `crew` spawns threads.
+//! besides it only `volume` sleeps, and only `crew` and `disk/lazy` spawn threads.
 //!
 //! What a queue does is its [`Role`]; [`Queue::run`] takes any. The roles here: serving one
 //! client's conversation over a stream ([`Queue::serve`]), running a device's background

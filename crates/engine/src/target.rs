@@ -215,7 +215,23 @@ pub(crate) fn origin_facts(origin: &dyn Disk, role: &str) -> Vec<Fact> {
     facts.extend(found.lost.map(|lost| text("origin_failure", &lost, about)));
     let about = "what has become of the slow device's name";
     facts.extend(found.gone.map(|gone| text("origin_absence", &gone, about)));
+    facts.extend(pacing_facts(origin));
     facts
+}
+
+/// How the write-out of a slow device is doing, if it is paced.
+pub(crate) fn pacing_facts(origin: &dyn Disk) -> Vec<Fact> {
+    let Some(pacing) = origin.pacing() else { return Vec::new() };
+    vec![
+        number("paced_window_bytes", pacing.window_bytes, "most that may be in the next two"),
+        number("paced_dirty_bytes", pacing.dirty_bytes, "dirty in the page cache, by io=lazy"),
+        number("paced_write_out_bytes", pacing.write_out_bytes, "on their way to the device"),
+        number("paced_waited_total", pacing.waited, "writes that have waited for room in it"),
+        number("paced_skipped_total", pacing.skipped, "batches that were clean already"),
+        number("paced_again_total", pacing.again, "batches that had to be written out twice"),
+        number("paced_failed_total", pacing.failed, "batches that failed; flushes report it"),
+        text("paced_by", pacing.way, "how pages get to the device"),
+    ]
 }
 
 /// What a server logs when it changes. Cheap: it is read every second.

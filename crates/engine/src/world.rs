@@ -23,7 +23,8 @@ use crate::rescue::Salvage;
 use crate::shm::{Keeper, boot_text};
 use crate::sync::{Arc, Mutex, lock};
 use crate::table::{
-    DeviceWord, LINE_WORDS_MAX, TABLE_BYTES_MAX, TABLE_LINES_MAX, TARGET_NAME_BYTES_MAX, Table,
+    DeviceOptions, DeviceWord, LINE_WORDS_MAX, TABLE_BYTES_MAX, TABLE_LINES_MAX,
+    TARGET_NAME_BYTES_MAX, Table,
 };
 use crate::target::Target;
 use crate::targets::{self, Opening, Planned, WordRole, refuse_read_only};
@@ -176,17 +177,25 @@ impl SystemOpener {
     }
 }
 
+impl SystemOpener {
+    fn open(&self, word: &DeviceWord, claims: Option<&Claims>) -> Result<Arc<dyn Disk>> {
+        let options = options_of(word);
+        let budget = self.claims.budget();
+        Ok(Arc::new(FileDisk::open_within(&word.path, &options, claims, budget)?))
+    }
+}
+
 impl Opener for SystemOpener {
     fn disk(&self, word: &DeviceWord) -> Result<Arc<dyn Disk>> {
-        Ok(Arc::new(FileDisk::open(&word.path, &options_of(word))?))
+        self.open(word, None)
     }
 
     fn part(&self, word: &DeviceWord, parts: &Claims) -> Result<Arc<dyn Disk>> {
-        Ok(Arc::new(FileDisk::open_shared(&word.path, &options_of(word), parts)?))
+        self.open(word, Some(parts))
     }
 
     fn shared_disk(&self, word: &DeviceWord) -> Result<Arc<dyn Disk>> {
-        Ok(Arc::new(FileDisk::open_shared(&word.path, &options_of(word), &self.claims)?))
+        self.open(word, Some(&self.claims))
     }
 
     fn resolve(&self, word: &DeviceWord) -> Result<DeviceWord> {
@@ -227,7 +236,8 @@ fn options_of(word: &DeviceWord) -> FileOptions {
         true => OpenMode::Shared,
         false => OpenMode::Exclusive,
     };
-    FileOptions { mode, io: word.options.io.unwrap_or_default(), area: word.options.area }
+    let DeviceOptions { io, reads, window, area, .. } = word.options;
+    FileOptions { mode, io: io.unwrap_or_default(), reads, window, area }
 }
 
 fn dax_options_of(word: &DeviceWord) -> DaxOptions {

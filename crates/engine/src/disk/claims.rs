@@ -11,6 +11,7 @@ use std::path::Path;
 
 use rustix::fs::{FileType, OFlags};
 
+use super::lazy::Budget;
 use super::whole::Whole;
 use crate::error::{Error, Kind, Result};
 use crate::sync::{Arc, Mutex, Weak, lock};
@@ -21,6 +22,7 @@ use crate::sync::{Arc, Mutex, Weak, lock};
 pub struct Claims {
     held: Mutex<Vec<Held>>,
     are_apart: bool,
+    budget: Budget,
 }
 
 /// A part of something that is open.
@@ -36,6 +38,11 @@ impl Claims {
     /// For disks that must not overlap.
     pub fn apart() -> Claims {
         Claims { are_apart: true, ..Claims::default() }
+    }
+
+    /// The budget that all of them share that are written lazily.
+    pub fn budget(&self) -> &Budget {
+        &self.budget
     }
 
     /// The descriptor that holds the claim on what `path` leads to, if it was opened for the same.

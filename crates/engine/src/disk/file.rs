@@ -16,6 +16,7 @@
 //! 5. A disk may be a part of a file. An I/O's offset counts from the part's start, what is asked
 //!    of the kernel from the file's; and a file that is cut is cut for all of its parts.
 
+use std::ops::Range;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::Path;
 
@@ -23,7 +24,7 @@ use super::claims::Claims;
 use super::errors::DiskErrors;
 use super::files::Files;
 use super::holes;
-use super::lazy::{self, Pause, Reservation};
+use super::lazy::{Budget, Pacing, Reservation, Waiter};
 use super::open::{FileOptions, Opened, open};
 use super::pagecache::{self, Cached};
 use super::whole::Absence;
@@ -51,8 +52,7 @@ const RETRIES_MAX: u32 = 10_000;
 impl FileDisk {
     /// Opens the file or block device at `path`.
     pub fn open(path: impl AsRef<Path>, options: &FileOptions) -> Result<FileDisk> {
-        let Opened { limits, files } = open(path.as_ref(), options, None)?;
-        Ok(FileDisk { limits, files: Arc::new(files) })
+        FileDisk::open_within(path, options, None, &Budget::default())
     }
 
     /// Opens it, even if this process has it open already by one of `claims`.
@@ -61,7 +61,17 @@ impl FileDisk {
         options: &FileOptions,
         claims: &Claims,
     ) -> Result<FileDisk> {
-        let Opened { limits, files } = open(path.as_ref(), options, Some(claims))?;
+        FileDisk::open_within(path, options, Some(claims), claims.budget())
+    }
+
+    /// The same; what is written lazily shares `budget`.
+    pub fn open_within(
+        path: impl AsRef<Path>,
+        options: &FileOptions,
+        claims: Option<&Claims>,
+        budget: &Budget,
+    ) -> Result<FileDisk> {
+        let Opened { limits, files } = open(path.as_ref(), options, claims, budget)?;
         Ok(FileDisk { limits, files: Arc::new(files) })
     }
 
@@ -72,7 +82,7 @@ impl FileDisk {
 
     /// What the page cache holds of it; `None` where the kernel does not say (before Linux 6.5).
     pub fn cached(&self) -> Option<Cached> {
-        pagecache::look(&self.files.buffered)
+        pagecache::look(&self.files.buffered, 0, 0)
     }
 
     /// Lets the page cache drop pages of it that need no write-out. Only a hint.
@@ -121,13 +131,18 @@ impl Disk for FileDisk {
             done: 0,
             retries: 0,
             is_buffered: self.files.direct.is_none(),
-            pause: None,
+            flags: 0,
             reservation: None,
         });
         let memory = std::mem::replace(&mut job.io.buffer, Buffer::empty());
         match job.next(memory) {
-            Ok(work) => ring.start(work),
-            Err(io) => ring.complete(io),
+            Next::Call(work) => ring.start(work),
+            Next::Over(io) => ring.complete(io),
+            Next::Write(job, write) => {
+                if let Some(work) = job.send(write, ring) {
+                    ring.start(work);
+                }
+            }
         }
     }
 
@@ -180,6 +195,10 @@ impl Disk for FileDisk {
         Some(format!("/proc/{}/fd/{number}", std::process::id()))
     }
 
+    fn pacing(&self) -> Option<Pacing> {
+        self.files.lazy.as_ref().map(|lazy| lazy.pacing())
+    }
+
     fn begins_at(&self) -> u64 {
         self.files.start
     }
@@ -227,10 +246,28 @@ struct FileJob {
     retries: u32,
     /// Whether this I/O must not use the direct descriptor.
     is_buffered: bool,
-    /// It waits for room in the window of dirty pages.
-    pause: Option<Pause>,
-    /// The room of the call in flight in that window.
+    /// Flags of the call in flight.
+    flags: i32,
+    /// The part of the budget that the write in flight has.
     reservation: Option<Reservation>,
+}
+
+/// How an I/O goes on.
+enum Next {
+    /// With this call.
+    Call(Work),
+    /// With this write, as soon as it has room.
+    Write(Box<FileJob>, PacedWrite),
+    /// It is over.
+    Over(DiskIo),
+}
+
+/// A write to a lazy file.
+struct PacedWrite {
+    file: Arc<OwnedFd>,
+    call: Call,
+    memory: Buffer,
+    range: Range<u64>,
 }
 
 impl Job<DiskIo> for FileJob {
@@ -242,28 +279,26 @@ impl Job<DiskIo> for FileJob {
         ring: &mut Ring,
     ) -> Option<Work> {
         let Memory::One(memory) = memory else { panic!("a disk's work has one buffer") };
-        // This call may have made a write-out due.
-        let lazy = self.files.lazy.clone().filter(|_| self.reservation.is_some());
-        let next = self.advance(memory, result).map_err(|io| ring.complete(io)).ok();
-        if let Some(sweep) = lazy.and_then(|lazy| lazy.sweep()) {
-            ring.start(sweep);
+        match self.advance(memory, result) {
+            Next::Call(work) => Some(work),
+            Next::Write(job, write) => job.send(write, ring),
+            Next::Over(io) => {
+                ring.complete(io);
+                None
+            }
         }
-        next
     }
 }
 
 impl FileJob {
-    /// Continues after a call that ended with `result` (negative: an errno): the next call, or the
-    /// finished I/O.
-    fn advance(
-        mut self: Box<Self>,
-        memory: Buffer,
-        result: i32,
-    ) -> std::result::Result<Work, DiskIo> {
-        self.reservation = None;
-        if let (Some(pause), Some(lazy)) = (self.pause.take(), &self.files.lazy) {
-            lazy.end_pause(pause);
-            return self.next(memory);
+    /// Continues after a call that ended with `result` (negative: an errno).
+    fn advance(mut self: Box<Self>, memory: Buffer, result: i32) -> Next {
+        if let (Some(reservation), Some(lazy)) = (self.reservation.take(), &self.files.lazy) {
+            if result > 0 {
+                let offset = self.files.start + self.io.offset + self.done;
+                lazy.wrote(self.flags, offset, result as u64);
+            }
+            drop(reservation);
         }
         if (result == -libc::EINTR || result == -libc::EAGAIN) && self.retries < RETRIES_MAX {
             self.retries += 1;
@@ -275,6 +310,13 @@ impl FileJob {
                 self.way = Way::Allocate(mode + 1);
                 self.next(memory)
             }
+            // It does not know the flag of the write.
+            Way::Move | Way::Zeroes
+                if is_refused
+                    && self.files.lazy.as_ref().is_some_and(|lazy| lazy.refused(self.flags)) =>
+            {
+                self.next(memory)
+            }
             // The device needs more alignment than it reported.
             Way::Move | Way::Zeroes if result == -libc::EINVAL && !self.is_buffered => {
                 self.is_buffered = true;
@@ -282,53 +324,72 @@ impl FileJob {
             }
             _ if result < 0 => {
                 self.files.errors.note(self.io.op, -result);
-                Err(self.end(memory, Err(status_of(-result))))
+                Next::Over(self.end(memory, Err(status_of(-result))))
             }
             Way::Sync if !self.files.whole.look(&self.files.buffered) => {
-                Err(self.end(memory, Err(Status::Io)))
+                Next::Over(self.end(memory, Err(Status::Io)))
             }
-            Way::Sync | Way::Allocate(_) => Err(self.end(memory, Ok(()))),
+            Way::Sync | Way::Allocate(_) => Next::Over(self.end(memory, Ok(()))),
             Way::Move | Way::Zeroes => self.moved(memory, result as u64),
         }
     }
 
     /// `count` more bytes are done. 0 means the end of the file, which was further on when it was
     /// opened, or a device that takes no bytes.
-    fn moved(mut self: Box<Self>, memory: Buffer, count: u64) -> std::result::Result<Work, DiskIo> {
+    fn moved(mut self: Box<Self>, memory: Buffer, count: u64) -> Next {
         self.done += count;
         self.retries = 0;
         if count == 0 {
             self.files.whole.look(&self.files.buffered);
-            return Err(self.end(memory, Err(Status::Io)));
+            return Next::Over(self.end(memory, Err(Status::Io)));
         }
         self.next(memory)
     }
 
     /// The next call, or the finished I/O.
-    fn next(mut self: Box<Self>, mut memory: Buffer) -> std::result::Result<Work, DiskIo> {
+    fn next(mut self: Box<Self>, mut memory: Buffer) -> Next {
         if self.way == Way::Allocate(ZERO_MODES.len()) {
             if self.io.op == Op::Discard {
-                return Err(self.end(memory, Err(Status::Unsupported)));
+                return Next::Over(self.end(memory, Err(Status::Unsupported)));
             }
             self.way = Way::Zeroes;
             memory = Buffer::zeroed(self.io.len.min(ZEROES) as usize);
         }
         if self.way != Way::Sync && self.done == self.io.len {
-            return Err(self.end(memory, Ok(())));
+            return Next::Over(self.end(memory, Ok(())));
         }
-        let Some((mut file, mut call)) = self.call() else {
-            return Err(self.end(memory, Ok(())));
+        let Some((file, call)) = self.call() else {
+            return Next::Over(self.end(memory, Ok(())));
         };
-        if let (Call::Write { offset, len, .. }, Some(lazy)) = (call, &self.files.lazy) {
-            match lazy.reserve(offset, len as u64) {
-                Ok(reservation) => self.reservation = Some(reservation),
-                Err(pause) => {
-                    (file, call) = (lazy.file(), Call::WriteOut);
-                    self.pause = Some(pause);
-                }
-            }
+        if let (Call::Write { offset, len, flags, .. }, Some(_)) = (call, &self.files.lazy) {
+            self.flags = flags;
+            let range = offset..offset + len as u64;
+            return Next::Write(self, PacedWrite { file, call, memory, range });
         }
-        Ok(Work { file, call, memory: Memory::One(memory), owner: self, is_awaited: true })
+        Next::Call(Work { file, call, memory: Memory::One(memory), owner: self, is_awaited: true })
+    }
+
+    /// Sends a write to a lazy file if there is room for it; else it is sent when there is.
+    fn send(mut self: Box<Self>, write: PacedWrite, ring: &mut Ring) -> Option<Work> {
+        let Some(lazy) = self.files.lazy.clone() else { panic!("the file is lazy") };
+        let PacedWrite { file, call, memory, range } = write;
+        if let Some(reservation) = lazy.reserve(ring.id(), range.clone()) {
+            self.reservation = Some(reservation);
+            let memory = Memory::One(memory);
+            return Some(Work { file, call, memory, owner: self, is_awaited: true });
+        }
+        match ring.errand() {
+            Ok(errand) => {
+                let goes_on: Waiter = Box::new(move |reservation| {
+                    self.reservation = Some(reservation);
+                    let memory = Memory::One(memory);
+                    errand.go_on(Work { file, call, memory, owner: self, is_awaited: true });
+                });
+                lazy.wait(ring.id(), range, goes_on);
+            }
+            Err(_) => ring.complete(self.end(memory, Err(Status::Io))),
+        }
+        None
     }
 
     /// The next call; `None` if no call is needed.
@@ -336,7 +397,7 @@ impl FileJob {
         let offset = self.files.start + self.io.offset + self.done;
         let rest = self.io.len - self.done;
         let len = match (&self.files.lazy, self.io.op) {
-            (Some(_), Op::Write) => rest.min(lazy::WRITE_BYTES_MAX),
+            (Some(lazy), Op::Write) => rest.min(lazy.write_bytes_max()),
             _ => rest.min(CALL_BYTES_MAX as u64),
         };
         let buffered = self.files.buffered.clone();
@@ -350,12 +411,13 @@ impl FileJob {
                 (buffered, Call::Allocate { mode: ZERO_MODES[mode], offset, len: rest })
             }
             Way::Zeroes => {
-                let len = len.min(ZEROES);
-                let (file, flags) = self.files.pick(offset, len, self.is_buffered);
+                let most = self.files.lazy.as_ref().map_or(ZEROES, |lazy| lazy.write_bytes_max());
+                let len = len.min(most);
+                let (file, flags) = self.files.pick(Op::Write, offset, len, self.is_buffered);
                 (file, Call::Write { offset, from: 0, len: len as usize, flags })
             }
             Way::Move => {
-                let (file, flags) = self.files.pick(offset, len, self.is_buffered);
+                let (file, flags) = self.files.pick(self.io.op, offset, len, self.is_buffered);
                 let (from, len) = (self.done as usize, len as usize);
                 let call = match self.io.op {
                     Op::Read => Call::Read { offset, from, len, flags },
@@ -367,6 +429,9 @@ impl FileJob {
     }
 
     fn end(mut self, memory: Buffer, mut result: std::result::Result<(), Status>) -> DiskIo {
+        if let (Op::Flush, Ok(()), Some(lazy)) = (self.io.op, result, &self.files.lazy) {
+            lazy.flushed();
+        }
         let Files { whole, buffered, start, .. } = &*self.files;
         whole.end_write(self.write.take(), result.is_ok());
         if self.io.op == Op::Read
@@ -375,11 +440,12 @@ impl FileJob {
         {
             result = Err(Status::Io);
         }
-        if matches!(self.io.op, Op::Read | Op::Write) {
-            self.io.buffer = memory;
+        let mut io = self.io;
+        if matches!(io.op, Op::Read | Op::Write) {
+            io.buffer = memory;
         }
-        self.io.result = result;
-        self.io
+        io.result = result;
+        io
     }
 }
 

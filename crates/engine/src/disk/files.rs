@@ -52,11 +52,12 @@ impl Files {
         }
     }
 
-    /// The descriptor for a range of the file, and its flags.
-    pub fn pick(&self, offset: u64, len: u64, is_buffered: bool) -> (Arc<OwnedFd>, i32) {
+    /// The descriptor for an operation on a range of the file, and its flags.
+    pub fn pick(&self, op: Op, offset: u64, len: u64, is_buffered: bool) -> (Arc<OwnedFd>, i32) {
         let fits = offset.is_multiple_of(self.granule) && len.is_multiple_of(self.granule);
-        match &self.direct {
-            Some(direct) if fits && !is_buffered => (direct.clone(), 0),
+        match (&self.direct, &self.lazy) {
+            (Some(direct), _) if fits && !is_buffered => (direct.clone(), 0),
+            (_, Some(lazy)) if op != Op::Read => (self.buffered.clone(), lazy.flags()),
             _ => (self.buffered.clone(), self.flags),
         }
     }

@@ -1,166 +1,390 @@
 //! `io=lazy`: through the page cache, with write-out at a steady pace.
 //!
 //! Left alone, the page cache lets a writer run ahead by gigabytes and then makes all writers wait
-//! while it catches up. Here the bytes that are dirty or being written out stay below
-//! [`WINDOW_BYTES`]:
+//! while it catches up. Here all writers of a device share a budget of bytes that are dirty or
+//! under write-out: the state machine in `pacer` says who may write and what is written out next.
+//! This file drives it:
 //!
-//! 1. A write first reserves its pages in the window. Bytes leave the window when a *sweep*, a
-//!    sync_file_range of the whole file that began after they were written, has ended. (The kernel
-//!    finds the dirty pages by their tags; a sweep costs what there is to write, not the size.)
-//! 2. A write that makes [`SWEEP_BYTES`] wait for a sweep starts one when it ends. No request waits
-//!    for it. One of these runs at a time: what is written in the meantime goes into the next.
-//!    After a sweep the file's clean pages are dropped: there is a cache in front already.
-//! 3. A write that finds no room runs a sweep of its own and waits for that: it must not wait for
-//!    ever for one that another thread began and may be slow to complete.
-//! 4. None of this is a flush: durability comes from fdatasync, as in every other mode.
+//! 1. A write asks first. If it has to wait it leaves its thread's ring as an errand, and comes
+//!    back when the pacer lets it go. No writer starts a write-out, and none waits for one call.
+//! 2. Each file has a thread for its write-out ([`Background`]). It starts batches with
+//!    sync_file_range, waits for the oldest, and lets the page cache drop what was written through:
+//!    there is a cache in front already. A file whose device is stuck keeps its own thread only.
+//! 3. cachestat checks what is believed. If the pages of a batch are clean, because the kernel or a
+//!    flush has written them out, there is nothing to do. If more is dirty afterwards than is
+//!    accounted for, because the kernel passes by a page that is under write-out already, the batch
+//!    is written out once more.
+//! 4. None of this is a flush: durability comes from fdatasync, as in every other mode. The thread
+//!    has a descriptor of its own: the kernel reports a failed write-out to each open file once,
+//!    and it must be the flush that hears of it.
 
+use std::ops::Range;
 use std::os::fd::OwnedFd;
+use std::thread::ThreadId;
+use std::time::Duration;
 
-use super::{DiskIo, Ring, Work};
-use crate::buffer::Buffer;
-use crate::ring::{Call, Job, Memory};
-use crate::sync::{Arc, Mutex, lock};
+use super::open::ReadMode;
+use super::pacer::{Pacer, Run, Step, Usage, Writer};
+use super::pagecache;
+use super::way::{Way, WayFound};
+use crate::error::{Error, Result};
+use crate::sync::statics::atomic::{AtomicU64, Ordering};
+use crate::sync::{Arc, Condvar, Mutex, MutexGuard, lock};
 use crate::units::MIB;
 
-/// Most bytes that are dirty or being written out.
+/// Most bytes that are dirty or being written out, if nobody says.
 pub const WINDOW_BYTES: u64 = 16 * MIB;
-/// A sweep begins when this many bytes wait for it.
-const SWEEP_BYTES: u64 = WINDOW_BYTES / 4;
-/// Most bytes of one call, so that a long write does not fill the window alone.
-pub(super) const WRITE_BYTES_MAX: u64 = MIB;
-/// The unit of the page cache.
-const PAGE: u64 = 4096;
 
-/// The write-out of one file.
+/// A file to which nothing was written for about this long is written out.
+const IDLE: Duration = Duration::from_millis(100);
+/// A file that is closed waits this long for a write-out under way.
+const END_MAX: Duration = Duration::from_secs(5);
+
+/// A write that waits: what it does when it may go.
+pub(super) type Waiter = Box<dyn FnOnce(Reservation) + Send>;
+
+/// The budget that the files of a mapped device share.
+#[derive(Clone, Debug, Default)]
+pub struct Budget(Arc<Shared>);
+
 #[derive(Debug)]
-pub(super) struct Lazy {
-    /// The file, opened once more. The kernel reports a failed write-out to each open file once: if
-    /// the sweep shared the flush's descriptor, it could get the error first, and the flush would
-    /// succeed.
-    file: Arc<OwnedFd>,
-    window: Mutex<Window>,
+struct Shared {
+    pacer: Mutex<Pacer<Parked>>,
+    /// For the threads of all files; they wait with the pacer's lock.
+    bell: Condvar,
+    sleepers: AtomicU64,
 }
 
-/// Bytes since the file was opened, in whole pages.
-#[derive(Debug, Default)]
-struct Window {
-    written: u64,
-    /// Of `written`, what sweeps have covered.
-    swept: u64,
-    /// Reserved by writes that have not ended.
-    under_way: u64,
-    is_sweeping: bool,
-}
-
-impl Window {
-    /// Bytes that may be dirty or under write-out.
-    fn unclean(&self) -> u64 {
-        self.written - self.swept + self.under_way
+impl Default for Shared {
+    fn default() -> Shared {
+        Shared {
+            pacer: Mutex::new(Pacer::new()),
+            bell: Condvar::new(),
+            sleepers: AtomicU64::new(0),
+        }
     }
 }
 
-/// A write's room in the window. Released when the write has ended, with or without success.
+/// How the write-out of a file is doing.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Pacing {
+    /// Most bytes that may be dirty or under write-out, over all files of the device.
+    pub window_bytes: u64,
+    /// Dirty, over all files.
+    pub dirty_bytes: u64,
+    /// Under write-out, over all files.
+    pub write_out_bytes: u64,
+    /// Writes that have waited for room, over all files.
+    pub waited: u64,
+    /// Batches of this file whose pages were clean already.
+    pub skipped: u64,
+    /// Batches of this file that were written out twice: more was dirty than was believed.
+    pub again: u64,
+    /// Batches of this file whose write-out failed. The next flush reports it.
+    pub failed: u64,
+    /// How this file's pages get to the device, and why so.
+    pub way: &'static str,
+}
+
+/// A waiting write, and how to make its reservation.
+struct Parked {
+    lazy: Arc<Lazy>,
+    pages: Range<u64>,
+    goes_on: Waiter,
+}
+
+impl std::fmt::Debug for Parked {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Parked({:?})", self.pages)
+    }
+}
+
+/// A write's part of the budget. When it is dropped the write has ended, with or without success.
 #[derive(Debug)]
 pub(super) struct Reservation {
     lazy: Arc<Lazy>,
-    bytes: u64,
+    ring: u64,
+    pages: Range<u64>,
 }
 
 impl Drop for Reservation {
     fn drop(&mut self) {
-        let mut window = lock(&self.lazy.window);
-        window.under_way -= self.bytes;
-        window.written += self.bytes;
+        let Lazy { number, shared, .. } = &*self.lazy;
+        let mut pacer = lock(&shared.pacer);
+        pacer.written(Writer { file: *number, ring: self.ring }, self.pages.clone());
+        shared.leave(pacer);
     }
 }
 
-/// A write-out in flight, and what it will have covered.
+/// One file with a steady write-out.
 #[derive(Debug)]
-struct Sweep {
-    lazy: Arc<Lazy>,
-    /// All that was `written` when it began.
-    until: u64,
+pub(super) struct Lazy {
+    number: u32,
+    shared: Arc<Shared>,
+    inner: Arc<Inner>,
 }
 
-impl Drop for Sweep {
-    fn drop(&mut self) {
-        lock(&self.lazy.window).is_sweeping = false;
-    }
-}
-
-/// A write that found no room runs a sweep of its own before it tries again.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Pause {
-    until: u64,
+/// What the thread of the write-out knows of its file.
+#[derive(Debug)]
+struct Inner {
+    file: OwnedFd,
+    way: WayFound,
+    reads: ReadMode,
+    skipped: AtomicU64,
+    again: AtomicU64,
+    failed: AtomicU64,
+    thread: Mutex<Option<ThreadId>>,
+    ended: Condvar,
 }
 
 impl Lazy {
     /// For an open file that is never flushed through this descriptor.
-    pub fn new(file: OwnedFd) -> Arc<Lazy> {
-        Arc::new(Lazy { file: Arc::new(file), window: Mutex::new(Window::default()) })
-    }
-
-    /// The file for the calls of sweeps and pauses.
-    pub fn file(&self) -> Arc<OwnedFd> {
-        self.file.clone()
-    }
-
-    /// Room for a write of `len` bytes at `offset`. A clean window has room for any write.
-    pub fn reserve(self: &Arc<Lazy>, offset: u64, len: u64) -> Result<Reservation, Pause> {
-        let bytes = (offset + len).next_multiple_of(PAGE) - offset / PAGE * PAGE;
-        let mut window = lock(&self.window);
-        if window.unclean() > 0 && window.unclean() + bytes > WINDOW_BYTES {
-            return Err(Pause { until: window.written });
+    pub(super) fn new(
+        file: OwnedFd,
+        name: &str,
+        window: u64,
+        reads: ReadMode,
+        budget: &Budget,
+    ) -> Result<Arc<Lazy>> {
+        let shared = budget.0.clone();
+        let inner = Arc::new(Inner {
+            file,
+            way: WayFound::default(),
+            reads,
+            skipped: AtomicU64::new(0),
+            again: AtomicU64::new(0),
+            failed: AtomicU64::new(0),
+            thread: Mutex::new(None),
+            ended: Condvar::new(),
+        });
+        let number = lock(&shared.pacer).open(window);
+        let lazy = Arc::new(Lazy { number, shared: shared.clone(), inner: inner.clone() });
+        let background = Background { number, shared, inner: inner.clone() };
+        // Held until its number is known: the thread clears it when it ends.
+        let mut thread = lock(&inner.thread);
+        let started = std::thread::Builder::new()
+            .name("udm-write-out".into())
+            .spawn(move || background.run())
+            .map_err(|source| Error::from_io("starting a thread for", name, source));
+        match started {
+            Ok(started) => *thread = Some(started.thread().id()),
+            Err(error) => {
+                drop(thread);
+                return Err(error);
+            }
         }
-        window.under_way += bytes;
-        Ok(Reservation { lazy: self.clone(), bytes })
+        drop(thread);
+        Ok(lazy)
     }
 
-    /// A pause is over. Its result does not matter here: pages that could not be written out are
-    /// not dirty any more, and the flush reports the error.
-    pub fn end_pause(&self, pause: Pause) {
-        self.cover(pause.until);
+    /// Most bytes of one write.
+    pub(super) fn write_bytes_max(&self) -> u64 {
+        lock(&self.shared.pacer).write_bytes_max()
     }
 
-    fn cover(&self, until: u64) {
-        let mut window = lock(&self.window);
-        window.swept = window.swept.max(until);
+    /// Flags of a write now.
+    pub(super) fn flags(&self) -> i32 {
+        self.inner.way.flags()
     }
 
-    /// Begins a sweep if one is due.
-    pub fn sweep(self: &Arc<Lazy>) -> Option<Work> {
-        let mut window = lock(&self.window);
-        if window.is_sweeping || window.written - window.swept < SWEEP_BYTES {
-            return None;
+    /// A write with these flags was refused. Returns whether it should be tried without.
+    pub(super) fn refused(&self, flags: i32) -> bool {
+        self.inner.way.refused(flags)
+    }
+
+    /// A write with these flags has succeeded.
+    pub(super) fn wrote(&self, flags: i32, offset: u64, len: u64) {
+        self.inner.way.wrote(flags, || pagecache::look(&self.inner.file, offset, len));
+    }
+
+    /// Room for a write by the thread of `ring`. If there is none, let it [`Lazy::wait`].
+    pub(super) fn reserve(self: &Arc<Lazy>, ring: u64, range: Range<u64>) -> Option<Reservation> {
+        let pages = Pacer::<Parked>::pages(range);
+        let writer = Writer { file: self.number, ring };
+        let has_room = lock(&self.shared.pacer).try_hold(writer, pages.clone());
+        has_room.then(|| Reservation { lazy: self.clone(), ring, pages })
+    }
+
+    /// A write waits for room; then `goes_on` is called, on any thread.
+    pub(super) fn wait(self: &Arc<Lazy>, ring: u64, range: Range<u64>, goes_on: Waiter) {
+        let pages = Pacer::<Parked>::pages(range);
+        let writer = Writer { file: self.number, ring };
+        let parked = Parked { lazy: self.clone(), pages: pages.clone(), goes_on };
+        let mut pacer = lock(&self.shared.pacer);
+        pacer.wait(writer, pages, parked);
+        self.shared.leave(pacer);
+    }
+
+    /// The file was flushed: what was dirty is clean.
+    pub(super) fn flushed(&self) {
+        let mut pacer = lock(&self.shared.pacer);
+        pacer.idle(self.number);
+        self.shared.leave(pacer);
+    }
+
+    /// How it is doing.
+    pub(super) fn pacing(&self) -> Pacing {
+        let Usage { budget, dirty, under_write_out, waited, .. } = lock(&self.shared.pacer).usage();
+        Pacing {
+            window_bytes: budget,
+            dirty_bytes: dirty,
+            write_out_bytes: under_write_out,
+            waited,
+            skipped: self.inner.skipped.load(Ordering::Relaxed),
+            again: self.inner.again.load(Ordering::Relaxed),
+            failed: self.inner.failed.load(Ordering::Relaxed),
+            way: self.inner.way.words(),
         }
-        window.is_sweeping = true;
-        let sweep = Sweep { lazy: self.clone(), until: window.written };
-        Some(Box::new(sweep).work(Call::WriteOut))
     }
 }
 
-impl Sweep {
-    fn work(self: Box<Self>, call: Call) -> Work {
-        let (file, memory) = (self.lazy.file(), Memory::One(Buffer::empty()));
-        Work { file, call, memory, owner: self, is_awaited: false }
+impl Drop for Lazy {
+    /// Ends the thread. It may be in a call, on a device that never answers: then it ends later.
+    fn drop(&mut self) {
+        let Ok(mut pacer) = self.shared.pacer.lock() else { return };
+        pacer.close(self.number);
+        self.shared.bell.notify_all();
+        self.shared.leave(pacer);
+        let thread = lock(&self.inner.thread);
+        if thread.is_some_and(|thread| thread != std::thread::current().id()) {
+            drop(self.inner.ended.wait_timeout(thread, END_MAX));
+        }
     }
 }
 
-impl Job<DiskIo> for Sweep {
-    /// Continues whether the call succeeded or not.
-    fn ended(
-        self: Box<Self>,
-        call: Call,
-        _memory: Memory,
-        _result: i32,
-        _ring: &mut Ring,
-    ) -> Option<Work> {
-        if call == Call::WriteOut {
-            self.lazy.cover(self.until);
-            return Some(self.work(Call::Forget));
+impl Shared {
+    /// Gives the lock back. Lets writes go that may go now, and wakes threads that have something
+    /// to do.
+    fn leave(&self, mut pacer: MutexGuard<'_, Pacer<Parked>>) {
+        if self.sleepers.load(Ordering::Relaxed) > 0 && pacer.is_any_due() {
+            self.bell.notify_all();
         }
-        let lazy = self.lazy.clone();
-        drop(self);
-        lazy.sweep()
+        let admitted = if pacer.has_admitted() { pacer.take_admitted() } else { Vec::new() };
+        drop(pacer);
+        for (writer, Parked { lazy, pages, goes_on }) in admitted {
+            goes_on(Reservation { lazy, ring: writer.ring, pages });
+        }
     }
+}
+
+/// The thread that writes a file out.
+struct Background {
+    number: u32,
+    shared: Arc<Shared>,
+    inner: Arc<Inner>,
+}
+
+impl Background {
+    fn run(self) {
+        let mut under_way: Vec<(u64, Vec<Run>)> = Vec::new();
+        let mut pacer = lock(&self.shared.pacer);
+        while let Some(step) = pacer.step(self.number) {
+            match step {
+                Step::Start { batch, runs } => {
+                    drop(pacer);
+                    if self.start(&runs) {
+                        under_way.push((batch, runs));
+                    } else {
+                        self.end(batch);
+                    }
+                    pacer = lock(&self.shared.pacer);
+                }
+                Step::Wait { batch } => {
+                    drop(pacer);
+                    let place = under_way.iter().position(|(other, _)| *other == batch);
+                    if let Some(place) = place {
+                        self.wait(&under_way.remove(place).1);
+                    }
+                    self.end(batch);
+                    pacer = lock(&self.shared.pacer);
+                }
+                Step::Rest { is_dirty } => pacer = self.rest(pacer, is_dirty),
+            }
+        }
+        drop(pacer);
+        *lock(&self.inner.thread) = None;
+        self.inner.ended.notify_all();
+    }
+
+    /// Starts the write-out of a batch; false if its pages are clean.
+    fn start(&self, runs: &[Run]) -> bool {
+        let Range { start, end } = span(runs);
+        let there = pagecache::look(&self.inner.file, start, end - start);
+        if there.is_some_and(|there| there.unclean_bytes == 0) {
+            self.inner.skipped.fetch_add(1, Ordering::Relaxed);
+            self.forget(runs);
+            return false;
+        }
+        if self.inner.way.found() != Way::Pushed {
+            pagecache::start_write_out(&self.inner.file, start, end - start);
+        }
+        true
+    }
+
+    /// Waits for the write-out of a batch. A failure does not matter here: the kernel does not keep
+    /// such pages dirty, and the flush reports it.
+    fn wait(&self, runs: &[Run]) {
+        let Range { start, end } = span(runs);
+        let (file, len) = (&self.inner.file, end - start);
+        let mut is_good = match self.inner.way.found() {
+            Way::Pushed => pagecache::finish_write_out(file, start, len),
+            _ => pagecache::await_write_out(file, start, len),
+        };
+        let dirty = pagecache::look(file, start, len).map(|there| there.dirty_bytes);
+        let is_more = |dirty| dirty > lock(&self.shared.pacer).dirty_at_most(self.number);
+        // Without cachestat nobody knows.
+        if dirty.is_none_or(is_more) {
+            is_good &= pagecache::finish_write_out(file, start, len);
+            self.inner.again.fetch_add(1, Ordering::Relaxed);
+        }
+        if !is_good {
+            self.inner.failed.fetch_add(1, Ordering::Relaxed);
+        }
+        self.forget(runs);
+    }
+
+    /// The page cache drops what was written through.
+    fn forget(&self, runs: &[Run]) {
+        if self.inner.way.found() == Way::Pushed {
+            return;
+        }
+        match self.inner.reads {
+            // What was read in between does not stay either.
+            ReadMode::Same => pagecache::forget(&self.inner.file, span(runs)),
+            ReadMode::Buffered => {
+                runs.iter().for_each(|run| pagecache::forget(&self.inner.file, run.start..run.end));
+            }
+        }
+    }
+
+    fn end(&self, batch: u64) {
+        let mut pacer = lock(&self.shared.pacer);
+        pacer.ended(self.number, batch);
+        self.shared.leave(pacer);
+    }
+
+    /// Sleeps until something is due.
+    fn rest<'a>(
+        &'a self,
+        pacer: MutexGuard<'a, Pacer<Parked>>,
+        is_dirty: bool,
+    ) -> MutexGuard<'a, Pacer<Parked>> {
+        self.shared.sleepers.fetch_add(1, Ordering::Relaxed);
+        let (mut pacer, waited) = self
+            .shared
+            .bell
+            .wait_timeout(pacer, IDLE)
+            .expect("a thread panicked while it held this lock");
+        self.shared.sleepers.fetch_sub(1, Ordering::Relaxed);
+        if waited.timed_out() && is_dirty {
+            pacer.idle(self.number);
+        }
+        pacer
+    }
+}
+
+/// From the first to the last byte of a batch.
+fn span(runs: &[Run]) -> Range<u64> {
+    let start = runs.first().map_or(0, |run| run.start);
+    start..runs.last().map_or(start, |run| run.end)
 }

@@ -31,20 +31,23 @@ mod holes;
 mod identity;
 mod lazy;
 mod open;
+mod pacer;
 mod pagecache;
 mod ram;
 mod recent;
 mod sim;
 #[cfg(test)]
 mod tests;
+mod way;
 pub(crate) mod whole;
 
 pub use claims::Claims;
 pub use errors::DiskErrors;
 pub use fault::{Effect, Fault};
 pub use file::FileDisk;
-pub use lazy::WINDOW_BYTES as LAZY_WINDOW_BYTES;
-pub use open::{FileOptions, IoMode, OpenMode};
+pub use lazy::{Budget, Pacing, WINDOW_BYTES as LAZY_WINDOW_BYTES};
+pub(crate) use open::window_of;
+pub use open::{FileOptions, IoMode, OpenMode, ReadMode};
 pub use pagecache::Cached;
 pub use ram::{DiskCounts, RamDisk};
 pub use sim::SimDisk;
@@ -153,6 +156,11 @@ pub trait Disk: Send + Sync + std::fmt::Debug {
     /// The I/O errors so far.
     fn errors(&self) -> DiskErrors {
         DiskErrors::default()
+    }
+
+    /// How the write-out of what was written to it is doing, if it is paced.
+    fn pacing(&self) -> Option<Pacing> {
+        None
     }
 
     /// Whether it may only be read.

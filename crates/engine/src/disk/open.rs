@@ -6,18 +6,20 @@ use std::path::Path;
 use rustix::fs::{FileType, FlockOperation, Mode, OFlags, Statx, StatxFlags};
 use rustix::io::ReadWriteFlags;
 
-use super::DiskLimits;
 use super::claims::Claims;
 use super::errors::Errors;
 use super::files::Files;
 use super::identity;
-use super::lazy::Lazy;
+use super::lazy::{Budget, Lazy};
+use super::pacer;
+use super::way::DONTCACHE;
 use super::whole::Whole;
-use crate::area::Area;
+use super::{DiskLimits, LAZY_WINDOW_BYTES};
+use crate::area::{Area, sectors_of};
 use crate::buffer::{BUFFER_ALIGN, Buffer};
 use crate::error::{Error, Kind, Result};
 use crate::sync::Arc;
-use crate::units::SECTOR;
+use crate::units::{KIB, MIB, SECTOR};
 
 /// What a device is opened for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -44,36 +46,65 @@ pub enum IoMode {
     Buffered,
     /// Through the page cache, which drops the data right after (Linux 6.14, some file systems).
     DontCache,
-    /// Through the page cache, written out early and at a steady pace: never more than
-    /// [`LAZY_WINDOW_BYTES`](super::LAZY_WINDOW_BYTES) are dirty, and clean pages are dropped.
+    /// Through the page cache, written out early and at a steady pace: never more than a window is
+    /// dirty, and what was written out is dropped.
     Lazy,
 }
 
+/// How bytes are read, if not as they are written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ReadMode {
+    /// As they are written.
+    #[default]
+    Same,
+    /// Through the page cache, where what was read stays.
+    Buffered,
+}
+
 impl IoMode {
-    /// The option after a device's name in a table that asks for this mode.
+    /// The word of `?io=WORD` after a device's name that asks for this mode.
     fn word(self) -> &'static str {
         match self {
             IoMode::Auto => "",
-            IoMode::Direct => "io=direct",
-            IoMode::Buffered => "io=buffered",
-            IoMode::DontCache => "io=dontcache",
-            IoMode::Lazy => "io=lazy",
+            IoMode::Direct => "direct",
+            IoMode::Buffered => "buffered",
+            IoMode::DontCache => "dontcache",
+            IoMode::Lazy => "lazy",
         }
     }
 
-    /// The mode that `?io=WORD` after a device asks for.
-    pub fn parse(word: &str) -> Result<IoMode> {
-        match word {
-            "direct" => Ok(IoMode::Direct),
-            "buffered" => Ok(IoMode::Buffered),
-            "dontcache" => Ok(IoMode::DontCache),
-            "lazy" => Ok(IoMode::Lazy),
-            _ => Err(Error::new(
-                Kind::Invalid,
-                format!("io={word}: expected direct, buffered, dontcache or lazy"),
-            )),
+    /// The modes that `?io=WORD` or `?io=WORD,read=buffered` after a device ask for.
+    pub fn parse(text: &str) -> Result<(IoMode, ReadMode)> {
+        let invalid = |what: &str| Err(Error::new(Kind::Invalid, format!("io={text}: {what}")));
+        let (word, reads) = match text.split_once(',') {
+            None => (text, ReadMode::Same),
+            Some((word, "read=buffered")) => (word, ReadMode::Buffered),
+            Some(_) => return invalid("only read=buffered can follow the comma"),
+        };
+        let mode = match word {
+            "direct" => IoMode::Direct,
+            "buffered" => IoMode::Buffered,
+            "dontcache" => IoMode::DontCache,
+            "lazy" => IoMode::Lazy,
+            _ => return invalid("expected direct, buffered, dontcache or lazy"),
+        };
+        match (mode, reads) {
+            (IoMode::Lazy, _) | (_, ReadMode::Same) => Ok((mode, reads)),
+            _ => invalid("only lazy has a read mode of its own"),
         }
     }
+}
+
+/// The bytes that `?window=VALUE` after a device asks for.
+pub(crate) fn window_of(value: &str) -> Result<u64> {
+    let bytes = sectors_of("window", value)?;
+    let (least, most) = (pacer::BUDGET_BYTES_MIN, pacer::BUDGET_BYTES_MAX);
+    if !(least..=most).contains(&bytes) || !bytes.is_multiple_of(KIB) {
+        let (least, most) = (least / MIB, most / MIB);
+        let what = format!("window={value}: expected whole KiB from {least}M to {most}M");
+        return Err(Error::new(Kind::Invalid, what));
+    }
+    Ok(bytes)
 }
 
 /// How to open a file or block device.
@@ -83,6 +114,11 @@ pub struct FileOptions {
     pub mode: OpenMode,
     /// How bytes get there.
     pub io: IoMode,
+    /// How they are read.
+    pub reads: ReadMode,
+    /// Most bytes that are dirty or under write-out, for [`IoMode::Lazy`]; `None`:
+    /// [`LAZY_WINDOW_BYTES`](super::LAZY_WINDOW_BYTES).
+    pub window: Option<u64>,
     /// The part that is meant.
     pub area: Area,
 }
@@ -94,7 +130,12 @@ pub(super) struct Opened {
 }
 
 /// Opens `path`. A claim in `claims` is no obstacle.
-pub(super) fn open(path: &Path, options: &FileOptions, claims: Option<&Claims>) -> Result<Opened> {
+pub(super) fn open(
+    path: &Path,
+    options: &FileOptions,
+    claims: Option<&Claims>,
+    budget: &Budget,
+) -> Result<Opened> {
     let device = path.display().to_string();
     let name = options.area.named(&device);
     let fail = |what: &str, errno: rustix::io::Errno| Error::from_io(what, &name, errno.into());
@@ -120,7 +161,8 @@ pub(super) fn open(path: &Path, options: &FileOptions, claims: Option<&Claims>) 
         claims.keep(&claim, &whole, part.clone(), &name)?;
     }
 
-    let ways = Ways::open(path, &name, options.io, is_read_only, &file, &stat, logical_block)?;
+    let mut ways = Ways::open(path, &name, options, &file, &stat, logical_block)?;
+    ways.pace(path, &name, options, &file, &stat, budget)?;
     let limits = DiskLimits {
         size_bytes: part.end - part.start,
         block_bytes: logical_block,
@@ -184,12 +226,12 @@ impl Ways {
     fn open(
         path: &Path,
         name: &str,
-        io: IoMode,
-        is_read_only: bool,
+        options: &FileOptions,
         file: &OwnedFd,
         stat: &Statx,
         logical_block: u32,
     ) -> Result<Ways> {
+        let (io, is_read_only) = (options.io, options.mode != OpenMode::Exclusive);
         let fail = |what: &str, errno: rustix::io::Errno| Error::from_io(what, name, errno.into());
         let direct = match io {
             IoMode::Auto => open_direct(path, stat, is_read_only, logical_block).ok(),
@@ -200,17 +242,37 @@ impl Ways {
             IoMode::Buffered | IoMode::DontCache | IoMode::Lazy => None,
         };
         let flags = if io == IoMode::DontCache { probe_dontcache(file, name)? } else { 0 };
-        let lazy = match io == IoMode::Lazy && !is_read_only {
-            true => {
-                Some(open_again(path, stat, OFlags::RDWR).map_err(|errno| fail("opening", errno))?)
-            }
-            false => None,
-        };
         let (direct, granule) = match direct {
             Some((file, granule)) => (Some(Arc::new(file)), granule),
             None => (None, SECTOR),
         };
-        Ok(Ways { direct, granule, flags, lazy: lazy.map(|(file, _)| Lazy::new(file)) })
+        Ok(Ways { direct, granule, flags, lazy: None })
+    }
+
+    /// Lets what is written lazily take its part of `budget`.
+    fn pace(
+        &mut self,
+        path: &Path,
+        name: &str,
+        options: &FileOptions,
+        file: &OwnedFd,
+        stat: &Statx,
+        budget: &Budget,
+    ) -> Result<()> {
+        if options.io != IoMode::Lazy {
+            return Ok(());
+        }
+        if options.reads == ReadMode::Same {
+            // What is read stays where the flag is unknown.
+            self.flags = probe_dontcache(file, name).unwrap_or(0);
+        }
+        if options.mode == OpenMode::Exclusive {
+            let (again, _) = open_again(path, stat, OFlags::RDWR)
+                .map_err(|errno| Error::from_io("opening", name, errno.into()))?;
+            let window = options.window.unwrap_or(LAZY_WINDOW_BYTES);
+            self.lazy = Some(Lazy::new(again, name, window, options.reads, budget)?);
+        }
+        Ok(())
     }
 }
 
@@ -229,9 +291,16 @@ fn end_and_block(
 
 /// The text after a device's name in a table that asks for `options`.
 fn suffix(options: &FileOptions) -> String {
-    let io = Some(options.io.word()).filter(|word| !word.is_empty()).map(str::to_owned);
+    let read = if options.reads == ReadMode::Buffered { ",read=buffered" } else { "" };
+    let io = Some(options.io.word()).filter(|word| !word.is_empty());
+    let io = io.map(|word| format!("io={word}{read}"));
+    let window = options.window.map(|bytes| match bytes.is_multiple_of(MIB) {
+        true => format!("window={}M", bytes / MIB),
+        false => format!("window={}K", bytes / KIB),
+    });
     let read_only = (options.mode == OpenMode::Shared).then(|| "readonly".to_owned());
-    let words: Vec<String> = io.into_iter().chain(options.area.words()).chain(read_only).collect();
+    let words: Vec<String> =
+        io.into_iter().chain(window).chain(options.area.words()).chain(read_only).collect();
     if words.is_empty() { String::new() } else { format!("?{}", words.join("&")) }
 }
 
@@ -396,12 +465,11 @@ fn open_direct(
 
 /// The flag for reads and writes that do not stay in the page cache; an error where it is unknown.
 fn probe_dontcache(file: &OwnedFd, name: &str) -> Result<i32> {
-    const DONTCACHE: u32 = 0x80;
     let mut buffer = Buffer::zeroed(SECTOR as usize);
     let mut parts = [std::io::IoSliceMut::new(buffer.as_mut_slice())];
-    let flags = ReadWriteFlags::from_bits_retain(DONTCACHE);
+    let flags = ReadWriteFlags::from_bits_retain(DONTCACHE.cast_unsigned());
     match rustix::io::preadv2(file, &mut parts, 0, flags) {
-        Ok(_) => Ok(DONTCACHE as i32),
+        Ok(_) => Ok(DONTCACHE),
         Err(rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::INVAL) => {
             let why = "io=dontcache needs Linux 6.14 and a file system that knows it";
             Err(Error::new(Kind::Unsupported, format!("{name}: {why}; io=buffered works without")))

@@ -1,7 +1,10 @@
-//! What the page cache holds of a file: cachestat, Linux 6.5.
+//! What the page cache holds of a file (cachestat, Linux 6.5), its write-out by ranges
+//! (sync_file_range), and dropping what it holds.
 
 #![allow(unsafe_code)]
 
+use std::num::NonZeroU64;
+use std::ops::Range;
 use std::os::fd::{AsRawFd, OwnedFd};
 
 /// Bytes of a file in the page cache.
@@ -11,6 +14,8 @@ pub struct Cached {
     pub cached_bytes: u64,
     /// Those that must still be written out, or are being written out.
     pub unclean_bytes: u64,
+    /// Those that must still be written out.
+    pub dirty_bytes: u64,
 }
 
 /// The call has the same number on all architectures but alpha and mips.
@@ -18,7 +23,7 @@ const SYS_CACHESTAT: libc::c_long = 451;
 
 /// `struct cachestat_range`: length 0 means up to the file's end.
 #[repr(C)]
-struct Range {
+struct StatRange {
     offset: u64,
     len: u64,
 }
@@ -34,10 +39,11 @@ struct Pages {
     recently_evicted: u64,
 }
 
-/// Asks the kernel; `None` where it does not know the call, or not for this file.
-pub(super) fn look(file: &OwnedFd) -> Option<Cached> {
+/// Asks the kernel about `len` bytes (0: all that follow); `None` where it does not know the call,
+/// or not for this file.
+pub(super) fn look(file: &OwnedFd, offset: u64, len: u64) -> Option<Cached> {
     let mut pages = Pages::default();
-    let range = Range { offset: 0, len: 0 };
+    let range = StatRange { offset, len };
     // SAFETY: the call reads one range and writes one answer, both of the kernel's layout, and
     // both live here until it returns.
     let result = unsafe {
@@ -47,5 +53,38 @@ pub(super) fn look(file: &OwnedFd) -> Option<Cached> {
     (result == 0).then(|| Cached {
         cached_bytes: pages.cached * page,
         unclean_bytes: (pages.dirty + pages.under_write_out) * page,
+        dirty_bytes: pages.dirty * page,
     })
+}
+
+/// Starts the write-out of dirty pages, without waiting for it.
+pub(super) fn start_write_out(file: &OwnedFd, offset: u64, len: u64) {
+    sync_file_range(file, offset, len, libc::SYNC_FILE_RANGE_WRITE);
+}
+
+/// Waits until no page of the range is under write-out. Returns whether all went well.
+pub(super) fn await_write_out(file: &OwnedFd, offset: u64, len: u64) -> bool {
+    sync_file_range(file, offset, len, libc::SYNC_FILE_RANGE_WAIT_BEFORE)
+}
+
+/// Waits until no page of the range is under write-out or dirty. Returns whether all went well.
+pub(super) fn finish_write_out(file: &OwnedFd, offset: u64, len: u64) -> bool {
+    let flags = libc::SYNC_FILE_RANGE_WAIT_BEFORE
+        | libc::SYNC_FILE_RANGE_WRITE
+        | libc::SYNC_FILE_RANGE_WAIT_AFTER;
+    sync_file_range(file, offset, len, flags)
+}
+
+fn sync_file_range(file: &OwnedFd, offset: u64, len: u64, flags: u32) -> bool {
+    // SAFETY: the call takes numbers only.
+    let result = unsafe {
+        libc::sync_file_range(file.as_raw_fd(), offset.cast_signed(), len.cast_signed(), flags)
+    };
+    result == 0
+}
+
+/// Lets the page cache drop the clean pages of a range. Only a hint.
+pub(super) fn forget(file: &OwnedFd, range: Range<u64>) {
+    let Some(len) = NonZeroU64::new(range.end.saturating_sub(range.start)) else { return };
+    let _ = rustix::fs::fadvise(file, range.start, Some(len), rustix::fs::Advice::DontNeed);
 }

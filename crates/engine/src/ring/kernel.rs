@@ -40,10 +40,6 @@ pub(crate) enum Call {
     Sync,
     /// fallocate.
     Allocate { mode: i32, offset: u64, len: u64 },
-    /// sync_file_range of the whole file: dirty pages are written out, and waited for.
-    WriteOut,
-    /// fadvise: the page cache drops the file's clean pages.
-    Forget,
     /// Receive what is there, at most `len` bytes.
     Recv { from: usize, len: usize },
     /// Send.
@@ -180,8 +176,6 @@ impl<O> Work<O> {
                 opcode::Fallocate::new(fd, len).offset(offset).mode(mode).build()
             }
             // No bytes stand for all up to the end of the file.
-            Call::WriteOut => opcode::SyncFileRange::new(fd, 0).flags(WRITE_OUT).build(),
-            Call::Forget => opcode::Fadvise::new(fd, 0, libc::POSIX_FADV_DONTNEED).build(),
             Call::Recv { from, len } => {
                 opcode::Recv::new(fd, self.part(from, len).as_mut_ptr(), len as u32).build()
             }
@@ -221,11 +215,6 @@ impl<O> Work<O> {
         &mut buffer.as_mut_slice()[from..from + len]
     }
 }
-
-/// Dirty pages, and those that are on their way already.
-const WRITE_OUT: u32 = libc::SYNC_FILE_RANGE_WAIT_BEFORE
-    | libc::SYNC_FILE_RANGE_WRITE
-    | libc::SYNC_FILE_RANGE_WAIT_AFTER;
 
 /// The longest range of one call. The kernel cuts off at 2 GiB less a page.
 pub(crate) const CALL_BYTES_MAX: usize = 1 << 30;

@@ -1,7 +1,9 @@
 //! How other threads reach a ring: they wake the thread that waits in it, and bring back the
 //! results of errands.
 //!
-//! Both go through one eventfd, which the ring watches while its thread sleeps in
+//! An errand may also bring back work that goes on in the ring.
+//!
+//! All go through one eventfd, which the ring watches while its thread sleeps in
 //! [`Ring::sleep`], or while an [`Errand`] is out.
 //!
 //! 1. A wake costs a system call only if the thread sleeps, and none is lost: see [`Bell`].
@@ -15,8 +17,8 @@ use std::time::Duration;
 use rustix::event::EventfdFlags;
 
 use super::bell::Bell;
-use super::kernel::{Call, Memory, Work};
-use super::{Owner, Ring};
+use super::kernel::{self, Call, Memory};
+use super::{Owner, Ring, Work};
 use crate::buffer::Buffer;
 use crate::error::{Error, Result};
 use crate::sync::{Arc, Mutex, lock};
@@ -26,8 +28,18 @@ use crate::sync::{Arc, Mutex, lock};
 pub struct Mailbox<D> {
     eventfd: Arc<OwnedFd>,
     bell: Bell,
-    /// Results of ended errands; `None`: an errand without a result.
-    letters: Mutex<Vec<Option<D>>>,
+    letters: Mutex<Vec<Letter<D>>>,
+}
+
+/// What an errand brings back.
+#[derive(Debug)]
+enum Letter<D> {
+    /// Nothing.
+    Empty,
+    /// A result.
+    Done(D),
+    /// A job that goes on in the ring.
+    Work(Work<D>),
 }
 
 impl<D> Mailbox<D> {
@@ -46,7 +58,7 @@ impl<D> Mailbox<D> {
         }
     }
 
-    fn post(&self, letter: Option<D>) {
+    fn post(&self, letter: Letter<D>) {
         let mut letters = lock(&self.letters);
         letters.push(letter);
         let is_first = letters.len() == 1;
@@ -67,19 +79,24 @@ impl<D> Mailbox<D> {
 #[derive(Debug)]
 pub struct Errand<D> {
     mailbox: Arc<Mailbox<D>>,
-    brings: Option<D>,
+    brings: Letter<D>,
 }
 
 impl<D> Errand<D> {
     /// Brings `done` back to the ring, where it comes out complete.
     pub fn end(mut self, done: D) {
-        self.brings = Some(done);
+        self.brings = Letter::Done(done);
+    }
+
+    /// Brings a job back to the ring, which makes its next call.
+    pub(crate) fn go_on(mut self, work: Work<D>) {
+        self.brings = Letter::Work(work);
     }
 }
 
 impl<D> Drop for Errand<D> {
     fn drop(&mut self) {
-        self.mailbox.post(self.brings.take());
+        self.mailbox.post(std::mem::replace(&mut self.brings, Letter::Empty));
     }
 }
 
@@ -97,7 +114,7 @@ impl<D> Ring<D> {
         let mailbox = self.mailbox()?;
         self.watch_mailbox();
         self.errands += 1;
-        Ok(Errand { mailbox, brings: None })
+        Ok(Errand { mailbox, brings: Letter::Empty })
     }
 
     /// Clears all wakes so far. Check what they were for after this.
@@ -127,7 +144,8 @@ impl<D> Ring<D> {
         let file = self.opened_mailbox().eventfd.clone();
         let (call, memory) = (Call::Poll, Memory::One(Buffer::empty()));
         let owner = Owner::Mailbox;
-        self.kernel().start(Work { file, call, memory, owner, is_awaited: false });
+        let work = kernel::Work { file, call, memory, owner, is_awaited: false };
+        self.kernel().start(work);
         self.is_watched = true;
     }
 
@@ -139,7 +157,13 @@ impl<D> Ring<D> {
         let _ = rustix::io::read(&mailbox.eventfd, &mut [0_u8; 8]);
         let letters = std::mem::take(&mut *lock(&mailbox.letters));
         self.errands -= letters.len();
-        self.completed.extend(letters.into_iter().flatten());
+        for letter in letters {
+            match letter {
+                Letter::Empty => {}
+                Letter::Done(done) => self.completed.push_back(done),
+                Letter::Work(work) => self.start(work),
+            }
+        }
         if self.errands > 0 {
             self.watch_mailbox();
         }

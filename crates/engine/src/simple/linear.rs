@@ -8,7 +8,7 @@ use crate::disk::{Disk, DiskIo};
 use crate::error::Result;
 use crate::sync::Arc;
 use crate::table::Word;
-use crate::target::{Extent, Health, Port, Target, TargetLimits};
+use crate::target::{Extent, Fact, Health, Port, Target, TargetLimits, pacing_facts};
 
 /// The words of a linear line.
 pub const LINEAR_WORDS: &str = "<device> <offset>";
@@ -69,6 +69,10 @@ impl Target for Linear {
 
     fn health(&self) -> Health {
         self.mapping.health()
+    }
+
+    fn facts(&self) -> Vec<Fact> {
+        pacing_facts(&*self.mapping.disk)
     }
 
     fn limits(&self) -> TargetLimits {

@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::disk::IoMode;
+use crate::disk::{IoMode, ReadMode};
 use crate::pmem::Persistence;
 
 fn message(text: &str) -> String {
@@ -135,6 +135,22 @@ fn device_words_carry_options() {
         parse("/x?io=fast").unwrap_err().to_string(),
         "`/x?io=fast`: io=fast: expected direct, buffered, dontcache or lazy"
     );
+    let lazy = parse("/x?io=lazy,read=buffered&window=8M").unwrap().options;
+    assert_eq!((lazy.io, lazy.reads), (Some(IoMode::Lazy), ReadMode::Buffered));
+    assert_eq!(lazy.window, Some(8 << 20));
+    for (wrong, why) in [
+        ("io=lazy,read=direct", "only read=buffered can follow the comma"),
+        ("io=direct,read=buffered", "only lazy has a read mode of its own"),
+        ("io=direct&window=8M", "window is for io=lazy"),
+        ("window=8M", "window is for io=lazy"),
+        ("io=lazy&window=512K", "expected whole KiB from 1M to 4096M"),
+        ("io=lazy&window=5G", "expected whole KiB from 1M to 4096M"),
+        ("io=lazy&window=3001", "expected whole KiB from 1M to 4096M"),
+        ("io=lazy&window=", "window="),
+    ] {
+        let error = parse(&format!("/x?{wrong}")).unwrap_err().to_string();
+        assert!(error.contains(why), "{wrong}: {error}");
+    }
     assert!(parse("/x?speed=9").unwrap_err().to_string().contains("no such option: speed"));
     assert!(parse("/x?persist=").unwrap_err().to_string().contains("expected cpu or msync"));
     assert!(parse("?io=direct").unwrap_err().to_string().contains("path is missing"));

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use crate::area::Area;
-use crate::disk::IoMode;
+use crate::disk::{IoMode, ReadMode, window_of};
 use crate::error::{Error, Kind, Place, Result};
 use crate::pmem::Persistence;
 use crate::seek::Seek;
@@ -153,6 +153,10 @@ impl fmt::Debug for Word {
 pub struct DeviceOptions {
     /// `io=direct|buffered|dontcache|lazy`.
     pub io: Option<IoMode>,
+    /// `io=lazy,read=buffered`.
+    pub reads: ReadMode,
+    /// `window=`: most bytes that are not written out, for `io=lazy`.
+    pub window: Option<u64>,
     /// `persist=cpu|msync`.
     pub persist: Option<Persistence>,
     /// `readonly`.
@@ -191,6 +195,9 @@ impl DeviceWord {
         }
         for option in list.into_iter().flat_map(|list| list.split('&')) {
             options.set(option).map_err(|error| word.error(error.kind(), error))?;
+        }
+        if options.window.is_some() && options.io != Some(IoMode::Lazy) {
+            return Err(word.error(Kind::Invalid, "window is for io=lazy"));
         }
         Ok(DeviceWord { path: path.to_string(), options, word: word.clone() })
     }
@@ -246,7 +253,11 @@ impl DeviceOptions {
         }
         let (key, value) = option.split_once('=').expect("checked by looks_like_option");
         match (key, value) {
-            ("io", _) => self.io = Some(IoMode::parse(value)?),
+            ("io", _) => {
+                let (io, reads) = IoMode::parse(value)?;
+                (self.io, self.reads) = (Some(io), reads);
+            }
+            ("window", _) => self.window = Some(window_of(value)?),
             ("persist", "cpu") => self.persist = Some(Persistence::Cpu),
             ("persist", "msync") => self.persist = Some(Persistence::Msync),
             ("seek", _) => self.seek = Some(Seek::parse(value)?),
@@ -258,7 +269,8 @@ impl DeviceOptions {
             }
             _ => {
                 let message = format!(
-                    "no such option: {key}; there are io, persist, offset, size, seek and readonly"
+                    "no such option: {key}; there are io, window, persist, offset, size, seek and \
+                     readonly"
                 );
                 return Err(Error::new(Kind::Invalid, message));
             }

@@ -7,7 +7,7 @@ use udm::cache::drain::{Devices, Drain};
 use udm::cache::metadata::load;
 use udm::disk::{Claims, Disk, FileDisk, FileOptions, OpenMode};
 use udm::sync::Arc;
-use udm::table::{DeviceWord, Word};
+use udm::table::{DeviceOptions, DeviceWord, Word};
 use udm::units::human_bytes;
 
 use super::super::remove::Interrupts;
@@ -36,8 +36,8 @@ pub fn recover(args: &RecoverArgs, origin: &str) -> Result<()> {
     let parts = Claims::apart();
     let open = |word: &str| -> Result<Arc<dyn Disk>> {
         let DeviceWord { path, options, .. } = Word::new(word).device()?;
-        let io = options.io.unwrap_or_default();
-        let options = FileOptions { mode, io, area: options.area };
+        let DeviceOptions { io, reads, window, area, .. } = options;
+        let options = FileOptions { mode, io: io.unwrap_or_default(), reads, window, area };
         Ok(Arc::new(FileDisk::open_shared(&path, &options, &parts)?))
     };
     let devices = Devices { metadata: open(metadata)?, cache: open(cache)?, origin: open(origin)? };

@@ -20,7 +20,7 @@ pub(super) fn folder() -> tempfile::TempDir {
     tempfile::tempdir_in(place.parent().unwrap()).unwrap()
 }
 
-fn empty_file(folder: &tempfile::TempDir, len: u64) -> PathBuf {
+pub(super) fn empty_file(folder: &tempfile::TempDir, len: u64) -> PathBuf {
     let path = folder.path().join("disk.img");
     std::fs::File::create(&path).unwrap().set_len(len).unwrap();
     path
@@ -123,7 +123,7 @@ fn lazy_file_conforms() {
 }
 
 /// The most that was dirty while `written` bytes were written in pieces of `len`, at depth 32.
-fn most_unclean(disk: &Arc<FileDisk>, written: u64, len: u64, is_random: bool) -> u64 {
+pub(super) fn most_unclean(disk: &Arc<FileDisk>, written: u64, len: u64, is_random: bool) -> u64 {
     let target: Arc<dyn Disk> = disk.clone();
     let mut ring = Ring::new(64).unwrap();
     let bytes = pattern(len, 3);

@@ -2,6 +2,7 @@
 
 mod conformance;
 mod disks;
+mod lazy;
 mod parts;
 mod sim;
 

@@ -1,0 +1,378 @@
+//! The pacer against a model: writers, files and a slow, failing or stuck device, driven by a seed.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::prng::Prng;
+
+const BUDGET: u64 = 8 * MIB;
+
+/// A write that waits, or is in flight: whose it is, and its pages.
+type Write = (usize, Range<u64>);
+
+/// A writer of the model: writes of one size, in order or anywhere, one or more at a time.
+#[derive(Clone, Debug)]
+struct Load {
+    file: usize,
+    bytes: u64,
+    depth: usize,
+    is_random: bool,
+    /// It pauses this many steps after each write.
+    thinks: u64,
+}
+
+impl Load {
+    fn busy(file: usize, bytes: u64) -> Load {
+        Load { file, bytes, depth: 1, is_random: false, thinks: 0 }
+    }
+}
+
+/// How a file's device does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Device {
+    /// This many steps for a batch.
+    Takes(u64),
+    /// What was started never ends.
+    Stuck,
+}
+
+/// What has become of a load.
+#[derive(Clone, Debug, Default)]
+struct Done {
+    bytes: u64,
+    writes: u64,
+    in_flight: usize,
+    place: u64,
+    ready_at: u64,
+    /// The longest that a write waited.
+    longest: u64,
+}
+
+struct World {
+    pacer: Pacer<(Write, u64)>,
+    files: Vec<u32>,
+    devices: Vec<Device>,
+    loads: Vec<Load>,
+    done: Vec<Done>,
+    prng: Prng,
+    now: u64,
+    /// Writes that copy into the page cache, and when they end.
+    copying: Vec<(u64, Write)>,
+    /// Batches under write-out: when they end, by file.
+    out: BTreeMap<usize, VecDeque<(u64, u64)>>,
+    /// Pages that are dirty or under write-out, by the model, and in which batch (0: dirty).
+    unclean: BTreeMap<(usize, u64), u64>,
+}
+
+impl World {
+    fn new(devices: &[Device], loads: &[Load], seed: u64) -> World {
+        let mut pacer = Pacer::new();
+        World {
+            files: devices.iter().map(|_| pacer.open(BUDGET)).collect(),
+            pacer,
+            devices: devices.to_vec(),
+            loads: loads.to_vec(),
+            done: vec![Done::default(); loads.len()],
+            prng: Prng::new(seed),
+            now: 0,
+            copying: Vec::new(),
+            out: BTreeMap::new(),
+            unclean: BTreeMap::new(),
+        }
+    }
+
+    fn writer(&self, nth: usize) -> Writer {
+        Writer { file: self.files[self.loads[nth].file], ring: nth as u64 }
+    }
+
+    /// One step of time. Writers begin writes unless `is_over`.
+    fn step(&mut self, is_over: bool) {
+        self.now += 1;
+        if !is_over {
+            // None is always the first.
+            let first = self.prng.below(self.loads.len() as u64) as usize;
+            let order = (first..self.loads.len()).chain(0..first);
+            order.for_each(|nth| self.begin(nth));
+        }
+        let now = self.now;
+        let (ended, copying) = std::mem::take(&mut self.copying)
+            .into_iter()
+            .partition::<Vec<_>, _>(|(at, _)| *at <= now);
+        self.copying = copying;
+        for (_, (nth, pages)) in ended {
+            self.end(nth, pages);
+        }
+        (0..self.files.len()).for_each(|file| self.drive(file));
+        self.check();
+    }
+
+    fn begin(&mut self, nth: usize) {
+        let Load { bytes, depth, is_random, thinks, .. } = self.loads[nth];
+        while self.done[nth].in_flight < depth && self.done[nth].ready_at <= self.now {
+            let done = &mut self.done[nth];
+            done.place += 1;
+            let place = if is_random { self.prng.below(4096) } else { done.place % 4096 };
+            done.in_flight += 1;
+            done.ready_at = self.now + thinks;
+            let start = ((nth as u64) << 40) + place * bytes;
+            let pages = Pacer::<Write>::pages(start..start + bytes);
+            let writer = self.writer(nth);
+            let who = ((nth, pages.clone()), self.now);
+            if let Some((write, _)) = ask(&mut self.pacer, writer, pages, who) {
+                self.copying.push((self.now + 1, write));
+            }
+            self.take_admitted();
+            if thinks > 0 {
+                break;
+            }
+        }
+    }
+
+    fn take_admitted(&mut self) {
+        for (_, (write, since)) in self.pacer.take_admitted() {
+            let waited = self.now - since;
+            self.done[write.0].longest = self.done[write.0].longest.max(waited);
+            self.copying.push((self.now + 1, write));
+        }
+    }
+
+    fn end(&mut self, nth: usize, pages: Range<u64>) {
+        let file = self.loads[nth].file;
+        for page in pages.clone().step_by(PAGE as usize) {
+            self.unclean.insert((file, page), 0);
+        }
+        self.done[nth].in_flight -= 1;
+        self.done[nth].writes += 1;
+        self.done[nth].bytes += pages.end - pages.start;
+        self.pacer.written(self.writer(nth), pages);
+        self.take_admitted();
+    }
+
+    /// The background of one file.
+    fn drive(&mut self, file: usize) {
+        let number = self.files[file];
+        loop {
+            let out = self.out.entry(file).or_default();
+            match self.pacer.step(number) {
+                Some(Step::Start { batch, runs }) => {
+                    assert!(runs.is_sorted_by_key(|run| run.start), "{runs:?}");
+                    for run in &runs {
+                        for page in (run.start..run.end).step_by(PAGE as usize) {
+                            let there = self.unclean.insert((file, page), batch);
+                            assert_eq!(there, Some(0), "only what is dirty is written out");
+                        }
+                    }
+                    let begins = out.back().map_or(self.now, |(at, _)| *at);
+                    let ends = match self.devices[file] {
+                        Device::Takes(steps) => begins + steps,
+                        Device::Stuck => u64::MAX,
+                    };
+                    out.push_back((ends, batch));
+                }
+                Some(Step::Wait { batch }) => {
+                    let Some((at, first)) = out.front().copied() else { panic!("none is out") };
+                    assert_eq!(first, batch);
+                    if at > self.now {
+                        return;
+                    }
+                    out.pop_front();
+                    self.unclean.retain(|_, by| *by != batch);
+                    self.pacer.ended(number, batch);
+                    self.take_admitted();
+                }
+                Some(Step::Rest { .. }) => return,
+                None => panic!("no file is closed here"),
+            }
+        }
+    }
+
+    fn check(&self) {
+        let usage = self.pacer.usage();
+        let used = usage.dirty + usage.under_write_out + usage.reserved;
+        assert!(used <= usage.budget, "{usage:?}");
+        let real = self.unclean.len() as u64 * PAGE;
+        assert!(real <= usage.dirty + usage.under_write_out, "{real} are unclean, {usage:?}");
+        assert_eq!(used, self.pacer.held);
+    }
+
+    fn run(&mut self, steps: u64) {
+        (0..steps).for_each(|_| self.step(false));
+    }
+
+    /// Lets everything end, and checks that nothing is left.
+    fn settle(&mut self) {
+        for _ in 0..100_000 {
+            self.step(true);
+            self.files.iter().for_each(|file| self.pacer.idle(*file));
+            if self.unclean.is_empty() && self.copying.is_empty() && self.pacer.held == 0 {
+                assert!(self.done.iter().all(|done| done.in_flight == 0), "a write waits for ever");
+                assert!(self.pacer.writers.is_empty(), "who holds nothing is forgotten");
+                return;
+            }
+        }
+        panic!("something is never written out: {:?}", self.pacer.usage());
+    }
+}
+
+#[test]
+fn busy_writers_get_equal_shares_within_a_tenth() {
+    let sizes: [&[u64]; 5] = [
+        &[MIB / 2; 4],
+        &[4 * KIB; 3],
+        &[4 * KIB, 512 * KIB],
+        &[64 * KIB, 4 * KIB, 512 * KIB, 256 * KIB],
+        &[128 * KIB; 16],
+    ];
+    for sizes in sizes {
+        // Each always has more to write than a batch makes room for.
+        let busy =
+            |bytes: &u64| Load { depth: (2 * MIB / bytes) as usize, ..Load::busy(0, *bytes) };
+        let loads: Vec<Load> = sizes.iter().map(busy).collect();
+        let mut world = World::new(&[Device::Takes(8)], &loads, 1);
+        // The budget is free at first: the first to come take more of it.
+        world.run(200);
+        let before: Vec<u64> = world.done.iter().map(|done| done.bytes).collect();
+        world.run(2000);
+        let since = world.done.iter().zip(&before).map(|(done, before)| done.bytes - before);
+        let (most, least) = (since.clone().max().unwrap(), since.min().unwrap());
+        assert!(least as f64 >= 0.9 * most as f64, "{sizes:?}: {least} and {most}");
+        world.settle();
+    }
+}
+
+#[test]
+fn a_writer_that_holds_little_does_not_wait_for_those_that_run_ahead() {
+    let mut loads = vec![Load { depth: 16, ..Load::busy(0, 512 * KIB) }; 3];
+    loads.push(Load { thinks: 50, ..Load::busy(0, 4 * KIB) });
+    let mut world = World::new(&[Device::Takes(10)], &loads, 2);
+    world.run(5000);
+    assert!(world.done[0].longest > 10, "the others do wait");
+    assert_eq!(world.done[3].longest, 0);
+    assert!(world.done[3].writes >= 95, "{:?}", world.done[3]);
+}
+
+#[test]
+fn waiting_is_spread_over_the_writes_that_cause_it() {
+    // A batch takes 10 steps: 4 writers of half a batch each would wait 20 at best.
+    let loads = vec![Load::busy(0, 512 * KIB); 4];
+    let mut world = World::new(&[Device::Takes(10)], &loads, 3);
+    world.run(4000);
+    for done in &world.done {
+        let mean = 4000 / done.writes;
+        assert!(done.longest <= 2 * mean, "{done:?}, {mean} in the mean");
+    }
+}
+
+#[test]
+fn a_stuck_file_leaves_room_to_the_others() {
+    let mut loads = vec![Load { depth: 16, ..Load::busy(0, 512 * KIB) }; 2];
+    loads.extend(vec![Load { depth: 16, ..Load::busy(1, 512 * KIB) }; 2]);
+    let mut world = World::new(&[Device::Stuck, Device::Takes(10)], &loads, 4);
+    world.run(2000);
+    let [first, second] = [&world.done[2], &world.done[3]];
+    // As fast as the device: a batch in 10 steps.
+    let written = first.bytes + second.bytes;
+    assert!(written >= 2000 / 10 * MIB * 8 / 10, "{written}");
+    assert!(world.done[0].bytes < BUDGET);
+    world.devices[0] = Device::Takes(1);
+    world.out.get_mut(&0).unwrap().iter_mut().for_each(|(at, _)| *at = world.now);
+    world.settle();
+}
+
+#[test]
+fn a_page_that_is_written_again_and_again_takes_room_once() {
+    let mut pacer = Pacer::new();
+    let file = pacer.open(BUDGET);
+    for nth in 0..1000 {
+        let writer = Writer { file, ring: nth % 3 };
+        assert_eq!(ask(&mut pacer, writer, 0..8192, nth), Some(nth));
+        pacer.written(writer, 0..8192);
+    }
+    assert_eq!(pacer.usage().dirty, 8192);
+    assert_eq!(pacer.usage().waited, 0);
+}
+
+#[test]
+fn a_file_that_is_closed_gives_its_room_back() {
+    let mut pacer = Pacer::new();
+    let [one, two] = [16 * MIB, 2 * MIB].map(|window| pacer.open(window));
+    let [first, second] = [one, two].map(|file| Writer { file, ring: 1 });
+    assert_eq!(pacer.usage().budget, 16 * MIB, "the largest window counts");
+    for at in 0..10 {
+        let pages = at * MIB..(at + 1) * MIB;
+        ask(&mut pacer, first, pages.clone(), at).unwrap();
+        pacer.written(first, pages);
+    }
+    assert!(matches!(pacer.step(one), Some(Step::Start { .. })));
+    assert_eq!(ask(&mut pacer, second, 0..5 * MIB, 99), None);
+    pacer.close(one);
+    assert_eq!(pacer.step(one), None);
+    assert_eq!(pacer.take_admitted(), [(second, 99)], "larger than the budget, but alone");
+    assert_eq!(pacer.usage().budget, 2 * MIB);
+    pacer.written(second, 0..5 * MIB);
+    pacer.written(first, 0..4096);
+    assert_eq!(pacer.usage().dirty, 5 * MIB);
+}
+
+/// Begins a write, or lets it wait: gives it back if it may begin.
+fn ask<W>(pacer: &mut Pacer<W>, writer: Writer, pages: Range<u64>, who: W) -> Option<W> {
+    if pacer.try_hold(writer, pages.clone()) {
+        return Some(who);
+    }
+    pacer.wait(writer, pages, who);
+    None
+}
+
+fn any_load() -> impl Strategy<Value = Load> {
+    let size = prop_oneof![Just(512), Just(4 * KIB), 1..512 * KIB];
+    (0..3_usize, size, 1..20_usize, any::<bool>(), 0..20_u64).prop_map(
+        |(file, bytes, depth, is_random, thinks)| Load { file, bytes, depth, is_random, thinks },
+    )
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(48))]
+
+    #[test]
+    fn nothing_exceeds_the_budget_nothing_is_left_nobody_starves(
+        loads in prop::collection::vec(any_load(), 1..8),
+        speeds in prop::collection::vec(1..30_u64, 3),
+        seed in any::<u64>(),
+    ) {
+        let devices: Vec<Device> = speeds.into_iter().map(Device::Takes).collect();
+        let mut world = World::new(&devices, &loads, seed);
+        world.run(400);
+        // 8 MiB in batches of 1 MiB, on the slowest device, and once more.
+        let longest = world.done.iter().map(|done| done.longest).max();
+        prop_assert!(longest <= Some(2 * 8 * 30), "{:?}", world.done);
+        world.settle();
+    }
+
+    #[test]
+    fn runs_are_a_map_of_pages(
+        steps in prop::collection::vec((any::<bool>(), 0..64_u64, 1..16_u64, 0..3_u64), 1..80)
+    ) {
+        let (mut runs, mut model) = (Runs::default(), BTreeMap::new());
+        for (adds, at, len, owner) in steps {
+            if adds {
+                let fresh = (at..at + len).filter(|page| !model.contains_key(page)).count();
+                prop_assert_eq!(runs.add(at..at + len, owner), fresh as u64);
+                (at..at + len).for_each(|page| { model.entry(page).or_insert(owner); });
+            } else {
+                let taken = runs.take(len, usize::MAX);
+                let pages: Vec<(u64, u64)> = taken
+                    .iter()
+                    .flat_map(|run| (run.start..run.end).map(|page| (page, run.owner)))
+                    .collect();
+                let expected: Vec<(u64, u64)> =
+                    model.iter().take(len as usize).map(|(page, by)| (*page, *by)).collect();
+                prop_assert_eq!(&pages, &expected);
+                let gone: BTreeSet<u64> = pages.into_iter().map(|(page, _)| page).collect();
+                model.retain(|page, _| !gone.contains(page));
+            }
+            prop_assert_eq!(runs.bytes(), model.len() as u64);
+        }
+    }
+}
