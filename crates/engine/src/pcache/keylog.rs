@@ -25,6 +25,9 @@ use super::media::Media;
 use super::openset::{LastSet, LogEnd};
 use super::segment::Segments;
 
+#[cfg(feature = "mutants")]
+mod wrong;
+
 /// How far ahead of the head the log is zeroed, in bytes.
 const ZERO_AHEAD: u32 = 16 << 10;
 /// At least this many zero bytes follow the log's end, or all to the end of its segment. By them,
@@ -358,6 +361,34 @@ impl KeyLog {
         sealed: &[u8],
         is_marked: bool,
     ) -> Result<(), AppendError> {
+        #[cfg(feature = "mutants")]
+        if wrong::appends() {
+            return self.append_sealed_wrongly(head, keys, sealed, is_marked);
+        }
+        let end = self.make_way(head, keys, sealed)?;
+        let at = self.segments.data_at(head.position.segment, head.position.offset);
+        self.media.announce_end(end);
+        self.media.store(at, sealed);
+        self.media.settle()?;
+        self.media.confirm_end(end);
+        if is_marked {
+            self.front.marks.fetch_add(1, Ordering::Release);
+        }
+        head.position = end.position;
+        self.note_logged(KeyCounts::of(keys));
+        head.is_unmarked = !is_marked;
+        self.show(head.position);
+        Ok(())
+    }
+
+    /// Makes sure that `sealed`, which has `keys`, fits at the head, and zeroes after it. Returns
+    /// where the log will end.
+    fn make_way(
+        &self,
+        head: &mut Head,
+        keys: &[Key],
+        sealed: &[u8],
+    ) -> Result<LogEnd, AppendError> {
         let needed = (sealed.len() + KSET_HEADER_BYTES) as u32;
         if self.media.geometry.data_bytes() - head.position.offset < needed {
             self.next_segment(head)?;
@@ -367,30 +398,12 @@ impl KeyLog {
             }
         }
         self.zero_ahead(head, head.position.offset + needed + ZERO_BEHIND)?;
-        let at = self.segments.data_at(head.position.segment, head.position.offset);
         if !keys.is_empty() {
             let crc = u32::from_le_bytes([0, 1, 2, 3].map(|nth| sealed[nth]));
             head.last = LastSet::new(head.position, crc);
         }
         let offset = head.position.offset + sealed.len() as u32;
-        let end = LogEnd { position: Position { offset, ..head.position }, last: head.last };
-        self.media.announce_end(end);
-        if mutants::is(Mutant::HeadSeenEarly) {
-            self.show(end.position);
-        }
-        self.media.store(at, sealed);
-        if !mutants::is(Mutant::PositionBeforeKset) {
-            self.media.settle()?;
-        }
-        self.media.confirm_end(end);
-        if is_marked {
-            self.front.marks.fetch_add(1, Ordering::Release);
-        }
-        head.position.offset += sealed.len() as u32;
-        self.note_logged(KeyCounts::of(keys));
-        head.is_unmarked = !is_marked && !mutants::is(Mutant::LoggedUnmarked);
-        self.show(head.position);
-        Ok(())
+        Ok(LogEnd { position: Position { offset, ..head.position }, last: head.last })
     }
 
     /// Invariant 1: bytes up to `until` are zero and durable.

@@ -314,6 +314,10 @@ impl Segments {
     }
 
     fn take_at_head(&self, nth: usize, len: u32, reserve: Option<u32>) -> Option<Space> {
+        #[cfg(feature = "mutants")]
+        if wrong::takes_space() {
+            return self.take_at_head_wrongly(nth, len, reserve);
+        }
         let head = &self.heads[nth];
         let mut seen = head.place.load(Ordering::Acquire);
         loop {
@@ -328,24 +332,14 @@ impl Segments {
                 true => NO_PLACE,
                 false => HeadPlace { offset: at.offset + len, keys, ..at }.pack(),
             };
-            let taken = match mutants::is(Mutant::SpaceTakenTwice) {
-                true => Ok(head.place.swap(next, Ordering::AcqRel)),
-                false => head.place.compare_exchange_weak(
-                    seen,
-                    next,
-                    Ordering::AcqRel,
-                    Ordering::Acquire,
-                ),
-            };
-            if let Err(now) = taken {
+            let (success, failure) = (Ordering::AcqRel, Ordering::Acquire);
+            if let Err(now) = head.place.compare_exchange_weak(seen, next, success, failure) {
                 seen = now;
                 continue;
             }
             // A reader that still copies the old content must see the raised generation as soon as
             // it sees any of the new content: this pairs with the fence after a reader's copy.
-            if !mutants::is(Mutant::SpaceUnfenced) {
-                fence(Ordering::Release);
-            }
+            fence(Ordering::Release);
             // The reference that came with the place keeps the generation as it is.
             let generation = self.generation(at.segment);
             if next == NO_PLACE {

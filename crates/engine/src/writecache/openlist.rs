@@ -26,6 +26,9 @@ use crate::shm::{Header, Heading, SharedWords};
 use crate::sync::SharedWord;
 use crate::sync::atomic::Ordering;
 
+#[cfg(feature = "mutants")]
+mod wrong;
+
 const MAGIC: u64 = 0x7564_6D77_636F_7031; // "udmwcop1"
 /// Version 1 had no slots that were overwritten; version 2 no samples of data.
 const VERSION: u64 = 3;
@@ -94,6 +97,49 @@ pub struct LeftBehind {
     pub overwriting: Vec<u32>,
     /// Samples of the data of all entries, in their order; 0 for those that are not checked.
     pub looks: Vec<(Held, u32)>,
+}
+
+impl LeftBehind {
+    /// All but the entries of the lists.
+    fn without_lists(shared: &SharedWords, version: u64, stripes: usize) -> LeftBehind {
+        let words = shared.words();
+        let begun = &words[HEADER_WORDS..lists_at(version, stripes)];
+        let begun = begun.iter().map(|word| word.load(Ordering::Acquire));
+        let overwriting: Vec<u32> =
+            begun.filter(|word| *word != 0).map(|word| (word - 1) as u32).collect();
+        LeftBehind {
+            seqs: [WORD_SEQ, WORD_SEQ_NEXT].map(|word| words[word].load(Ordering::SeqCst)),
+            has_failed: words[WORD_FAILED].load(Ordering::Relaxed) != 0,
+            held: Vec::new(),
+            overwritten: overwriting.clone(),
+            overwriting,
+            looks: Vec::new(),
+        }
+    }
+
+    fn add(&mut self, entry: &Listed) {
+        match entry.is_overwritten {
+            true => self.overwritten.push(entry.slot),
+            false => self.held.push((entry.block, entry.slot)),
+        }
+    }
+}
+
+/// The two lists of a stripe, the older batch first, each with its number of entries.
+fn older_first(
+    shared: &SharedWords,
+    version: u64,
+    stripes: usize,
+    stripe: usize,
+) -> [(&[SharedWord], usize); 2] {
+    let words = shared.words();
+    let lists_at = lists_at(version, stripes);
+    let list_words = list_words(words.len(), lists_at, stripes);
+    let most = (list_words - LIST_HEADER_WORDS) / 2;
+    let mut lists =
+        [0, 1].map(|list| &words[lists_at + (stripe * 2 + list) * list_words..][..list_words]);
+    lists.sort_by_key(|list| list[0].load(Ordering::Relaxed));
+    lists.map(|list| (list, (list[1].load(Ordering::Acquire) as usize).min(most)))
 }
 
 /// Words that the lists of `stripes` stripes need, for `list_max` entries each.
@@ -188,48 +234,23 @@ impl OpenLists {
         let Some(Heading { version, stripes, .. }) = heading(shared)? else {
             return Ok(None);
         };
-        let words = shared.words();
-        let lists_at = lists_at(version, stripes);
-        let list_words = list_words(words.len(), lists_at, stripes);
-        let (mut held, mut looks) = (Vec::new(), Vec::new());
-        let begun = words[HEADER_WORDS..lists_at].iter().map(|word| word.load(Ordering::Acquire));
-        let overwriting: Vec<u32> =
-            begun.filter(|word| *word != 0).map(|word| (word - 1) as u32).collect();
-        let mut overwritten = overwriting.clone();
-        for stripe in 0..stripes {
-            let place = |list| lists_at + (stripe * 2 + list) * list_words;
-            let mut lists = [0, 1].map(|list| &words[place(list)..][..list_words]);
-            lists.sort_by_key(|list| list[0].load(Ordering::Relaxed));
-            let has_newer = lists[1][1].load(Ordering::Acquire) > 0;
-            let skipped = usize::from(has_newer && mutants::is(Mutant::OlderListIgnored));
-            for list in lists.into_iter().skip(skipped) {
-                let most = (list_words - LIST_HEADER_WORDS) / 2;
-                let count = (list[1].load(Ordering::Acquire) as usize).min(most);
-                for (nth, entry) in entries(list, count).enumerate() {
-                    match entry.is_overwritten {
-                        true => overwritten.push(entry.slot),
-                        false => held.push((entry.block, entry.slot)),
-                    }
-                    // An entry that is not checked still cancels the sample of an older one.
-                    let is_looked_at = version > 2 && nth + LOOKED_AT_MAX >= count;
-                    let look = if is_looked_at { entry.look } else { 0 };
-                    if is_looked_at || !mutants::is(Mutant::PastLookAsked) {
-                        looks.push(((entry.block, entry.slot), look));
-                    }
-                }
+        #[cfg(feature = "mutants")]
+        if wrong::leaves() {
+            return Ok(Some(LeftBehind::wrongly_of(shared, version, stripes)));
+        }
+        let mut left = LeftBehind::without_lists(shared, version, stripes);
+        for (list, count) in
+            (0..stripes).flat_map(|stripe| older_first(shared, version, stripes, stripe))
+        {
+            for (nth, entry) in entries(list, count).enumerate() {
+                left.add(&entry);
+                // An entry that is not checked still cancels the sample of an older one.
+                let is_looked_at = version > 2 && nth + LOOKED_AT_MAX >= count;
+                let look = if is_looked_at { entry.look } else { 0 };
+                left.looks.push(((entry.block, entry.slot), look));
             }
         }
-        if mutants::is(Mutant::HeldIgnored) {
-            held.clear();
-        }
-        Ok(Some(LeftBehind {
-            seqs: [WORD_SEQ, WORD_SEQ_NEXT].map(|word| words[word].load(Ordering::SeqCst)),
-            has_failed: words[WORD_FAILED].load(Ordering::Relaxed) != 0,
-            held,
-            overwritten,
-            overwriting,
-            looks,
-        }))
+        Ok(Some(left))
     }
 
     /// Entries that a list has room for.

@@ -226,8 +226,6 @@ impl Writecache {
         writeback.next = 0;
         let stripes = self.index.stripes();
         let mut needs_commit = false;
-        let zeroing_before =
-            mutants::is(Mutant::ZeroingCopiedEarly).then(|| self.jobs.zeroing.ranges());
         loop {
             let before = writeback.items.len();
             let missing = wanted.blocks.saturating_sub(before as u64);
@@ -236,19 +234,8 @@ impl Writecache {
                 writeback.cursor += 1;
                 let left = wanted.blocks.saturating_sub(writeback.items.len() as u64);
                 let share = missing.div_ceil(stripes as u64).min(left);
-                let locked = self.index.lock(stripe);
-                // Under the stripe's lock: a discard that is not yet in the list sees what is
-                // taken.
-                let zeroing = zeroing_before.clone().unwrap_or_else(|| self.jobs.zeroing.ranges());
-                let mut taker = Taker {
-                    cache: self,
-                    locked,
-                    zeroing: &zeroing,
-                    items: &mut writeback.items,
-                    needs_commit: false,
-                };
-                taker.take(share, wanted.has_aged);
-                needs_commit |= taker.needs_commit;
+                let items = &mut writeback.items;
+                needs_commit |= self.select_of(stripe, share, wanted.has_aged, items);
             }
             let count = writeback.items.len();
             if count == before || count as u64 >= wanted.blocks.max(1) {
@@ -256,6 +243,21 @@ impl Writecache {
                 return needs_commit;
             }
         }
+    }
+
+    /// Takes `share` blocks of a stripe. Returns whether a commit would give more.
+    fn select_of(&self, stripe: usize, share: u64, has_aged: bool, items: &mut Vec<Item>) -> bool {
+        #[cfg(feature = "mutants")]
+        if mutants::is(Mutant::ZeroingCopiedEarly) {
+            return self.select_of_wrongly(stripe, share, has_aged, items);
+        }
+        let locked = self.index.lock(stripe);
+        // Under the stripe's lock: a discard that is not yet in the list sees what is taken.
+        let zeroing = self.jobs.zeroing.ranges();
+        let mut taker =
+            Taker { cache: self, locked, zeroing: &zeroing, items, needs_commit: false };
+        taker.take(share, has_aged);
+        taker.needs_commit
     }
 
     /// Keeps up to [`DEPTH_MAX`] moves in flight; after the last one, the flush.
@@ -484,5 +486,23 @@ impl Writecache {
         if writeback.cycle.plan_retry(now) {
             self.events.work();
         }
+    }
+}
+
+#[cfg(feature = "mutants")]
+impl Writecache {
+    fn select_of_wrongly(
+        &self,
+        stripe: usize,
+        share: u64,
+        has_aged: bool,
+        items: &mut Vec<Item>,
+    ) -> bool {
+        let zeroing = self.jobs.zeroing.ranges();
+        let locked = self.index.lock(stripe);
+        let mut taker =
+            Taker { cache: self, locked, zeroing: &zeroing, items, needs_commit: false };
+        taker.take(share, has_aged);
+        taker.needs_commit
     }
 }

@@ -1,15 +1,19 @@
 //! Wrong copies of functions of `segment.rs`, with deliberate bugs that would be woven into every
 //! line of the right ones. Only the builds of the nets have them.
 
-use super::{HeadPlace, LOG_RESERVE, REFERENCES_AHEAD, Segments};
+use super::{HeadPlace, LOG_RESERVE, NO_PLACE, REFERENCES_AHEAD, Segments, Space};
 use crate::error::Status;
 use crate::mutants::{self, Mutant};
 use crate::pcache::retention::Class;
-use crate::sync::atomic::Ordering;
+use crate::sync::atomic::{Ordering, fence};
 use crate::sync::lock;
 
 pub(super) fn opens_heads() -> bool {
     [Mutant::ReserveTaken, Mutant::ReferencesLate, Mutant::HeadRelaxed].into_iter().any(mutants::is)
+}
+
+pub(super) fn takes_space() -> bool {
+    [Mutant::SpaceTakenTwice, Mutant::SpaceUnfenced].into_iter().any(mutants::is)
 }
 
 pub(super) fn recycles() -> bool {
@@ -23,6 +27,46 @@ pub(super) fn recycles() -> bool {
 }
 
 impl Segments {
+    pub(super) fn take_at_head_wrongly(
+        &self,
+        nth: usize,
+        len: u32,
+        reserve: Option<u32>,
+    ) -> Option<Space> {
+        let head = &self.heads[nth];
+        let mut seen = head.place.load(Ordering::Acquire);
+        loop {
+            let Some(at) = HeadPlace::unpack(seen) else {
+                seen = self.open_head(nth, reserve?)?;
+                continue;
+            };
+            let left = self.media.geometry.data_bytes() - at.offset;
+            let len = len.min(left);
+            let keys = at.keys + 1;
+            let next = match len == left {
+                true => NO_PLACE,
+                false => HeadPlace { offset: at.offset + len, keys, ..at }.pack(),
+            };
+            let (success, failure) = (Ordering::AcqRel, Ordering::Acquire);
+            let taken = match mutants::is(Mutant::SpaceTakenTwice) {
+                true => Ok(head.place.swap(next, success)),
+                false => head.place.compare_exchange_weak(seen, next, success, failure),
+            };
+            if let Err(now) = taken {
+                seen = now;
+                continue;
+            }
+            if !mutants::is(Mutant::SpaceUnfenced) {
+                fence(Ordering::Release);
+            }
+            let generation = self.generation(at.segment);
+            if next == NO_PLACE {
+                self.release_many(at.segment, REFERENCES_AHEAD - keys);
+            }
+            return Some(Space { segment: at.segment, offset: at.offset, len, generation });
+        }
+    }
+
     /// The head's lock is held, and it has no place.
     pub(super) fn open_head_wrongly(&self, nth: usize, reserve: u32) -> Option<u64> {
         let head = &self.heads[nth];

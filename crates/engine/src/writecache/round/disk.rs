@@ -21,6 +21,9 @@ use crate::writecache::index::State;
 use crate::writecache::layout::{ENTRY_BYTES, Entry, SUPERBLOCK_BYTES, Superblock};
 use crate::writecache::{TOKEN_COMMIT, Writecache};
 
+#[cfg(feature = "mutants")]
+mod wrong;
+
 /// Longest write of neighbouring metadata units.
 const WRITE_BYTES_MAX: u64 = 64 * KIB;
 /// Metadata writes in flight.
@@ -185,6 +188,10 @@ impl Writecache {
         result: Result<(), Status>,
         port: &mut Port,
     ) -> Option<Ended> {
+        #[cfg(feature = "mutants")]
+        if wrong::steps() {
+            return self.disk_round_step_wrongly(round, result, port);
+        }
         let has_batch = round.has_batch;
         match &mut round.phase {
             Phase::Idle => panic!("no round is under way"),
@@ -193,14 +200,10 @@ impl Writecache {
                 *failure = failure.or(result.err());
                 self.emit_entries(round, port);
             }
-            _ if result.is_err() && !mutants::is(Mutant::CacheFlushErrorIgnored) => {
-                self.fail_round(round);
-            }
+            _ if result.is_err() => self.fail_round(round),
             Phase::EntriesFlush if has_batch => {
                 let seq = round.seq;
-                if !mutants::is(Mutant::DiskCounterUnannounced) {
-                    self.lists.memory().announce_seq(seq + 1);
-                }
+                self.lists.memory().announce_seq(seq + 1);
                 round.phase = Phase::Counter;
                 let buffer = port.pool.take(self.device.unit_bytes() as usize);
                 port.ios.push_back(self.metadata_write(0, 1, seq, seq + 1, buffer));
