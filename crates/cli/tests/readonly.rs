@@ -5,40 +5,18 @@
 mod common;
 
 use std::io::Read;
-use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use common::{Udm, client, for_clients, pattern, text};
+use common::{Loop, Udm, client, for_clients, pattern, text};
 
 const MIB: u64 = 1 << 20;
-
-/// A read-only loop device, if this machine has any.
-struct Loop(PathBuf);
-
-impl Loop {
-    fn attach(file: &Path) -> Option<Loop> {
-        let words = ["--find", "--show", "--read-only", text(file)];
-        let output = Command::new("losetup").args(words).output().ok()?;
-        if !output.status.success() {
-            eprintln!("SKIPPED: no loop devices here");
-            return None;
-        }
-        Some(Loop(String::from_utf8(output.stdout).unwrap().trim().into()))
-    }
-}
-
-impl Drop for Loop {
-    fn drop(&mut self) {
-        let _ = Command::new("losetup").arg("--detach").arg(&self.0).status();
-    }
-}
 
 #[test]
 fn a_read_only_device_is_refused_where_writes_will_come() {
     let udm = Udm::new();
     let origin = udm.file("origin.img", 64 * MIB);
     let cache = udm.file("cache.img", 512 * MIB);
-    let Some(device) = Loop::attach(&origin) else { return };
+    let Some(device) = Loop::attach(&origin, &["--read-only"]) else { return };
     let (origin, cache) = (text(&device.0), text(&cache));
     for table in [
         format!("0 131072 linear {origin} 0"),

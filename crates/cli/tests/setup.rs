@@ -8,7 +8,7 @@ mod common;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-use common::{Udm, pattern, read_export, text, write_export};
+use common::{Loop, Udm, pattern, read_export, text, write_export};
 
 const MIB: u64 = 1 << 20;
 
@@ -249,41 +249,17 @@ fn the_kernel_is_told_the_same() {
         ]
     );
     // A block device is named as it is, and a part of it is a linear device.
-    let Some(device) = Loop::attach(&bench.udm.path("ssd.img")) else { return };
-    let part = format!("{}?offset=2048&size=16M", device.0);
+    let Some(device) = Loop::attach(&bench.udm.path("ssd.img"), &[]) else { return };
+    let node = text(&device.0);
+    let part = format!("{node}?offset=2048&size=16M");
     assert_eq!(
         lines(&["--fast", &part])[1..],
         [
-            format!("dmsetup create vol-fast --table \"0 32768 linear {} 2048\"", device.0),
+            format!("dmsetup create vol-fast --table \"0 32768 linear {node} 2048\""),
             "dmsetup create vol --table \"0 131072 writecache s $origin /dev/mapper/vol-fast 4096 \
              0\""
             .into(),
         ]
     );
-    assert!(lines(&["--fast", &device.0])[1].contains(&format!("$origin {} 4096", device.0)));
-}
-
-/// A loop device, detached at the end.
-struct Loop(String);
-
-impl Loop {
-    fn attach(file: &Path) -> Option<Loop> {
-        let output =
-            std::process::Command::new("losetup").args(["--find", "--show"]).arg(file).output();
-        match output {
-            Ok(output) if output.status.success() => {
-                Some(Loop(String::from_utf8(output.stdout).unwrap().trim().into()))
-            }
-            other => {
-                eprintln!("SKIPPED: no loop device: {other:?}");
-                None
-            }
-        }
-    }
-}
-
-impl Drop for Loop {
-    fn drop(&mut self) {
-        std::process::Command::new("losetup").arg("--detach").arg(&self.0).status().unwrap();
-    }
+    assert!(lines(&["--fast", node])[1].contains(&format!("$origin {node} 4096")));
 }

@@ -6,7 +6,7 @@ mod common;
 
 use std::fs::OpenOptions;
 
-use common::{Udm, client, for_clients, pattern, read_export, text, write_export};
+use common::{Loop, Udm, client, for_clients, pattern, read_export, text, write_export};
 
 const MIB: u64 = 1 << 20;
 
@@ -99,15 +99,6 @@ fn paths_are_printed_as_they_are_found_from_anywhere() {
     assert_eq!(udm.ok(&["table", "w"]), printed);
 }
 
-/// A loop device over a file, until it is dropped.
-struct Loop(String);
-
-impl Drop for Loop {
-    fn drop(&mut self) {
-        let _ = std::process::Command::new("losetup").args(["-d", &self.0]).status();
-    }
-}
-
 #[test]
 fn a_block_device_may_be_named_by_its_number() {
     let udm = Udm::new();
@@ -118,8 +109,8 @@ fn a_block_device_may_be_named_by_its_number() {
         return;
     }
     let image = udm.file("image", 4 * MIB);
-    let node = client("losetup", &["--show", "-f", text(&image)]).trim().to_owned();
-    let _loop = Loop(node.clone());
+    let device = Loop::attach(&image, &[]).expect("root can make loop devices");
+    let node = text(&device.0);
     udm.ok(&["create", "n", "--table", &format!("0 2048 linear {node} 0")]);
     let printed = udm.ok(&["table", "n"]);
     assert!(printed.starts_with("0 2048 linear 7:"), "{printed}");

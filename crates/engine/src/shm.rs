@@ -17,6 +17,7 @@
 
 mod header;
 mod keeper;
+mod taken;
 
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
@@ -32,6 +33,7 @@ use crate::sync::{Arc, Mutex, SharedWord, lock};
 
 pub use header::{Header, Heading};
 pub use keeper::{Keeper, Served, recall};
+pub use taken::Taken;
 
 const WORD_BYTES: usize = size_of::<SharedWord>();
 /// No server needs more; a file that is larger is not ours.

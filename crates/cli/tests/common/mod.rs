@@ -222,3 +222,29 @@ pub fn read_export(udm: &Udm, uri: &str) -> Vec<u8> {
 pub fn text(path: &Path) -> &str {
     path.to_str().unwrap()
 }
+
+/// A loop device, detached at the end.
+pub struct Loop(pub PathBuf);
+
+impl Loop {
+    /// Over `file`, with these words for losetup; `None` if this machine has no loop devices.
+    pub fn attach(file: &Path, words: &[&str]) -> Option<Loop> {
+        let words = [&["--find", "--show"], words, &[text(file)]].concat();
+        match Command::new("losetup").args(words).output() {
+            Ok(output) if output.status.success() => {
+                Some(Loop(String::from_utf8(output.stdout).unwrap().trim().into()))
+            }
+            other => {
+                eprintln!("SKIPPED: no loop device: {other:?}");
+                None
+            }
+        }
+    }
+}
+
+impl Drop for Loop {
+    fn drop(&mut self) {
+        let is_detached = Command::new("losetup").arg("--detach").arg(&self.0).status();
+        assert!(is_detached.is_ok_and(|status| status.success()) || std::thread::panicking());
+    }
+}

@@ -22,7 +22,7 @@
 
 use crate::error::{Error, Kind, Result};
 use crate::mutants::{self, Mutant};
-use crate::shm::{Keeper, Served, SharedWords, recall};
+use crate::shm::{Keeper, Served, SharedWords, Taken, recall};
 use crate::units::human_bytes;
 
 use super::OpenOptions;
@@ -35,14 +35,7 @@ use super::openset::{self, LeftBehind, OpenSets, announce_attach, found_end, wor
 /// The memory of an attach that is under way.
 #[derive(Debug)]
 pub struct Memory {
-    keeper: Keeper,
-    words: SharedWords,
-    attach_id: u64,
-    /// The attach that the label names.
-    owner: u64,
-    /// Made by this attach: removed again unless the label comes to name it.
-    is_new: bool,
-    is_named: bool,
+    taken: Taken,
     /// Notes for the user.
     pub notes: Vec<String>,
 }
@@ -133,56 +126,39 @@ impl Memory {
             true => None,
             false => its_memory(media, &keeper, args.accepts_loss, &mut notes)?,
         };
-        let is_new = found.is_none();
         let needed = words_needed(options.stripes);
-        let attach_id = options.attach_id;
-        let words = match found {
-            Some(words) => words,
-            None => keeper.create(attach_id, needed)?,
-        };
-        if words.words().len() < needed {
-            let what = "the memory that the last server left is of another version";
-            return Err(Error::new(Kind::Unsupported, format!("{}: {what}", media.name())));
-        }
         let owner = Label::load(media).map_or(0, |(label, _)| label.attach_id);
-        Ok(Memory { keeper, words, attach_id, owner, is_new, is_named: false, notes })
+        let attaches = (options.attach_id, owner);
+        let taken = Taken::of(keeper, found, (needed, needed), attaches, media.name())?;
+        Ok(Memory { taken, notes })
     }
 
     /// The memory itself.
     pub fn words(&self) -> SharedWords {
-        self.words.clone()
+        self.taken.words().clone()
     }
 
     /// What a dead server left in it.
     pub fn left(&self) -> Result<Option<LeftBehind>> {
-        if self.is_new { Ok(None) } else { OpenSets::left_behind(&self.words) }
+        if self.taken.is_new() { Ok(None) } else { OpenSets::left_behind(self.taken.words()) }
     }
 
     /// The label is about to name it. From here on it stays, whatever happens.
     pub fn name(&mut self, stripes: usize, info: &CacheInfo, head: Position) -> Result<()> {
-        if self.is_new {
-            let _ = OpenSets::begin(self.words(), stripes, self.attach_id, info, head);
-        } else {
-            found_end(&self.words, head);
-            announce_attach(&self.words, self.owner, self.attach_id);
-            self.keeper.rename(&self.words, self.attach_id)?;
+        if self.taken.is_new() {
+            let _ = OpenSets::begin(self.words(), stripes, self.taken.attach_id(), info, head);
         }
-        self.is_named = true;
-        Ok(())
+        self.taken.name(|words, owner, attach_id| {
+            found_end(words, head);
+            announce_attach(words, owner, attach_id);
+        })
     }
 
     /// What the label must say of the server.
     pub fn serving(&self) -> Option<Serving> {
         let is_late = mutants::is(Mutant::ServedSaidLate);
-        let serving = || Serving { boot: self.keeper.boot(), place: self.keeper.place() };
-        (self.keeper.survives() && !is_late).then(serving)
-    }
-}
-
-impl Drop for Memory {
-    fn drop(&mut self) {
-        if self.is_new && !self.is_named {
-            self.words.remove();
-        }
+        let keeper = self.taken.keeper();
+        let serving = || Serving { boot: keeper.boot(), place: keeper.place() };
+        (keeper.survives() && !is_late).then(serving)
     }
 }

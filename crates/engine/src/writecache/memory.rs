@@ -22,7 +22,7 @@ use zerocopy::{FromZeros, IntoBytes};
 use crate::error::{Error, Kind, Result};
 use crate::look::look_of;
 use crate::mutants::{self, Mutant};
-use crate::shm::{Keeper, Served, SharedWords, recall};
+use crate::shm::{Keeper, Served, SharedWords, Taken, recall};
 use crate::units::{MIB, SECTOR};
 
 use super::OpenOptions;
@@ -38,14 +38,7 @@ use super::openlist::{
 /// The memory of an attach that is under way.
 #[derive(Debug)]
 pub struct Memory {
-    keeper: Keeper,
-    words: SharedWords,
-    attach_id: u64,
-    /// The attach that the label names.
-    owner: u64,
-    /// Made by this attach: removed again unless the label comes to name it.
-    is_new: bool,
-    is_named: bool,
+    taken: Taken,
     /// Notes for the user.
     pub notes: Vec<String>,
 }
@@ -165,28 +158,21 @@ impl Memory {
             true => None,
             false => its_memory(medium, geometry, label, &keeper, args.accepts_loss, &mut notes)?,
         };
-        let is_new = found.is_none();
-        let attach_id = options.attach_id & Label::ATTACH_MAX;
-        let words = match found {
-            Some(words) => words,
-            None => keeper.create(attach_id, words_needed(options.stripes, LIST_MAX))?,
-        };
-        if words.words().len() < words_needed(options.stripes, 1) {
-            let what = "the memory that the last server left is of another version";
-            return Err(medium.error(Kind::Unsupported, what));
-        }
-        let owner = label.attach_id();
-        Ok(Memory { keeper, words, attach_id, owner, is_new, is_named: false, notes })
+        let needed = [LIST_MAX, 1].map(|list_max| words_needed(options.stripes, list_max));
+        let attaches = (options.attach_id & Label::ATTACH_MAX, label.attach_id());
+        let name = format!("writecache: {}", medium.name());
+        let taken = Taken::of(keeper, found, needed.into(), attaches, &name)?;
+        Ok(Memory { taken, notes })
     }
 
     /// The memory itself.
     pub fn words(&self) -> SharedWords {
-        self.words.clone()
+        self.taken.words().clone()
     }
 
     /// What a dead server left in it.
     pub fn left(&self) -> Result<Option<LeftBehind>> {
-        if self.is_new { Ok(None) } else { OpenLists::left_behind(&self.words) }
+        if self.taken.is_new() { Ok(None) } else { OpenLists::left_behind(self.taken.words()) }
     }
 
     /// The label names it from here on, durably, and it stays in any case.
@@ -198,24 +184,23 @@ impl Memory {
         stripes: usize,
         seq: u64,
     ) -> Result<Label> {
-        if self.is_new {
-            let _ = OpenLists::begin(self.words(), stripes, self.attach_id, seq);
-        } else {
-            announce_attach(&self.words, self.owner, self.attach_id);
-            self.keeper.rename(&self.words, self.attach_id)?;
+        let attach_id = self.taken.attach_id();
+        if self.taken.is_new() {
+            let _ = OpenLists::begin(self.words(), stripes, attach_id, seq);
         }
-        self.is_named = true;
-        let directory = self.keeper.place();
-        let is_said = self.keeper.survives() && !mutants::is(Mutant::ServedUnsaid);
+        self.taken.name(announce_attach)?;
+        let keeper = self.taken.keeper();
+        let directory = keeper.place();
+        let is_said = keeper.survives() && !mutants::is(Mutant::ServedUnsaid);
         let label = match is_said {
-            true => label.served(self.keeper.boot(), &directory),
+            true => label.served(keeper.boot(), &directory),
             false => label,
         };
         if mutants::is(Mutant::WritecacheUnlabelled) {
             return Ok(label);
         }
         if let Some(at) = place_at(medium, geometry).filter(|_| is_said) {
-            medium.store(at, Place::new(self.attach_id, &directory).as_bytes())?;
+            medium.store(at, Place::new(attach_id, &directory).as_bytes())?;
         }
         store_label(medium, geometry, &label)?;
         Ok(label)
@@ -242,14 +227,6 @@ pub(super) fn say_at_rest(device: &CacheDevice) -> Result<()> {
     let (rest, _) = label.as_bytes().split_at(Label::ATTACH_AT);
     medium.store(geometry.start + LABEL_AT, rest)?;
     medium.settle()
-}
-
-impl Drop for Memory {
-    fn drop(&mut self) {
-        if self.is_new && !self.is_named {
-            self.words.remove();
-        }
-    }
 }
 
 /// An error about a medium that is older than the memory.

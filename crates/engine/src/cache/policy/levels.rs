@@ -63,28 +63,28 @@ impl Queue {
 
     /// As the newest of its level.
     pub(super) fn push(&mut self, entries: &mut Entries, entry: u32) {
-        let list = &mut self.lists[usize::from(entries.level(entry))];
-        entries.older[entry as usize] = list.newest;
-        entries.newer[entry as usize] = NONE;
-        match list.newest {
-            NONE => list.oldest = entry,
-            newest => entries.newer[newest as usize] = entry,
-        }
-        list.newest = entry;
-        list.len += 1;
-        self.len += 1;
+        let newest = self.lists[usize::from(entries.level(entry))].newest;
+        self.insert(entries, entry, newest, NONE);
     }
 
     /// As the oldest of its level.
     pub(super) fn push_oldest(&mut self, entries: &mut Entries, entry: u32) {
+        let oldest = self.lists[usize::from(entries.level(entry))].oldest;
+        self.insert(entries, entry, NONE, oldest);
+    }
+
+    /// Between two neighbours of its level.
+    fn insert(&mut self, entries: &mut Entries, entry: u32, older: u32, newer: u32) {
         let list = &mut self.lists[usize::from(entries.level(entry))];
-        entries.newer[entry as usize] = list.oldest;
-        entries.older[entry as usize] = NONE;
-        match list.oldest {
-            NONE => list.newest = entry,
-            oldest => entries.older[oldest as usize] = entry,
+        (entries.older[entry as usize], entries.newer[entry as usize]) = (older, newer);
+        match older {
+            NONE => list.oldest = entry,
+            older => entries.newer[older as usize] = entry,
         }
-        list.oldest = entry;
+        match newer {
+            NONE => list.newest = entry,
+            newer => entries.older[newer as usize] = entry,
+        }
         list.len += 1;
         self.len += 1;
     }
