@@ -285,8 +285,8 @@ impl Pcache {
         Slice::new(pass, self.segments.blocks(), self.missing())
     }
 
-    /// Removes dead slots from the index, as fast as segments are reused: so memory depends on what
-    /// is cached now, not on what ever was.
+    /// Removes dead entries from the index, as fast as segments are reused: so memory depends on
+    /// what is cached now, not on what ever was.
     fn sweep_index(&self, sweep: &mut Sweep) {
         let (regions, segments) = (self.index.regions(), u64::from(self.segments.count()));
         let recycled = self.counters.recycled_segments.load(Ordering::Relaxed);

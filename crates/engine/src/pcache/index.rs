@@ -1,20 +1,21 @@
-//! Logical block -> place in the cache: packed 8-byte slots, by 4 MiB region.
+//! Logical block -> place in the cache: packed 8-byte entries, by 4 MiB region.
 //!
-//! A slot names the place of a whole 4 KiB block, or a row of the region's side table where the
-//! block's eight sectors have a slot each. Every slot carries the generation of its segment: when a
-//! segment is reused its generation rises first, and all slots that point there are dead by
-//! comparison, without a search for them. A region with many slots has a flat array of them, which
-//! readers need no lock for; one with few has a packed list (region.rs). Regions are swept now and
-//! then: dead slots are removed, so memory depends on what is cached now, not on what ever was.
+//! An entry names the place of a whole 4 KiB block, or a row of the region's side table where the
+//! block's eight sectors have an entry each. Every entry carries the generation of its segment:
+//! when a segment is reused its generation rises first, and all entries that point there are dead
+//! by comparison, without a search for them. A region with many entries has a flat array of them,
+//! which readers need no lock for; one with few has a packed list (region.rs). Regions are swept
+//! now and then: dead entries are removed, so memory depends on what is cached now, not on what
+//! ever was.
 //!
 //! Invariants:
-//! 1. Slots change only under the lock of the region's stripe. They are read without it.
-//! 2. The data that a live slot points to is immutable until the segment's generation rises; so a
+//! 1. Entries change only under the lock of the region's stripe. They are read without it.
+//! 2. The data that a live entry points to is immutable until the segment's generation rises; so a
 //!    reader checks the generation, copies, and checks it again.
-//! 3. A row of the side table is changed and read under the side's own lock only, and a slot that
+//! 3. A row of the side table is changed and read under the side's own lock only, and an entry that
 //!    names a row is read again under that lock before the row is used.
-//! 4. An array belongs to one region at a time, which names it in its form. A reader of a slot that
-//!    holds no lock checks the form again after it.
+//! 4. An array belongs to one region at a time, which names it in its form. A reader of an entry
+//!    that holds no lock checks the form again after it.
 
 use crate::sync::{Arc, OnceLock};
 use crate::units::{BLOCK, SECTOR};
@@ -42,7 +43,7 @@ const KIND_ROW: u64 = 2;
 const KIND_GHOST: u64 = 3;
 const OFFSET_SHIFT: u32 = 20;
 const GENERATION_SHIFT: u32 = 35;
-/// Bits of the generation that a slot keeps: a slot would have to survive 2^25 reuses of its
+/// Bits of the generation that an entry keeps: an entry would have to survive 2^25 reuses of its
 /// segment untouched to be taken for a live one.
 const GENERATION_MASK: u64 = (1 << 25) - 1;
 /// How often the block was used since it came, up to [`USES_MAX`].
@@ -50,7 +51,7 @@ const USES_SHIFT: u32 = 60;
 const USES_MASK: u64 = (USES_MAX as u64) << USES_SHIFT;
 const GHOST_MASK: u64 = (1 << KIND_SHIFT) - 1;
 
-/// A place in the cache, as a slot packs it: segment, sector within its data area, generation.
+/// A place in the cache, as an entry packs it: segment, sector within its data area, generation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Place {
     /// Logical segment, below 2^20.
@@ -80,11 +81,11 @@ impl Place {
             | u64::from(self.segment)
     }
 
-    fn unpack(slot: u64) -> Option<Place> {
-        (slot >> KIND_SHIFT == KIND_PLACE).then_some(Place {
-            segment: (slot & ((1 << OFFSET_SHIFT) - 1)) as u32,
-            offset: (slot >> OFFSET_SHIFT & 0x7FFF) as u32 * SECTOR as u32,
-            generation: (slot >> GENERATION_SHIFT & GENERATION_MASK) as u32,
+    fn unpack(entry: u64) -> Option<Place> {
+        (entry >> KIND_SHIFT == KIND_PLACE).then_some(Place {
+            segment: (entry & ((1 << OFFSET_SHIFT) - 1)) as u32,
+            offset: (entry >> OFFSET_SHIFT & 0x7FFF) as u32 * SECTOR as u32,
+            generation: (entry >> GENERATION_SHIFT & GENERATION_MASK) as u32,
         })
     }
 
@@ -105,7 +106,7 @@ pub struct Piece {
     pub place: Option<Place>,
 }
 
-/// What a block's slot says of its history.
+/// What a block's entry says of its history.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Trace {
     /// Nothing.
@@ -130,7 +131,7 @@ impl Index {
         Index::with_flats(len_bytes, FLAT_FROM)
     }
 
-    /// As [`Index::new`], with regions that are flat from this many slots on.
+    /// As [`Index::new`], with regions that are flat from this many entries on.
     pub fn with_flats(len_bytes: u64, flat_from: usize) -> Index {
         let regions = len_bytes.div_ceil(REGION_BYTES);
         Index {
@@ -198,12 +199,12 @@ impl Index {
         }
     }
 
-    /// What is known of a block. Also prefetches its slot.
+    /// What is known of a block. Also prefetches its entry.
     pub fn trace(&self, offset: u64) -> Trace {
-        let slot = self.slot(offset);
-        match slot >> KIND_SHIFT {
-            KIND_GHOST => Trace::Ghost(time_of(slot)),
-            _ => Place::unpack(slot).map_or(Trace::None, Trace::Place),
+        let entry = self.entry(offset);
+        match entry >> KIND_SHIFT {
+            KIND_GHOST => Trace::Ghost(time_of(entry)),
+            _ => Place::unpack(entry).map_or(Trace::None, Trace::Place),
         }
     }
 
@@ -220,16 +221,16 @@ impl Index {
 
     /// How often a block was used since it came.
     pub fn uses(&self, offset: u64) -> u8 {
-        uses_of(self.slot(offset))
+        uses_of(self.entry(offset))
     }
 
     /// Sets how often the blocks of a range count as used. Under the stripe's lock.
     pub fn set_uses(&self, offset: u64, len: u64, uses: u8) {
         for at in (offset / BLOCK * BLOCK..offset + len).step_by(BLOCK as usize) {
             let Some(region) = self.region(at) else { continue };
-            region.change(&self.flats, block_of(at), |slot| {
-                let next = slot & !USES_MASK | u64::from(uses) << USES_SHIFT;
-                is_cached(slot).then_some(next)
+            region.change(&self.flats, block_of(at), |entry| {
+                let next = entry & !USES_MASK | u64::from(uses) << USES_SHIFT;
+                is_cached(entry).then_some(next)
             });
         }
     }
@@ -249,7 +250,7 @@ impl Index {
         }
     }
 
-    /// Prefetches the slot of a block that will be changed soon.
+    /// Prefetches the entry of a block that will be changed soon.
     pub fn touch(&self, offset: u64) {
         if let Some(region) = self.region(offset) {
             region.touch(&self.flats, block_of(offset));
@@ -267,8 +268,8 @@ impl Index {
         Some(self.regions.get((offset / REGION_BYTES) as usize)?.get()?)
     }
 
-    fn slot(&self, offset: u64) -> u64 {
-        self.region(offset).map_or(0, |region| region.slot(&self.flats, block_of(offset)))
+    fn entry(&self, offset: u64) -> u64 {
+        self.region(offset).map_or(0, |region| region.entry(&self.flats, block_of(offset)))
     }
 
     /// What `[offset, end)` starts with: the longest run with one source. `is_live` says whether a
@@ -296,15 +297,15 @@ impl Index {
             let region_left = REGION_BYTES - at % REGION_BYTES;
             return (region_left.min(end - at), None);
         };
-        let slot = region.slot(&self.flats, block_of(at));
-        match slot >> KIND_SHIFT {
+        let entry = region.entry(&self.flats, block_of(at));
+        match entry >> KIND_SHIFT {
             KIND_PLACE => {
-                let place = Place::unpack(slot).filter(|place| is_live(*place));
+                let place = Place::unpack(entry).filter(|place| is_live(*place));
                 (block_left, place.map(|place| place.plus(at % BLOCK)))
             }
             KIND_ROW => {
                 let range = (at % BLOCK, block_left);
-                region.step_in_row(&self.flats, block_of(at), slot, range, is_live)
+                region.step_in_row(&self.flats, block_of(at), entry, range, is_live)
             }
             _ => (block_left, None),
         }
@@ -350,24 +351,24 @@ fn block_of(offset: u64) -> usize {
 }
 
 /// When a block that left a ghost was dropped.
-fn time_of(slot: u64) -> u64 {
-    slot & GHOST_MASK
+fn time_of(entry: u64) -> u64 {
+    entry & GHOST_MASK
 }
 
-/// Whether a slot names a place or a row.
-fn is_cached(slot: u64) -> bool {
-    matches!(slot >> KIND_SHIFT, KIND_PLACE | KIND_ROW)
+/// Whether an entry names a place or a row.
+fn is_cached(entry: u64) -> bool {
+    matches!(entry >> KIND_SHIFT, KIND_PLACE | KIND_ROW)
 }
 
-fn uses_of(slot: u64) -> u8 {
-    if is_cached(slot) { (slot >> USES_SHIFT) as u8 & USES_MAX } else { 0 }
+fn uses_of(entry: u64) -> u8 {
+    if is_cached(entry) { (entry >> USES_SHIFT) as u8 & USES_MAX } else { 0 }
 }
 
-/// `slot`, with one more use than `old` had if both name something.
-fn with_uses_after(slot: u64, old: u64) -> u64 {
-    match is_cached(slot) && is_cached(old) {
-        true => slot | u64::from(USES_MAX.min(uses_of(old) + 1)) << USES_SHIFT,
-        false => slot,
+/// `entry`, with one more use than `old` had if both name something.
+fn with_uses_after(entry: u64, old: u64) -> u64 {
+    match is_cached(entry) && is_cached(old) {
+        true => entry | u64::from(USES_MAX.min(uses_of(old) + 1)) << USES_SHIFT,
+        false => entry,
     }
 }
 

@@ -108,9 +108,9 @@ list_mutants! {
     PCACHE_RACES {
     /// A reader does not look at the generation again after its copy.
     HitNotRechecked,
-    /// A reader believes the row that the slot named before the side table was locked.
+    /// A reader believes the row that the entry named before the side table was locked.
     RowBelieved,
-    /// A reader does not look whether its region still has the array that the slot stood in.
+    /// A reader does not look whether its region still has the array that the entry stood in.
     FormNotRechecked,
     /// A segment is free before its raised generation can be seen.
     FreeBeforeRaised,
@@ -160,9 +160,10 @@ list_mutants! {
     HitUnfenced,
     /// A writer's stores may move before the reuse of its segment.
     SpaceUnfenced,
-    /// A slot of the index can be seen before the data that it names.
-    SlotRelaxed,
-    /// A slot can be seen in an array before the region that had the array is seen to have let go.
+    /// An entry of the index can be seen before the data that it names.
+    EntryRelaxed,
+    /// An entry can be seen in an array before the region that had the array is seen to have let
+    /// go.
     ArrayRelaxed,
     /// An array is cleared before the region that had it is seen to have let go.
     ClearedRelaxed,

@@ -55,8 +55,8 @@ pub struct OpenOptions {
     pub progress: Arc<AttachProgress>,
     /// How much of the log is replayed before the first request, and how fast the rest.
     pub replay: ReplayPace,
-    /// A 4 MiB region of the index with at least this many slots keeps them in an array. Any value
-    /// is correct.
+    /// A 4 MiB region of the index with at least this many entries keeps them in an array. Any
+    /// value is correct.
     pub flat_from: usize,
     /// Threads that may share the reading of a long log.
     pub threads: usize,

@@ -140,7 +140,7 @@ fn reuse() {
 /// A reader looks at a block that is just being written.
 fn publish() {
     let cache = Cache::new();
-    // The region's slots must be there: loom does not see how they come to be.
+    // The region's entries must be there: loom does not see how they come to be.
     cache.index.set(BLOCK, BLOCK, Some(Place::new(3, 0, 7)));
     let space = cache.segments.take(0, BLOCK as u32, 0, Class::Window).unwrap();
     let reader = cache.clone();

@@ -7,7 +7,7 @@
 //!
 //! 1. key_tail has durably passed every key that pointed into it (gc.rs does that);
 //! 2. its raised generation is durable;
-//! 3. its raised generation is visible to readers: index slots that point there are dead;
+//! 3. its raised generation is visible to readers: index entries that point there are dead;
 //! 4. it is free for reuse.
 //!
 //! Data never takes the last [`LOG_RESERVE`] free segments: without room for the log nothing could

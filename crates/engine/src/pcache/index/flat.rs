@@ -1,7 +1,7 @@
-//! Arrays with a slot for each block, for regions that have many. A region that has few again gives
-//! its array back, and another one takes it. The memory is still an array of slots then: a reader
-//! that still uses it finds slots, only not its own, and notices by the region's form, which has
-//! changed.
+//! Arrays with an entry for each block, for regions that have many. A region that has few again
+//! gives its array back, and another one takes it. The memory is still an array of entries then: a
+//! reader that still uses it finds entries, only not its own, and notices by the region's form,
+//! which has changed.
 
 use crate::mutants::{self, Mutant};
 use crate::sync::atomic::{AtomicU64, Ordering};
@@ -12,10 +12,10 @@ use super::REGION_BLOCKS;
 /// Arrays in one allocation.
 const CHUNK: usize = 4;
 
-/// The slots of a region, by block.
+/// The entries of a region, by block.
 pub(super) type Flat = [AtomicU64];
 
-/// How a region keeps its slots: in an array, or packed; and how often that has changed.
+/// How a region keeps its entries: in an array, or packed; and how often that has changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Form(pub(super) u64);
 
@@ -43,12 +43,12 @@ struct Spare {
 pub(super) struct Flats {
     chunks: Box<[OnceLock<Box<Flat>>]>,
     spare: Mutex<Spare>,
-    /// A region with this many slots gets one.
+    /// A region with this many entries gets one.
     pub(super) flat_from: usize,
 }
 
 impl Flats {
-    /// At most `count_max` arrays, all to be made, for regions with `flat_from` slots.
+    /// At most `count_max` arrays, all to be made, for regions with `flat_from` entries.
     pub(super) fn new(count_max: u64, flat_from: usize) -> Flats {
         let chunks = (0..count_max.div_ceil(CHUNK as u64)).map(|_| OnceLock::new()).collect();
         Flats { chunks, spare: Mutex::default(), flat_from }
@@ -61,7 +61,7 @@ impl Flats {
         Some(&chunk[nth % CHUNK * REGION_BLOCKS..][..REGION_BLOCKS])
     }
 
-    /// An array of empty slots; `None`: all are taken.
+    /// An array of empty entries; `None`: all are taken.
     pub(super) fn take(&self) -> Option<u32> {
         let mut spare = lock(&self.spare);
         if let Some(nth) = spare.free.pop() {
@@ -78,20 +78,20 @@ impl Flats {
     /// Gives back an array that no region's form names any more.
     pub(super) fn give_back(&self, nth: u32) {
         let Some(array) = self.of(Form(0).next(Some(nth))) else { return };
-        // A reader that sees an emptied slot sees the region's new form, too.
+        // A reader that sees an emptied entry sees the region's new form, too.
         let order = match mutants::is(Mutant::ClearedRelaxed) {
             true => Ordering::Relaxed,
             false => Ordering::Release,
         };
-        let used = array.iter().filter(|slot| slot.load(Ordering::Relaxed) != 0);
-        used.for_each(|slot| slot.store(0, order));
+        let used = array.iter().filter(|entry| entry.load(Ordering::Relaxed) != 0);
+        used.for_each(|entry| entry.store(0, order));
         lock(&self.spare).free.push(nth);
     }
 
     /// Bytes of memory.
     pub(super) fn memory_bytes(&self) -> u64 {
         let chunks = (lock(&self.spare).made as usize).div_ceil(CHUNK);
-        let slots = chunks * CHUNK * REGION_BLOCKS;
-        (size_of_val(&*self.chunks) + slots * size_of::<AtomicU64>()) as u64
+        let entries = chunks * CHUNK * REGION_BLOCKS;
+        (size_of_val(&*self.chunks) + entries * size_of::<AtomicU64>()) as u64
     }
 }

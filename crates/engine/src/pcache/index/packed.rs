@@ -1,5 +1,5 @@
-//! The slots of a region that has few: a bit for each block, and the slots that are not empty, in
-//! the order of their blocks.
+//! The entries of a region that has few: a bit for each block, and the entries that are not empty,
+//! in the order of their blocks.
 
 use super::REGION_BLOCKS;
 
@@ -9,66 +9,66 @@ const WORDS: usize = REGION_BLOCKS.div_ceil(WORD_BITS);
 #[derive(Debug, Default)]
 pub(super) struct Packed {
     present: [u64; WORDS],
-    /// How many slots there are before each word's.
+    /// How many entries there are before each word's.
     before: [u16; WORDS],
-    slots: Vec<u64>,
+    entries: Vec<u64>,
 }
 
 impl Packed {
-    /// The slot of a block; 0: it has none.
+    /// The entry of a block; 0: it has none.
     pub(super) fn get(&self, block: usize) -> u64 {
-        if self.is_present(block) { self.slots[self.rank(block)] } else { 0 }
+        if self.is_present(block) { self.entries[self.rank(block)] } else { 0 }
     }
 
-    /// Replaces the slot of a block. 0 takes no room.
-    pub(super) fn put(&mut self, block: usize, slot: u64) {
+    /// Replaces the entry of a block. 0 takes no room.
+    pub(super) fn put(&mut self, block: usize, entry: u64) {
         let rank = self.rank(block);
-        match (self.is_present(block), slot != 0) {
-            (true, true) => self.slots[rank] = slot,
+        match (self.is_present(block), entry != 0) {
+            (true, true) => self.entries[rank] = entry,
             (false, true) => {
-                if self.slots.len() == self.slots.capacity() {
+                if self.entries.len() == self.entries.capacity() {
                     // By a quarter: this form exists to save memory.
-                    self.slots.reserve_exact((self.slots.len() / 4).max(4));
+                    self.entries.reserve_exact((self.entries.len() / 4).max(4));
                 }
-                self.slots.insert(rank, slot);
+                self.entries.insert(rank, entry);
                 self.flip(block, 1);
             }
             (true, false) => {
-                self.slots.remove(rank);
+                self.entries.remove(rank);
                 self.flip(block, u16::MAX);
             }
             (false, false) => {}
         }
     }
 
-    /// Frees memory that was for more slots.
+    /// Frees memory that was for more entries.
     pub(super) fn shrink(&mut self) {
-        if self.slots.len() < self.slots.capacity() / 2 {
-            self.slots.shrink_to_fit();
+        if self.entries.len() < self.entries.capacity() / 2 {
+            self.entries.shrink_to_fit();
         }
     }
 
-    /// How many slots there are.
+    /// How many entries there are.
     pub(super) fn len(&self) -> usize {
-        self.slots.len()
+        self.entries.len()
     }
 
-    /// All slots, with their blocks.
+    /// All entries, with their blocks.
     pub(super) fn iter(&self) -> impl Iterator<Item = (usize, u64)> {
         let blocks = (0..REGION_BLOCKS).filter(|block| self.is_present(*block));
-        blocks.zip(self.slots.iter().copied())
+        blocks.zip(self.entries.iter().copied())
     }
 
     /// Bytes of memory besides the value itself.
     pub(super) fn memory_bytes(&self) -> u64 {
-        (self.slots.capacity() * size_of::<u64>()) as u64
+        (self.entries.capacity() * size_of::<u64>()) as u64
     }
 
     fn is_present(&self, block: usize) -> bool {
         self.present[block / WORD_BITS] >> (block % WORD_BITS) & 1 == 1
     }
 
-    /// How many slots there are before the block's.
+    /// How many entries there are before the block's.
     fn rank(&self, block: usize) -> usize {
         let word = block / WORD_BITS;
         let within = self.present[word] & ((1 << (block % WORD_BITS)) - 1);
@@ -89,21 +89,21 @@ mod tests {
     use crate::prng::Prng;
 
     #[test]
-    fn slots_stand_where_they_were_put() {
+    fn entries_stand_where_they_were_put() {
         let (mut packed, mut prng) = (Packed::default(), Prng::new(1));
         let mut flat = vec![0; REGION_BLOCKS];
         for nth in 0..20_000 {
             // Fills, and empties again.
             let (block, one_in) = (prng.below(REGION_BLOCKS as u64) as usize, nth / 4000 + 1);
-            let slot = if prng.one_in(one_in) { nth + 1 } else { 0 };
-            packed.put(block, slot);
-            flat[block] = slot;
-            assert_eq!(packed.get(block), slot);
+            let entry = if prng.one_in(one_in) { nth + 1 } else { 0 };
+            packed.put(block, entry);
+            flat[block] = entry;
+            assert_eq!(packed.get(block), entry);
         }
-        for (block, slot) in flat.iter().enumerate() {
-            assert_eq!(packed.get(block), *slot);
+        for (block, entry) in flat.iter().enumerate() {
+            assert_eq!(packed.get(block), *entry);
         }
-        let known = flat.iter().copied().enumerate().filter(|(_, slot)| *slot != 0);
+        let known = flat.iter().copied().enumerate().filter(|(_, entry)| *entry != 0);
         assert!(packed.iter().eq(known) && packed.len() > 0);
         (0..REGION_BLOCKS).for_each(|block| packed.put(block, 0));
         assert_eq!(packed.len(), 0);

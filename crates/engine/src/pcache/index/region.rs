@@ -1,8 +1,8 @@
-//! The slots of one 4 MiB region, in one of two forms: packed while they are few, a flat array once
-//! they are many.
+//! The entries of one 4 MiB region, in one of two forms: packed while they are few, a flat array
+//! once they are many.
 //!
 //! A form changes under the stripe's lock *and* the side's. So a holder of either lock may rely on
-//! it; a reader, which holds none, checks the form again after it has read a slot.
+//! it; a reader, which holds none, checks the form again after it has read an entry.
 
 use crate::mutants::{self, Mutant};
 use crate::near::bring_near;
@@ -18,8 +18,8 @@ use super::{
     USES_MASK, USES_SHIFT, is_cached, uses_of, with_uses_after,
 };
 
-/// A region with this many slots is flat. From there on a flat array, which is faster, takes at
-/// most 12 bytes for each slot in use.
+/// A region with this many entries is flat. From there on a flat array, which is faster, takes at
+/// most 12 bytes for each entry in use.
 pub const FLAT_FROM: usize = REGION_BLOCKS * 2 / 3;
 
 #[derive(Debug, Default)]
@@ -49,15 +49,15 @@ impl Region {
         Form(self.form.load(Ordering::Relaxed))
     }
 
-    /// The slot of a block, for who holds no lock.
-    pub(super) fn slot(&self, flats: &Flats, block: usize) -> u64 {
+    /// The entry of a block, for who holds no lock.
+    pub(super) fn entry(&self, flats: &Flats, block: usize) -> u64 {
         loop {
             let form = Form(self.form.load(Ordering::Acquire));
             if let Some(array) = flats.of(form) {
-                let slot = array[block].load(Ordering::Acquire);
+                let entry = array[block].load(Ordering::Acquire);
                 // Another region may have the array by now.
                 if self.form() == form || mutants::is(Mutant::FormNotRechecked) {
-                    return slot;
+                    return entry;
                 }
             } else {
                 let side = lock(&self.side);
@@ -68,29 +68,29 @@ impl Region {
         }
     }
 
-    /// The slot of a block, for who holds the side's lock.
-    fn slot_beside(&self, flats: &Flats, side: &Side, block: usize) -> u64 {
+    /// The entry of a block, for who holds the side's lock.
+    fn entry_beside(&self, flats: &Flats, side: &Side, block: usize) -> u64 {
         match flats.of(self.form()) {
             Some(array) => array[block].load(Ordering::Relaxed),
             None => side.packed.get(block),
         }
     }
 
-    /// All slots that are not empty, with their blocks, for who holds the side's lock.
-    fn each_slot(&self, flats: &Flats, side: &Side, mut see: impl FnMut(usize, u64)) {
+    /// All entries that are not empty, with their blocks, for who holds the side's lock.
+    fn each_entry(&self, flats: &Flats, side: &Side, mut see: impl FnMut(usize, u64)) {
         let Some(array) = flats.of(self.form()) else {
-            return side.packed.iter().for_each(|(block, slot)| see(block, slot));
+            return side.packed.iter().for_each(|(block, entry)| see(block, entry));
         };
-        let slots = array.iter().map(|slot| slot.load(Ordering::Relaxed)).enumerate();
-        slots.filter(|(_, slot)| *slot != 0).for_each(|(block, slot)| see(block, slot));
+        let entries = array.iter().map(|entry| entry.load(Ordering::Relaxed)).enumerate();
+        entries.filter(|(_, entry)| *entry != 0).for_each(|(block, entry)| see(block, entry));
     }
 
-    /// Replaces a slot. The stripe is locked, and the side.
-    fn put(&self, flats: &Flats, side: &mut Side, block: usize, slot: u64) {
+    /// Replaces an entry. The stripe is locked, and the side.
+    fn put(&self, flats: &Flats, side: &mut Side, block: usize, entry: u64) {
         match flats.of(self.form()) {
-            Some(array) => array[block].store(slot, Ordering::Release),
+            Some(array) => array[block].store(entry, Ordering::Release),
             None => {
-                side.packed.put(block, slot);
+                side.packed.put(block, entry);
                 if side.packed.len() >= flats.flat_from {
                     self.unpack(flats, side);
                 }
@@ -98,28 +98,28 @@ impl Region {
         }
     }
 
-    /// Packed slots go to an array, if there is one.
+    /// Packed entries go to an array, if there is one.
     fn unpack(&self, flats: &Flats, side: &mut Side) {
         let next = flats.take().map(|nth| self.form().next(Some(nth)));
         let Some((next, array)) = next.and_then(|next| Some((next, flats.of(next)?))) else {
             return;
         };
-        // Who sees a slot in an array that was another region's sees that region's new form, too.
+        // Who sees an entry in an array that was another region's sees that region's new form, too.
         let order = match mutants::is(Mutant::ArrayRelaxed) {
             true => Ordering::Relaxed,
             false => Ordering::Release,
         };
-        side.packed.iter().for_each(|(block, slot)| array[block].store(slot, order));
+        side.packed.iter().for_each(|(block, entry)| array[block].store(entry, order));
         self.form.store(next.0, Ordering::Release);
         side.packed = Packed::default();
     }
 
-    /// The slots of an array that has few are packed.
+    /// The entries of an array that has few are packed.
     fn pack(&self, flats: &Flats, side: &mut Side) {
         let form = self.form();
         let Some(nth) = form.array() else { return };
         let mut packed = Packed::default();
-        self.each_slot(flats, side, |block, slot| packed.put(block, slot));
+        self.each_entry(flats, side, |block, entry| packed.put(block, entry));
         side.packed = packed;
         self.form.store(form.next(None).0, Ordering::Release);
         flats.give_back(nth);
@@ -159,26 +159,26 @@ impl Region {
 
     /// Replaces a whole block in an array, and frees the row it may have had. What overwrites
     /// something is a use of the block.
-    fn set_flat(&self, array: &Flat, block: usize, slot: u64) {
+    fn set_flat(&self, array: &Flat, block: usize, entry: u64) {
         let old = array[block].load(Ordering::Relaxed);
-        let slot = with_uses_after(slot, old);
+        let entry = with_uses_after(entry, old);
         if old >> KIND_SHIFT == KIND_ROW {
             let mut side = lock(&self.side);
-            array[block].store(slot, Ordering::Release);
+            array[block].store(entry, Ordering::Release);
             side.free.push(old as u32);
         } else {
-            let order = match mutants::is(Mutant::SlotRelaxed) {
+            let order = match mutants::is(Mutant::EntryRelaxed) {
                 true => Ordering::Relaxed,
                 false => Ordering::Release,
             };
-            array[block].store(slot, order);
+            array[block].store(entry, order);
         }
     }
 
     /// As [`Region::set_flat`], packed or not.
-    fn set_block(&self, flats: &Flats, side: &mut Side, block: usize, slot: u64) {
-        let old = self.slot_beside(flats, side, block);
-        self.put(flats, side, block, with_uses_after(slot, old));
+    fn set_block(&self, flats: &Flats, side: &mut Side, block: usize, entry: u64) {
+        let old = self.entry_beside(flats, side, block);
+        self.put(flats, side, block, with_uses_after(entry, old));
         if old >> KIND_SHIFT == KIND_ROW {
             side.free.push(old as u32);
         }
@@ -193,7 +193,7 @@ impl Region {
         (from, end): (u64, u64),
         place: Option<Place>,
     ) {
-        let old = self.slot_beside(flats, side, block);
+        let old = self.entry_beside(flats, side, block);
         let row = if old >> KIND_SHIFT == KIND_ROW {
             old as u32
         } else {
@@ -208,23 +208,23 @@ impl Region {
         for (nth, sector) in sectors[first..][..count].iter_mut().enumerate() {
             *sector = place.map_or(0, |place| place.plus(nth as u64 * SECTOR).pack());
         }
-        let slot = side.slot_of(row);
-        self.put(flats, side, block, with_uses_after(slot, old));
+        let entry = side.entry_of(row);
+        self.put(flats, side, block, with_uses_after(entry, old));
     }
 
-    /// Counts a use of a block, without the stripe's lock. When the slot changes meanwhile, the use
-    /// belongs to what was there.
+    /// Counts a use of a block, without the stripe's lock. When the entry changes meanwhile, the
+    /// use belongs to what was there.
     pub(super) fn note_use(&self, flats: &Flats, block: usize) {
-        let used = |slot: u64| {
-            (slot & USES_MASK != USES_MASK && is_cached(slot)).then(|| slot + (1 << USES_SHIFT))
+        let used = |entry: u64| {
+            (entry & USES_MASK != USES_MASK && is_cached(entry)).then(|| entry + (1 << USES_SHIFT))
         };
         let form = Form(self.form.load(Ordering::Acquire));
         if let Some(array) = flats.of(form) {
             let seen = array[block].load(Ordering::Relaxed);
             if let Some(next) = used(seen) {
                 // No two regions ever have the same place, so at worst a row of another's counts.
-                let (slot, order) = (&array[block], Ordering::Relaxed);
-                let _ = slot.compare_exchange(seen, next, order, order);
+                let (entry, order) = (&array[block], Ordering::Relaxed);
+                let _ = entry.compare_exchange(seen, next, order, order);
             }
             return;
         }
@@ -236,7 +236,7 @@ impl Region {
         }
     }
 
-    /// Replaces a slot by what `change` makes of it; `None`: it stays. The stripe is locked.
+    /// Replaces an entry by what `change` makes of it; `None`: it stays. The stripe is locked.
     pub(super) fn change(
         &self,
         flats: &Flats,
@@ -244,26 +244,26 @@ impl Region {
         change: impl FnOnce(u64) -> Option<u64>,
     ) {
         let mut side = lock(&self.side);
-        if let Some(slot) = change(self.slot_beside(flats, &side, block)) {
-            self.put(flats, &mut side, block, slot);
+        if let Some(entry) = change(self.entry_beside(flats, &side, block)) {
+            self.put(flats, &mut side, block, entry);
         }
     }
 
     /// Takes over what is a gap here. Under the stripe's lock.
     pub(super) fn join(&self, flats: &Flats, older: &Region) {
         let (mut side, found) = (lock(&self.side), lock(&older.side));
-        older.each_slot(flats, &found, |block, slot| {
-            let row = || match slot >> KIND_SHIFT {
-                KIND_ROW => found.rows[slot as u32],
-                _ => row_continuing(slot),
+        older.each_entry(flats, &found, |block, entry| {
+            let row = || match entry >> KIND_SHIFT {
+                KIND_ROW => found.rows[entry as u32],
+                _ => row_continuing(entry),
             };
-            if is_cached(slot) {
-                self.join_block(flats, &mut side, block, slot, row);
+            if is_cached(entry) {
+                self.join_block(flats, &mut side, block, entry, row);
             }
         });
     }
 
-    /// Takes over of an older slot, with its row, what is a gap here.
+    /// Takes over of an older entry, with its row, what is a gap here.
     fn join_block(
         &self,
         flats: &Flats,
@@ -272,7 +272,7 @@ impl Region {
         found: u64,
         found_row: impl Fn() -> Row,
     ) {
-        let seen = self.slot_beside(flats, side, block);
+        let seen = self.entry_beside(flats, side, block);
         let is_known = seen >> KIND_SHIFT == KIND_PLACE && !mutants::is(Mutant::ReplayCoversNewer);
         if is_known || seen >> KIND_SHIFT == KIND_GHOST {
             return;
@@ -290,8 +290,8 @@ impl Region {
             *sector = if is_gap { found } else { *sector };
         }
         let uses = u64::from(uses_of(seen).max(uses_of(found))) << USES_SHIFT;
-        let slot = side.slot_of(row);
-        self.put(flats, side, block, slot | uses);
+        let entry = side.entry_of(row);
+        self.put(flats, side, block, entry | uses);
     }
 
     /// Drops what nobody wants to know any more, and takes the form that fits what is left. The
@@ -304,14 +304,14 @@ impl Region {
         let mut guard = lock(&self.side);
         let side = &mut *guard;
         let (mut left, mut dropped) = (0, Vec::new());
-        self.each_slot(flats, side, |block, slot| match wanted.has(slot, side) {
+        self.each_entry(flats, side, |block, entry| match wanted.has(entry, side) {
             true => left += 1,
-            false => dropped.push((block, slot)),
+            false => dropped.push((block, entry)),
         });
-        for (block, slot) in dropped {
+        for (block, entry) in dropped {
             self.put(flats, side, block, 0);
-            if slot >> KIND_SHIFT == KIND_ROW {
-                side.free.push(slot as u32);
+            if entry >> KIND_SHIFT == KIND_ROW {
+                side.free.push(entry as u32);
             }
         }
         // Not just below the mark, so that no region goes to and fro.
@@ -325,7 +325,7 @@ impl Region {
     }
 
     /// Within its block, the run from byte `from` on, at most `len` bytes: where `seen` is the
-    /// slot's value and names a row.
+    /// entry's value and names a row.
     pub(super) fn step_in_row(
         &self,
         flats: &Flats,
@@ -335,21 +335,21 @@ impl Region {
         is_live: &impl Fn(Place) -> bool,
     ) -> (u64, Option<Place>) {
         let side = lock(&self.side);
-        let slot = match mutants::is(Mutant::RowBelieved) {
+        let entry = match mutants::is(Mutant::RowBelieved) {
             true => seen,
-            false => self.slot_beside(flats, &side, block),
+            false => self.entry_beside(flats, &side, block),
         };
-        let live = |slot: u64| Place::unpack(slot).filter(|place| is_live(*place));
-        if slot >> KIND_SHIFT != KIND_ROW {
+        let live = |entry: u64| Place::unpack(entry).filter(|place| is_live(*place));
+        if entry >> KIND_SHIFT != KIND_ROW {
             // It became whole or empty in between.
-            return (len, live(slot).map(|place| place.plus(from)));
+            return (len, live(entry).map(|place| place.plus(from)));
         }
-        let row = &side.rows[slot as u32];
+        let row = &side.rows[entry as u32];
         let first = (from / SECTOR) as usize;
         let sectors = &row[first..][..(len / SECTOR) as usize];
         let mut run = Piece { offset: from, len: SECTOR, place: live(sectors[0]) };
-        for &slot in &sectors[1..] {
-            if !run.continues_with(live(slot)) {
+        for &entry in &sectors[1..] {
+            if !run.continues_with(live(entry)) {
                 break;
             }
             run.len += SECTOR;
@@ -357,7 +357,7 @@ impl Region {
         (run.len, run.place)
     }
 
-    /// Brings the slot of a block near, or what leads there.
+    /// Brings the entry of a block near, or what leads there.
     pub(super) fn touch(&self, flats: &Flats, block: usize) {
         match flats.of(Form(self.form.load(Ordering::Acquire))) {
             Some(array) => bring_near(&array[block]),
@@ -367,24 +367,24 @@ impl Region {
 
     /// Brings the side table's row of a block near, if it has one.
     pub(super) fn touch_row(&self, flats: &Flats, block: usize) {
-        let slot = self.slot(flats, block);
-        if slot >> KIND_SHIFT == KIND_ROW {
-            lock(&self.side).rows.get(slot as u32).map(bring_near);
+        let entry = self.entry(flats, block);
+        if entry >> KIND_SHIFT == KIND_ROW {
+            lock(&self.side).rows.get(entry as u32).map(bring_near);
         }
     }
 
     /// Bytes of the logical device that live places back.
     pub(super) fn cached_bytes(&self, flats: &Flats, is_live: impl Fn(Place) -> bool) -> u64 {
-        let is_live = |slot: u64| Place::unpack(slot).is_some_and(&is_live);
+        let is_live = |entry: u64| Place::unpack(entry).is_some_and(&is_live);
         let side = lock(&self.side);
         let mut bytes = 0;
-        self.each_slot(flats, &side, |_, slot| {
-            bytes += match slot >> KIND_SHIFT {
+        self.each_entry(flats, &side, |_, entry| {
+            bytes += match entry >> KIND_SHIFT {
                 KIND_ROW => {
-                    let row = &side.rows[slot as u32];
-                    row.iter().filter(|slot| is_live(**slot)).count() as u64 * SECTOR
+                    let row = &side.rows[entry as u32];
+                    row.iter().filter(|entry| is_live(**entry)).count() as u64 * SECTOR
                 }
-                _ if is_live(slot) => BLOCK,
+                _ if is_live(entry) => BLOCK,
                 _ => 0,
             };
         });
@@ -395,26 +395,26 @@ impl Region {
     pub(super) fn memory_bytes(&self) -> u64 {
         let side = lock(&self.side);
         let free = side.free.capacity() * size_of::<u32>();
-        let slots = side.packed.memory_bytes() + side.rows.memory_bytes();
-        (size_of::<Region>() + free) as u64 + slots
+        let entries = side.packed.memory_bytes() + side.rows.memory_bytes();
+        (size_of::<Region>() + free) as u64 + entries
     }
 }
 
 impl<L: Fn(Place) -> bool, G: Fn(u64) -> bool> Wanted<L, G> {
-    fn has(&self, slot: u64, side: &Side) -> bool {
-        let is_live = |slot: u64| Place::unpack(slot).is_some_and(&self.is_live);
-        match slot >> KIND_SHIFT {
-            KIND_ROW => side.rows[slot as u32].iter().any(|slot| is_live(*slot)),
-            KIND_GHOST => (self.remembers)(super::time_of(slot)),
-            _ => is_live(slot),
+    fn has(&self, entry: u64, side: &Side) -> bool {
+        let is_live = |entry: u64| Place::unpack(entry).is_some_and(&self.is_live);
+        match entry >> KIND_SHIFT {
+            KIND_ROW => side.rows[entry as u32].iter().any(|entry| is_live(*entry)),
+            KIND_GHOST => (self.remembers)(super::time_of(entry)),
+            _ => is_live(entry),
         }
     }
 }
 
 impl Side {
-    /// The slot that says the same as a row. A row that none is needed for is free; who reads it
-    /// looks at the slot again, under the same lock.
-    fn slot_of(&mut self, row: u32) -> u64 {
+    /// The entry that says the same as a row. A row that none is needed for is free; who reads it
+    /// looks at the entry again, under the same lock.
+    fn entry_of(&mut self, row: u32) -> u64 {
         match whole_block(&self.rows[row]) {
             Some(whole) => {
                 self.free.push(row);
@@ -424,9 +424,9 @@ impl Side {
         }
     }
 
-    /// A row whose sectors continue what `slot` said of the whole block.
-    fn new_row(&mut self, slot: u64) -> u32 {
-        let row = row_continuing(slot);
+    /// A row whose sectors continue what `entry` said of the whole block.
+    fn new_row(&mut self, entry: u64) -> u32 {
+        let row = row_continuing(entry);
         match self.free.pop() {
             Some(free) => {
                 self.rows[free] = row;
@@ -437,16 +437,16 @@ impl Side {
     }
 }
 
-/// The sectors of a block that `slot` says is whole, or nothing.
-fn row_continuing(slot: u64) -> Row {
-    let whole = Place::unpack(slot);
+/// The sectors of a block that `entry` says is whole, or nothing.
+fn row_continuing(entry: u64) -> Row {
+    let whole = Place::unpack(entry);
     std::array::from_fn(|nth| whole.map_or(0, |place| place.plus(nth as u64 * SECTOR).pack()))
 }
 
-/// The slot that says the same as the row, if one can.
+/// The entry that says the same as the row, if one can.
 fn whole_block(row: &Row) -> Option<u64> {
     let Some(first) = Place::unpack(row[0]) else {
-        return row.iter().all(|&slot| slot == 0).then_some(0);
+        return row.iter().all(|&entry| entry == 0).then_some(0);
     };
     // A run that begins near the end of the 15-bit range cannot wrap: data areas are smaller.
     let is_run = (1..BLOCK_SECTORS)

@@ -5,7 +5,7 @@ use std::ops::{Index, IndexMut};
 
 use super::BLOCK_SECTORS;
 
-/// The slots of a block in pieces, one for each sector.
+/// The entries of a block in pieces, one for each sector.
 pub(super) type Row = [u64; BLOCK_SECTORS];
 
 /// Rows in one allocation.

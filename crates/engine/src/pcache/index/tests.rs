@@ -4,7 +4,7 @@ use super::*;
 use crate::prng::Prng;
 use crate::sync::lock;
 
-/// Regions that are flat immediately, soon, or not before they have many slots.
+/// Regions that are flat immediately, soon, or not before they have many entries.
 const FLAT_FROMS: [usize; 4] = [1, 4, 20, FLAT_FROM];
 
 fn collect(index: &Index, offset: u64, end: u64) -> Vec<Option<(u32, u32)>> {
@@ -92,11 +92,12 @@ fn what_joins_fills_gaps_only() {
     }
 }
 
-/// Rows that no slot names are free, and no row is somebody's twice.
+/// Rows that no entry names are free, and no row is somebody's twice.
 fn check_rows(index: &Index) {
     for region in index.regions.iter().filter_map(OnceLock::get) {
-        let slots = (0..REGION_BLOCKS).map(|block| region.slot(&index.flats, block));
-        let rows = slots.filter(|slot| slot >> KIND_SHIFT == KIND_ROW).map(|slot| slot as u32);
+        let entries = (0..REGION_BLOCKS).map(|block| region.entry(&index.flats, block));
+        let rows =
+            entries.filter(|entry| entry >> KIND_SHIFT == KIND_ROW).map(|entry| entry as u32);
         let rows: Vec<u32> = rows.collect();
         let side = lock(&region.side);
         let mut rows: Vec<u32> = rows.into_iter().chain(side.free.iter().copied()).collect();
