@@ -36,9 +36,11 @@ pub enum StudyName {
     Writecache,
     /// Writes to the backing device: past the page cache, through it, and in between
     Pagecache,
+    /// What each mode of I/O is worth: alone, four writers, beside readers, beside another mode
+    Iomodes,
     /// What stays in the cache, by its size, beside the policies of the literature and the ceiling
     Hitratio,
-    /// All of them but `job`
+    /// All of them but `job` and `iomodes`
     All,
 }
 
@@ -58,7 +60,10 @@ impl StudyName {
     pub fn expand(asked: &[StudyName]) -> Vec<StudyName> {
         let mut studies = Vec::new();
         for name in asked {
-            let is_of_all = |study: &StudyName| !matches!(study, StudyName::All | StudyName::Job);
+            let is_of_all = |study: &StudyName| {
+                use StudyName::{All, Iomodes, Job};
+                !matches!(study, All | Job | Iomodes)
+            };
             let names: Vec<StudyName> = match name {
                 StudyName::All => {
                     StudyName::value_variants().iter().copied().filter(is_of_all).collect()
@@ -104,6 +109,7 @@ Examples:
   udm bench randwrite --path /data/test.img     the story in two screens
   udm bench latency --target writecache-p
   udm bench copy --cache /dev/dax0.0            measures, remembers, leaves the content alone
+  udm bench iomodes --path /data                what ?io= means there
   udm bench hitratio --trace OLTP.lis.zst
   udm bench hitratio --blocks 32K,256K,1M --trace OLTP.lis.zst
   udm bench job --rw randrw --bs 8k --iodepth 4 --numjobs 2 --runtime 10

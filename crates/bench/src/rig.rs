@@ -233,9 +233,14 @@ pub fn open_disk(path: &Path) -> Result<FileDisk> {
 /// As [`open_disk`], with I/O in this way.
 pub fn open_disk_in(path: &Path, io: IoMode) -> Result<FileDisk> {
     let options = FileOptions { io, ..FileOptions::default() };
+    open_when_free(|| FileDisk::open(path, &options))
+}
+
+/// As [`open_disk`], opened by `open`.
+pub fn open_when_free(open: impl Fn() -> udm::Result<FileDisk>) -> Result<FileDisk> {
     let deadline = Instant::now() + RING_ENDS_WITHIN;
     loop {
-        match FileDisk::open(path, &options) {
+        match open() {
             Err(error) if error.kind() == Kind::Busy && Instant::now() < deadline => {
                 thread::sleep(Duration::from_millis(1));
             }

@@ -233,6 +233,38 @@ fn every_study_runs_and_leaves_its_results() {
 }
 
 #[test]
+fn the_modes_of_io_are_compared_beside_a_published_study() {
+    let udm = Udm::new();
+    fs::create_dir(udm.path("scratch")).unwrap();
+    let words = ["bench", "iomodes", "--path", "scratch", "--json=out.json"];
+    udm.ok(&[&words[..], &["--report", "report.html"], &TINY].concat());
+    let json = fs::read_to_string(udm.path("out.json")).unwrap();
+    let pages: Vec<Value> = serde_json::from_str(&json).unwrap();
+    check_study(&pages[0]);
+    check_report(&fs::read_to_string(udm.path("report.html")).unwrap(), &pages);
+    let tables = study(&pages, "iomodes")["tables"].as_array().unwrap();
+    let table = |start: &str| {
+        let is_it = |table: &&Value| table["title"].as_str().unwrap().starts_with(start);
+        tables.iter().find(is_it).unwrap_or_else(|| panic!("no table {start}"))
+    };
+    let rows = |start: &str| -> Vec<String> {
+        let rows = table(start)["rows"].as_array().unwrap();
+        rows.iter().map(|row| row["name"].as_str().unwrap().to_owned()).collect()
+    };
+    // In the published order; a file system may not know dontcache.
+    for start in ["Single client, sequential write", "A: four", "C: a bulk", "D: a bulk"] {
+        let mut names = rows(start);
+        names.retain(|name| name != "dontcache");
+        assert_eq!(names, ["buffered", "direct", "lazy"], "{start}");
+    }
+    assert!(rows("E: a writer").contains(&"lazy, buffered".to_owned()));
+    assert_eq!(rows("Footprint").len(), 5);
+    let published = &table("Single client, sequential write")["rows"][0]["values"][7];
+    assert_eq!(published.as_f64(), Some(575.0));
+    assert_eq!(fs::read_dir(udm.path("scratch")).unwrap().count(), 0, "something was left behind");
+}
+
+#[test]
 fn what_exists_is_not_overwritten_unasked() {
     let udm = Udm::new();
     let precious = udm.path("precious");

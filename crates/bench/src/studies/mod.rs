@@ -6,6 +6,7 @@ mod compare;
 mod copy;
 mod footprint;
 mod hitratio;
+mod iomodes;
 mod latency;
 mod nbd;
 mod pagecache;
@@ -68,6 +69,7 @@ pub fn run(name: StudyName, setup: &Setup) -> Result<Study> {
         StudyName::Footprint => footprint::run(setup),
         StudyName::Writecache => writecache::run(setup),
         StudyName::Pagecache => pagecache::run(setup),
+        StudyName::Iomodes => iomodes::run(setup),
         StudyName::Hitratio => hitratio::run(setup),
         StudyName::All => bail!("it stands for several studies"),
     }

@@ -101,7 +101,7 @@ fn jobs(setup: &Setup) -> Result<[(&'static str, Job); 2]> {
     Ok([("sequential 1 MiB", setup.job(sequential)), ("random 4 KiB", setup.job(random))])
 }
 
-fn is_unsupported(error: &anyhow::Error) -> bool {
+pub(super) fn is_unsupported(error: &anyhow::Error) -> bool {
     let kind = error.downcast_ref::<udm::error::Error>().map(udm::error::Error::kind);
     kind == Some(Kind::Unsupported)
 }

@@ -1,0 +1,488 @@
+//! What each mode of I/O is worth, as a published study of the modes on XFS asks it: a single
+//! client, four writers (A), readers beside a bulk writer (C), writers beside buffered readers (D),
+//! a writer beside a buffered one (E), and what stays in memory.
+//!
+//! The rows are in the published order, and its figures stand beside ours where they are known. It
+//! ran on 80 processors with 256 GiB and an NVMe disk: compare how rows relate, not the rows.
+
+mod pressure;
+mod scene;
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::Result;
+use udm::disk::{IoMode, LAZY_WINDOW_BYTES};
+use udm::units::{KIB, MIB};
+
+use self::pressure::Pressure;
+use self::scene::{Client, Outcome, play};
+use super::pagecache::is_unsupported;
+use crate::job::{Job, Rw};
+use crate::machine::file_system;
+use crate::results::{Axis, Claim, Plot, Promise, Study, Table};
+use crate::rig::{Setup, write_out};
+use crate::stats::{Histogram, median, ratios};
+use crate::unit::Unit;
+
+const MODES: [(&str, IoMode); 4] = [
+    ("buffered", IoMode::Buffered),
+    ("dontcache", IoMode::DontCache),
+    ("direct", IoMode::Direct),
+    ("lazy", IoMode::Lazy),
+];
+/// Place of a mode in the list.
+const BUFFERED: usize = 0;
+const LAZY: usize = 3;
+/// Windows of the table that the default is taken from.
+const WINDOWS: [u64; 5] = [4, 8, 16, 32, 64];
+/// Writes under way may lie on top of a window.
+const SLACK_BYTES: u64 = MIB;
+const MS: f64 = 1e6;
+const PERCENTS: [f64; 7] = [1.0, 50.0, 75.0, 90.0, 99.0, 99.9, 99.99];
+
+/// Published for one sequential writer: MB/s, and p50, p99 and p99.9 in milliseconds.
+const PUBLISHED_SEQUENTIAL: [[f64; 4]; 4] = [
+    [575.0, 30.0, 43.8, 51.1],
+    [1179.0, 3.2, 103.3, 170.9],
+    [1374.0, 11.5, 21.9, 24.2],
+    [1442.0, 10.7, 22.2, 23.5],
+];
+/// Published for the p99.9 of four writers, in milliseconds; lazy's was 329 to 447.
+const PUBLISHED_FOUR: [f64; 4] = [58.0, f64::NAN, f64::NAN, 388.0];
+
+/// The files, and how they are used.
+struct Stage<'a> {
+    setup: &'a Setup,
+    repeats: usize,
+    /// One file of twice the memory.
+    whole: PathBuf,
+    /// Four, together of twice the memory.
+    quarters: [PathBuf; 4],
+    whole_bytes: u64,
+}
+
+/// A row: its name and its clients; and what each repeat of it reached.
+struct Row {
+    name: String,
+    clients: Vec<Client>,
+    outcomes: Vec<Outcome>,
+}
+
+impl Row {
+    fn new(name: impl Into<String>, clients: Vec<Client>) -> Row {
+        Row { name: name.into(), clients, outcomes: Vec::new() }
+    }
+
+    fn each(&self, measure: impl Fn(&Outcome) -> f64) -> Vec<f64> {
+        self.outcomes.iter().map(measure).collect()
+    }
+
+    fn median(&self, measure: impl Fn(&Outcome) -> f64) -> f64 {
+        median(&self.each(measure))
+    }
+
+    /// Times of all requests of the writers, or of the readers, over all repeats.
+    fn times(&self, is_writer: bool) -> Histogram {
+        let mut times = Histogram::default();
+        for client in self.outcomes.iter().flat_map(|outcome| &outcome.clients) {
+            if client.is_writer == is_writer {
+                times.merge(&client.reached.all());
+            }
+        }
+        times
+    }
+
+    /// The same percentile of each repeat.
+    fn percentiles(&self, is_writer: bool, percent: f64) -> Vec<f64> {
+        self.each(|outcome| {
+            let mut times = Histogram::default();
+            let these = outcome.clients.iter().filter(|client| client.is_writer == is_writer);
+            these.for_each(|client| times.merge(&client.reached.all()));
+            times.percentile(percent)
+        })
+    }
+}
+
+/// The whole study.
+pub fn run(setup: &Setup) -> Result<Study> {
+    let mut study = Study::new(
+        "iomodes",
+        "what each mode of I/O is worth, alone and beside others",
+        "Files on the backing file system, without a cache in front; a writer's rate counts until \
+         the flush at its end. Cached and unwritten are cachestat's, every 0.5 ms. Published: a \
+         study of these modes in the kernel, on XFS and NVMe with 80 processors and 256 GiB.",
+    );
+    let stage = Stage::new(setup)?;
+    let memory = (stage.whole_bytes / 2).max(256 * MIB);
+    let pressure = Pressure::of(memory);
+    study.fact("files", file_system(&stage.whole));
+    study.fact("repeats", stage.repeats.to_string());
+    study.fact("size", Unit::Bytes.text(stage.whole_bytes as f64));
+    match &pressure {
+        Ok(_) => study.fact("memory", Unit::Bytes.text(memory as f64)),
+        Err(why) => study.notes.push(format!("nothing pressed on the page cache: {why}")),
+    }
+    study.fact("published, four writers", "p99.9 of buffered 58 ms, of lazy 329 to 447 ms");
+    single(&stage, &mut study)?;
+    four(&stage, &mut study)?;
+    beside(&stage, &mut study)?;
+    against(&stage, &mut study)?;
+    windows(&stage, &mut study)?;
+    drop(pressure);
+    Ok(study)
+}
+
+impl Stage<'_> {
+    fn new(setup: &Setup) -> Result<Stage<'_>> {
+        let own = setup.choose(512 * MIB, 1024 * MIB);
+        let whole_bytes = setup.asked().size.unwrap_or(own).next_multiple_of(4 * MIB);
+        let make = |name: &str, bytes: u64| {
+            let path = setup.places.disk.file(name, bytes)?;
+            write_out(&path, bytes)?;
+            Ok::<PathBuf, anyhow::Error>(path)
+        };
+        let quarter = |nth: usize| make(&format!("quarter{nth}"), whole_bytes / 4);
+        Ok(Stage {
+            setup,
+            repeats: setup.repeats(1, 10),
+            whole: make("whole", whole_bytes)?,
+            quarters: [quarter(0)?, quarter(1)?, quarter(2)?, quarter(3)?],
+            whole_bytes,
+        })
+    }
+
+    /// A client of one file, for as long as the others.
+    fn client(&self, path: &PathBuf, io: IoMode, rw: Rw, bs: u64, iodepth: u32) -> Client {
+        let is_whole = *path == self.whole;
+        let size = if is_whole { self.whole_bytes } else { self.whole_bytes / 4 };
+        let runtime = self.setup.choose(Duration::from_millis(300), Duration::from_secs(3));
+        let runtime = self.setup.asked().runtime.unwrap_or(runtime);
+        let io_size = 1 << 40;
+        let slice = Duration::from_millis(20);
+        let job = Job { rw, bs, iodepth, size, io_size, runtime, slice, ..Job::default() };
+        Client { path: path.clone(), io, window: None, job }
+    }
+
+    /// Plays all rows in turn, again and again. A mode that is not to be had stays without outcome.
+    fn play(&self, rows: &mut [Row], study: &mut Study) -> Result<()> {
+        for repeat in 0..self.repeats {
+            for row in &mut *rows {
+                for client in &mut row.clients {
+                    client.job.randseed = repeat as u64 + 1;
+                }
+                match play(&row.clients) {
+                    Ok(outcome) => row.outcomes.push(outcome),
+                    Err(error) if is_unsupported(&error) => {
+                        let note = format!("{} was not measured: {error:#}", row.name);
+                        if !study.notes.contains(&note) {
+                            study.notes.push(note);
+                        }
+                    }
+                    Err(error) => return Err(error),
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// One client: sequential and random, write and read.
+fn single(stage: &Stage<'_>, study: &mut Study) -> Result<()> {
+    let loads = [
+        ("sequential write", Rw::Write, MIB),
+        ("random write", Rw::Randwrite, 4 * KIB),
+        ("sequential read", Rw::Read, MIB),
+        ("random read", Rw::Randread, 4 * KIB),
+    ];
+    for (name, rw, bs) in loads {
+        let mut rows: Vec<Row> = MODES
+            .iter()
+            .map(|(mode, io)| Row::new(*mode, vec![stage.client(&stage.whole, *io, rw, bs, 16)]))
+            .collect();
+        stage.play(&mut rows, study)?;
+        let is_write = matches!(rw, Rw::Write | Rw::Randwrite);
+        show_single(study, name, &rows, is_write, bs);
+        if is_write {
+            claim_single(study, name, &rows, rw.is_random());
+        }
+    }
+    Ok(())
+}
+
+fn show_single(study: &mut Study, name: &str, rows: &[Row], is_write: bool, bs: u64) {
+    let columns = [
+        ("MB/s", Unit::MbPerSecond),
+        ("p50", Unit::Nanos),
+        ("p99", Unit::Nanos),
+        ("p99.9", Unit::Nanos),
+        ("peak cache", Unit::Bytes),
+        ("IOPS", Unit::PerSecond),
+        ("left", Unit::Bytes),
+        ("published MB/s", Unit::MbPerSecond),
+        ("published p99.9", Unit::Nanos),
+    ];
+    let title = format!("Single client, {name}");
+    let mut table = Table::new(&title, &columns);
+    let mut times = Plot::percentiles(&format!("{title}: time of a request"));
+    let mut cached = over_time(&format!("{title}: cached"));
+    for (nth, row) in rows.iter().enumerate().filter(|(_, row)| !row.outcomes.is_empty()) {
+        let all = row.times(is_write);
+        let rate = row.median(|outcome| outcome.rate(is_write));
+        let published = match name {
+            "sequential write" => PUBLISHED_SEQUENTIAL[nth],
+            _ => [f64::NAN; 4],
+        };
+        let at = |percent| all.percentile(percent);
+        let peak = row.median(|outcome| outcome.peak_cached);
+        let left = row.median(|outcome| outcome.left);
+        let [mbs, _, _, last] = published;
+        let iops = rate * 1e6 / bs as f64;
+        table.row(
+            &row.name,
+            &[rate, at(50.0), at(99.0), at(99.9), peak, iops, left, mbs, last * MS],
+        );
+        times.add(&row.name, PERCENTS.iter().map(|percent| (*percent, at(*percent))).collect());
+        cached.add(&row.name, row.outcomes[0].cached.clone());
+        let rates = row.each(|outcome| outcome.rate(is_write));
+        study.repeats(format!("{title}, {}", row.name), Unit::MbPerSecond, &rates);
+    }
+    study.tables.push(table);
+    study.plots.extend([times, cached]);
+}
+
+fn claim_single(study: &mut Study, name: &str, rows: &[Row], is_random: bool) {
+    let rates = |row: &Row| row.each(|outcome| outcome.rate(true));
+    let lazy = &rows[LAZY];
+    let p999 = lazy.percentiles(true, 99.9);
+    let mut claim = |what: &str, measured: &[f64], promise| {
+        let what = format!("lazy, {name}: {what}");
+        study.claims.push(Claim::new(what, measured, Some(promise)));
+    };
+    if is_random {
+        let (to, theirs) = (rates(&rows[BUFFERED]), rows[BUFFERED].percentiles(true, 99.9));
+        claim("rate / buffered's", &ratios(&rates(lazy), &to), Promise::AtLeast(0.95));
+        claim("p99.9 / buffered's", &ratios(&p999, &theirs), Promise::AtMost(2.0));
+    } else {
+        let fastest = rows.iter().map(|row| median(&rates(row))).fold(0.0, f64::max);
+        let parts: Vec<f64> = rates(lazy).iter().map(|rate| rate / fastest).collect();
+        claim("rate / the fastest mode's", &parts, Promise::AtLeast(0.95));
+        let p50 = lazy.percentiles(true, 50.0);
+        claim("p99.9 / p50", &ratios(&p999, &p50), Promise::AtMost(3.0));
+    }
+    let window = (LAZY_WINDOW_BYTES + SLACK_BYTES) as f64;
+    let parts = lazy.each(|outcome| outcome.peak_unclean / window);
+    claim("unwritten / (window + 1 MiB)", &parts, Promise::AtMost(1.0));
+}
+
+fn over_time(title: &str) -> Plot {
+    let seconds = Axis::linear("seconds", Unit::Number);
+    Plot::lines(title, seconds, Axis::linear("bytes", Unit::Bytes))
+}
+
+/// A: four writers, each its own file.
+fn four(stage: &Stage<'_>, study: &mut Study) -> Result<()> {
+    let writers = |io: IoMode| -> Vec<Client> {
+        let one = |path| stage.client(path, io, Rw::Write, MIB, 1);
+        stage.quarters.iter().map(one).collect()
+    };
+    let mut rows: Vec<Row> = MODES.iter().map(|(mode, io)| Row::new(*mode, writers(*io))).collect();
+    stage.play(&mut rows, study)?;
+    let columns = [
+        ("aggregate MB/s", Unit::MbPerSecond),
+        ("p50", Unit::Nanos),
+        ("p99", Unit::Nanos),
+        ("p99.9", Unit::Nanos),
+        ("peak unwritten", Unit::Bytes),
+        ("peak cache", Unit::Bytes),
+        ("left", Unit::Bytes),
+        ("published p99.9", Unit::Nanos),
+    ];
+    let mut table = Table::new("A: four writers", &columns);
+    let own = [("MB/s", Unit::MbPerSecond), ("p99", Unit::Nanos), ("p99.9", Unit::Nanos)];
+    let mut each = Table::new("A: each of the four", &own);
+    let mut unwritten = over_time("A: four writers: unwritten");
+    let mut cached = over_time("Footprint: four writers: cached");
+    for (nth, row) in rows.iter().enumerate().filter(|(_, row)| !row.outcomes.is_empty()) {
+        let times = row.times(true);
+        let at = |percent| times.percentile(percent);
+        let medians = [
+            row.median(|outcome| outcome.rate(true)),
+            at(50.0),
+            at(99.0),
+            at(99.9),
+            row.median(|outcome| outcome.peak_unclean),
+            row.median(|outcome| outcome.peak_cached),
+            row.median(|outcome| outcome.left),
+            PUBLISHED_FOUR[nth] * MS,
+        ];
+        table.row(&row.name, &medians);
+        for writer in 0..stage.quarters.len() {
+            let of = |measure: fn(&scene::Played) -> f64| {
+                row.median(|outcome| measure(&outcome.clients[writer]))
+            };
+            let p99 = of(|client| client.reached.writes.percentile(99.0));
+            let p999 = of(|client| client.reached.writes.percentile(99.9));
+            each.row(
+                format!("{}, writer {}", row.name, writer + 1),
+                &[of(|one| one.rate), p99, p999],
+            );
+        }
+        unwritten.add(&row.name, row.outcomes[0].unclean.clone());
+        cached.add(&row.name, row.outcomes[0].cached.clone());
+    }
+    study.tables.extend([table, each]);
+    study.plots.extend([unwritten, cached]);
+    let rate = |row: &Row| row.each(|outcome| outcome.rate(true));
+    let p999 = |row: &Row| row.percentiles(true, 99.9);
+    let [buffered, lazy] = [&rows[BUFFERED], &rows[LAZY]];
+    let parts = ratios(&rate(lazy), &rate(buffered));
+    let what = "A: four lazy writers: aggregate / buffered's";
+    study.claims.push(Claim::new(what, &parts, Some(Promise::AtLeast(0.95))));
+    let parts = ratios(&p999(lazy), &p999(buffered));
+    let what = "A: four lazy writers: p99.9 / buffered's";
+    study.claims.push(Claim::new(what, &parts, Some(Promise::AtMost(1.0))));
+    let window = (LAZY_WINDOW_BYTES + SLACK_BYTES) as f64;
+    let parts = lazy.each(|outcome| outcome.peak_unclean / window);
+    let what = "A: four lazy writers: unwritten / (window + 1 MiB)";
+    study.claims.push(Claim::new(what, &parts, Some(Promise::AtMost(1.0))));
+    Ok(())
+}
+
+/// C and D: a bulk writer and three readers, all in one mode; and the same with buffered readers.
+fn beside(stage: &Stage<'_>, study: &mut Study) -> Result<()> {
+    for (title, readers) in [
+        ("C: a bulk writer and three readers, in one mode", None),
+        ("D: a bulk writer and three buffered readers", Some(IoMode::Buffered)),
+    ] {
+        let clients = |io: IoMode| -> Vec<Client> {
+            let read = |path| stage.client(path, readers.unwrap_or(io), Rw::Read, 4 * KIB, 1);
+            let writer = stage.client(&stage.quarters[0], io, Rw::Write, MIB, 1);
+            [writer].into_iter().chain(stage.quarters[1..].iter().map(read)).collect()
+        };
+        let mut rows: Vec<Row> =
+            MODES.iter().map(|(mode, io)| Row::new(*mode, clients(*io))).collect();
+        stage.play(&mut rows, study)?;
+        let columns = [
+            ("writer MB/s", Unit::MbPerSecond),
+            ("writer p99.9", Unit::Nanos),
+            ("readers MB/s", Unit::MbPerSecond),
+            ("readers p50", Unit::Nanos),
+            ("readers p99", Unit::Nanos),
+            ("readers p99.9", Unit::Nanos),
+            ("peak unwritten", Unit::Bytes),
+        ];
+        let mut table = Table::new(title, &columns);
+        for row in rows.iter().filter(|row| !row.outcomes.is_empty()) {
+            let (writes, reads) = (row.times(true), row.times(false));
+            let medians = [
+                row.median(|outcome| outcome.rate(true)),
+                writes.percentile(99.9),
+                row.median(|outcome| outcome.rate(false)),
+                reads.percentile(50.0),
+                reads.percentile(99.0),
+                reads.percentile(99.9),
+                row.median(|outcome| outcome.peak_unclean),
+            ];
+            table.row(&row.name, &medians);
+        }
+        study.tables.push(table);
+        if readers.is_some() {
+            claim_mixed(study, &rows);
+        }
+    }
+    Ok(())
+}
+
+fn claim_mixed(study: &mut Study, rows: &[Row]) {
+    let [buffered, lazy] = [&rows[BUFFERED], &rows[LAZY]];
+    let rates = |is_writer: bool| {
+        let of = |row: &Row| row.each(|outcome| outcome.rate(is_writer));
+        ratios(&of(lazy), &of(buffered))
+    };
+    let p999 = ratios(&lazy.percentiles(false, 99.9), &buffered.percentiles(false, 99.9));
+    let claims = [
+        ("D: lazy writer / buffered writer", rates(true), Promise::AtLeast(1.3)),
+        ("D: readers beside it / beside a buffered one", rates(false), Promise::AtLeast(0.9)),
+        ("D: p99.9 of these readers / of those", p999, Promise::AtMost(2.0)),
+    ];
+    for (what, measured, promise) in claims {
+        study.claims.push(Claim::new(what, &measured, Some(promise)));
+    }
+}
+
+/// E: a writer of each mode beside a buffered one.
+fn against(stage: &Stage<'_>, study: &mut Study) -> Result<()> {
+    let clients = |io: IoMode| -> Vec<Client> {
+        let pair = [(&stage.quarters[0], io), (&stage.quarters[1], IoMode::Buffered)];
+        pair.map(|(path, io)| stage.client(path, io, Rw::Write, MIB, 1)).into()
+    };
+    let row = |(mode, io): &(&str, IoMode)| Row::new(format!("{mode}, buffered"), clients(*io));
+    let mut rows: Vec<Row> = MODES.iter().map(row).collect();
+    stage.play(&mut rows, study)?;
+    let columns = [
+        ("aggregate MB/s", Unit::MbPerSecond),
+        ("first MB/s", Unit::MbPerSecond),
+        ("buffered MB/s", Unit::MbPerSecond),
+        ("first p99.9", Unit::Nanos),
+        ("buffered p99.9", Unit::Nanos),
+    ];
+    let mut table = Table::new("E: a writer beside a buffered one", &columns);
+    for row in rows.iter().filter(|row| !row.outcomes.is_empty()) {
+        let rate = |nth: usize| row.median(|outcome| outcome.clients[nth].rate);
+        let p999 =
+            |nth: usize| row.median(|outcome| outcome.clients[nth].reached.writes.percentile(99.9));
+        let both = row.median(|outcome| outcome.rate(true));
+        table.row(&row.name, &[both, rate(0), rate(1), p999(0), p999(1)]);
+    }
+    study.tables.push(table);
+    let rates = |row: &Row| row.each(|outcome| outcome.rate(true));
+    let parts = ratios(&rates(&rows[LAZY]), &rates(&rows[BUFFERED]));
+    let what = "E: lazy and buffered / two buffered";
+    study.claims.push(Claim::new(what, &parts, Some(Promise::AtLeast(0.95))));
+    Ok(())
+}
+
+/// What a window costs: four lazy writers, and one of scattered pages.
+fn windows(stage: &Stage<'_>, study: &mut Study) -> Result<()> {
+    let within = |mut clients: Vec<Client>, window: u64| {
+        clients.iter_mut().for_each(|client| client.window = Some(window * MIB));
+        clients
+    };
+    let lazy = |path, rw, bs, depth| stage.client(path, IoMode::Lazy, rw, bs, depth);
+    let four = || stage.quarters.iter().map(|path| lazy(path, Rw::Write, MIB, 1)).collect();
+    let scattered = || vec![lazy(&stage.whole, Rw::Randwrite, 4 * KIB, 16)];
+    let columns = [
+        ("four MB/s", Unit::MbPerSecond),
+        ("four p99.9", Unit::Nanos),
+        ("unwritten", Unit::Bytes),
+        ("random IOPS", Unit::PerSecond),
+        ("random p99.9", Unit::Nanos),
+        ("CPU per write", Unit::Nanos),
+    ];
+    let name = |window: &u64| format!("{window} MiB");
+    let row = |window: &u64| Row::new(name(window), within(four(), *window));
+    let mut rows: Vec<Row> = WINDOWS.iter().map(row).collect();
+    stage.play(&mut rows, study)?;
+    let row = |window: &u64| Row::new(name(window), within(scattered(), *window));
+    let mut random: Vec<Row> = WINDOWS.iter().map(row).collect();
+    stage.play(&mut random, study)?;
+    let mut table = Table::new("Footprint: lazy, by its window", &columns);
+    for (row, random) in rows.iter().zip(&random) {
+        let spent = |outcome: &Outcome| {
+            let writes: u64 = outcome.clients.iter().map(|one| one.reached.count()).sum();
+            outcome.cpu_nanos / writes.max(1) as f64
+        };
+        let medians = [
+            row.median(|outcome| outcome.rate(true)),
+            row.times(true).percentile(99.9),
+            row.median(|outcome| outcome.peak_unclean),
+            random.median(|outcome| outcome.rate(true)) * 1e6 / (4 * KIB) as f64,
+            random.times(true).percentile(99.9),
+            random.median(spent),
+        ];
+        table.row(&row.name, &medians);
+    }
+    study.tables.push(table);
+    Ok(())
+}

@@ -1,0 +1,149 @@
+//! A scene: clients that write and read at the same time, each its own file in its own mode, and
+//! what the page cache holds of their files meanwhile.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, anyhow};
+use udm::disk::{Budget, Cached, FileDisk, FileOptions, IoMode};
+use udm::local::Local;
+
+use crate::job::{Job, Rw};
+use crate::load::{self, Reached};
+use crate::rig::linear_device;
+
+/// How often the page cache is looked at.
+const LOOKS_EVERY: Duration = Duration::from_micros(500);
+/// Looks that make one point of a picture: the largest of them.
+const LOOKS_A_POINT: usize = 40;
+
+/// One client.
+#[derive(Clone, Debug)]
+pub struct Client {
+    pub path: PathBuf,
+    pub io: IoMode,
+    /// Most bytes unwritten, for `lazy`.
+    pub window: Option<u64>,
+    pub job: Job,
+}
+
+/// What a client reached.
+#[derive(Clone, Debug)]
+pub struct Played {
+    pub reached: Reached,
+    pub is_writer: bool,
+    /// Millions of bytes per second, until all was durable.
+    pub rate: f64,
+}
+
+/// What a scene reached.
+#[derive(Clone, Debug, Default)]
+pub struct Outcome {
+    pub clients: Vec<Played>,
+    /// Bytes cached and not written out, over time in seconds.
+    pub cached: Vec<(f64, f64)>,
+    pub unclean: Vec<(f64, f64)>,
+    pub peak_cached: f64,
+    pub peak_unclean: f64,
+    /// Cached at the end.
+    pub left: f64,
+    /// Processor time of the process, in nanoseconds.
+    pub cpu_nanos: f64,
+}
+
+impl Outcome {
+    /// Rates of the writers, or of the readers, together.
+    pub fn rate(&self, is_writer: bool) -> f64 {
+        let these = self.clients.iter().filter(|client| client.is_writer == is_writer);
+        these.map(|client| client.rate).sum()
+    }
+}
+
+/// Opens every client's file. An error of kind Unsupported: a mode that is not to be had here.
+fn open(clients: &[Client]) -> Result<Vec<Arc<FileDisk>>> {
+    let budget = Budget::default();
+    let one = |client: &Client| {
+        let options =
+            FileOptions { io: client.io, window: client.window, ..FileOptions::default() };
+        crate::rig::open_when_free(|| FileDisk::open_within(&client.path, &options, None, &budget))
+    };
+    clients.iter().map(|client| Ok(Arc::new(one(client)?))).collect()
+}
+
+/// Plays a scene, from files of which nothing is cached.
+pub fn play(clients: &[Client]) -> Result<Outcome> {
+    let disks = open(clients)?;
+    disks.iter().for_each(|disk| disk.forget_cached());
+    let is_over = AtomicBool::new(false);
+    let cpu_before = crate::cpu::of_process();
+    let (played, looks) = std::thread::scope(|scope| {
+        let watcher = scope.spawn(|| watch(&disks, &is_over));
+        let pairs = clients.iter().zip(&disks);
+        let threads: Vec<_> =
+            pairs.map(|(client, disk)| scope.spawn(move || one(client, disk))).collect();
+        let played: Vec<Result<Played>> =
+            threads.into_iter().map(|thread| thread.join().expect("no client panics")).collect();
+        is_over.store(true, Ordering::Relaxed);
+        (played, watcher.join().expect("looking does not panic"))
+    });
+    let peak = |part: fn(&Cached) -> u64| {
+        looks.iter().map(|(_, there)| part(there)).max().unwrap_or(0) as f64
+    };
+    let points = |part: fn(&Cached) -> u64| {
+        let point = |some: &[(f64, Cached)]| {
+            (some[0].0, some.iter().map(|(_, there)| part(there)).max().unwrap_or(0) as f64)
+        };
+        looks.chunks(LOOKS_A_POINT).map(point).collect()
+    };
+    Ok(Outcome {
+        clients: played.into_iter().collect::<Result<_>>()?,
+        cached: points(|there| there.cached_bytes),
+        unclean: points(|there| there.unclean_bytes),
+        peak_cached: peak(|there| there.cached_bytes),
+        peak_unclean: peak(|there| there.unclean_bytes),
+        left: sum(&disks).map_or(f64::NAN, |there| there.cached_bytes as f64),
+        cpu_nanos: crate::cpu::of_process() - cpu_before,
+    })
+}
+
+fn one(client: &Client, disk: &Arc<FileDisk>) -> Result<Played> {
+    let device = linear_device(disk.clone())?;
+    let begun = Instant::now();
+    let reached = load::run(&device, &client.job)?;
+    let is_writer = matches!(client.job.rw, Rw::Write | Rw::Randwrite);
+    let mut seconds = reached.seconds;
+    if is_writer {
+        let flush = Local::new(&device)?.flush();
+        flush.map_err(|status| anyhow!("the flush failed: {status:?}"))?;
+        seconds = begun.elapsed().as_secs_f64();
+    }
+    let bytes = reached.count() as f64 * client.job.bs as f64;
+    Ok(Played { reached, is_writer, rate: bytes / 1e6 / seconds.max(1e-9) })
+}
+
+/// What the page cache holds of all files; `None` where the kernel does not say.
+fn sum(disks: &[Arc<FileDisk>]) -> Option<Cached> {
+    disks.iter().try_fold(Cached::default(), |sum, disk| {
+        let one = disk.cached()?;
+        Some(Cached {
+            cached_bytes: sum.cached_bytes + one.cached_bytes,
+            unclean_bytes: sum.unclean_bytes + one.unclean_bytes,
+            dirty_bytes: sum.dirty_bytes + one.dirty_bytes,
+        })
+    })
+}
+
+fn watch(disks: &[Arc<FileDisk>], is_over: &AtomicBool) -> Vec<(f64, Cached)> {
+    let begun = Instant::now();
+    let mut looks = Vec::new();
+    while let Some(there) = sum(disks) {
+        looks.push((begun.elapsed().as_secs_f64(), there));
+        if is_over.load(Ordering::Relaxed) {
+            break;
+        }
+        std::thread::sleep(LOOKS_EVERY);
+    }
+    looks
+}
