@@ -6,6 +6,7 @@
 #     -p FILE        NVDIMM over FILE: /dev/pmem0, pmem1, ... in the order given
 #     -d FILE[:ro]   virtio-blk disk: /dev/vda, vdb, ...
 #     -d nbd:SOCKET  the same over an NBD server, which hears the guest's flushes
+#     -v SOCKET      vhost-user-blk disk with two rings, over a vhost-user server: /dev/vda, ...
 #     -s DIR:TAG     folder of the host, at /mnt/TAG of the guest
 #     -m SIZE        memory (default 1G)      -c N    CPUs (default 2)
 #     -t SEC         timeout (default 1800)
@@ -21,10 +22,10 @@ set -u
 here=$(cd "$(dirname "$0")" && pwd)
 scratch=${LAB_SCRATCH:-$here/scratch}
 kernel=${LAB_KERNEL:-$scratch/bzImage}
-disks=() pmems=() shares=() mem=1G cpus=2 limit=1800 crash=0 kill_at= kill_after=0 log="quiet loglevel=4"
-while getopts "p:d:s:m:c:t:xk:w:g" option; do
+disks=() vhosts=() pmems=() shares=() mem=1G cpus=2 limit=1800 crash=0 kill_at= kill_after=0 log="quiet loglevel=4"
+while getopts "p:d:v:s:m:c:t:xk:w:g" option; do
   case $option in
-    p) pmems+=("$OPTARG") ;; d) disks+=("$OPTARG") ;; s) shares+=("$OPTARG") ;;
+    p) pmems+=("$OPTARG") ;; v) vhosts+=("$OPTARG") ;; d) disks+=("$OPTARG") ;; s) shares+=("$OPTARG") ;;
     m) mem=$OPTARG ;; c) cpus=$OPTARG ;; t) limit=$OPTARG ;;
     x) crash=1 ;; k) kill_at=$OPTARG ;; w) kill_after=$OPTARG ;; g) log="loglevel=7" ;;
     *) exit 2 ;;
@@ -67,7 +68,18 @@ if [ ${#pmems[@]} -gt 0 ]; then
   done
   append+=" initcall_blacklist=nfit_init"
 fi
+# What is outside of the machine can only use memory that is shared.
+if [ ${#vhosts[@]} -gt 0 ]; then
+  qemu+=(-object "memory-backend-memfd,id=ram,size=$mem,share=on")
+  machine+=,memory-backend=ram
+fi
 qemu+=(-machine "$machine" -m "${memory[@]}")
+number=0
+for socket in "${vhosts[@]}"; do
+  qemu+=(-chardev "socket,id=v$number,path=$socket,reconnect=1"
+    -device "vhost-user-blk-pci,chardev=v$number,num-queues=2")
+  number=$((number + 1))
+done
 number=0
 for disk in "${disks[@]}"; do
   case "$disk" in
