@@ -36,7 +36,7 @@ use crate::sync::statics::atomic::{AtomicUsize, Ordering};
 /// At most this many mappings of cache devices are watched in a process.
 pub(crate) const MEDIA_MAX: usize = 64;
 /// At most this many mappings of other processes' memory.
-pub(crate) const FOREIGN_MAX: usize = 256;
+pub(crate) const FOREIGN_MAX: usize = 320;
 const WATCHED_MAX: usize = MEDIA_MAX + FOREIGN_MAX;
 
 /// At most this many damaged pages are recorded for a mapping; beyond that all of it counts.

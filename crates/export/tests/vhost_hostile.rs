@@ -61,6 +61,10 @@ fn messages_that_make_no_sense_end_the_connection_and_no_other() {
     let far = region(GUEST, 1 << 60, USER, 0);
     let twice = [region(GUEST, 4096, USER, 0), region(GUEST + 1, 4096, USER + 8192, 0)].concat();
     let one_more = [&words(&[0])[..], &region(0, 4096, 0, 0)].concat();
+    let notes = |bytes: u64, offset: u64, more: usize| {
+        let numbers = [8_u16.to_ne_bytes(), 16_u16.to_ne_bytes()].concat();
+        [words(&[bytes, offset]), numbers, vec![0; more]].concat()
+    };
     // Request, payload, files, and what is said of it.
     let cases: Vec<(u32, Vec<u8>, usize, &str)> = vec![
         (6, words(&[0]), 0, "message 6 is not one"),
@@ -98,7 +102,12 @@ fn messages_that_make_no_sense_end_the_connection_and_no_other() {
         (24, pair(0, u32::MAX).into_iter().chain([0; 4]).collect(), 0, "of a configuration at 0"),
         (25, [pair(0, 1), vec![0; 4], vec![7]].concat(), 0, "1 bytes of the configuration at 0"),
         (25, [pair(32, 1), vec![0; 4], vec![7]].concat(), 0, "of the configuration at 32"),
-        (31, vec![0; 16], 0, "GetInflightFd was not offered"),
+        (31, vec![0; 16], 0, "requests in flight by 16 bytes"),
+        (31, vec![0; 20], 0, "requests in flight of 0 rings of 0 entries"),
+        (31, vec![0xff; 24], 0, "requests in flight of 65535 rings"),
+        (32, notes(8 << 10, 0, 0), 0, "SetInflightFd needs one file"),
+        (32, notes(64, 0, 0), 1, "64 bytes at 0 for requests in flight, and 2560 are needed"),
+        (32, notes(1 << 63, 1 << 63, 0), 1, "its file of requests in flight cannot be used"),
     ];
     for (nth, (request, payload, files, said)) in cases.iter().enumerate() {
         let (mut front, _ring) = served.client();

@@ -5,6 +5,7 @@
 //! | [`proto`] | messages, and what breaks the protocol |
 //! | [`memory`] | the client's memory |
 //! | [`split`] | a ring in it |
+//! | [`inflight`] | which requests are in flight, for the next server |
 //! | [`request`] | requests to bios, finished bios to answers |
 //! | [`config`] | what drivers read of the device |
 //! | [`session`] | what was agreed on, and which rings are served |
@@ -21,6 +22,7 @@
 pub mod config;
 pub mod connection;
 pub mod counts;
+pub mod inflight;
 pub mod memory;
 pub mod proto;
 pub mod request;

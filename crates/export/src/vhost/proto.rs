@@ -108,10 +108,12 @@ pub mod protocol {
     pub const REPLY_ACK: u64 = 1 << 3;
     /// The device's configuration is read and written by messages.
     pub const CONFIG: u64 = 1 << 9;
+    /// What is in flight is noted in memory that outlives the server.
+    pub const INFLIGHT: u64 = 1 << 12;
     /// Memory comes and goes region by region.
     pub const CONFIGURE_MEM_SLOTS: u64 = 1 << 15;
     /// All that this server has.
-    pub const OFFERED: u64 = MQ | REPLY_ACK | CONFIG | CONFIGURE_MEM_SLOTS;
+    pub const OFFERED: u64 = MQ | REPLY_ACK | CONFIG | INFLIGHT | CONFIGURE_MEM_SLOTS;
 }
 
 /// A message's header.

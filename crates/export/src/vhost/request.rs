@@ -48,8 +48,8 @@ pub struct Facts {
 pub struct Request {
     /// Its memory.
     pub chain: Chain,
-    /// Its number in the ring.
-    pub number: u16,
+    /// Its number in the ring, unless an earlier server has taken it.
+    pub number: Option<u16>,
     /// What became of it.
     pub phase: Phase,
     /// Bytes that it holds.

@@ -12,13 +12,14 @@ use udm::sync::Arc;
 
 use super::config::{self, QUEUES_MAX, blk};
 use super::counts::Counts;
+use super::inflight::{Extent, Notes};
 use super::memory::{Memory, REGIONS_MAX};
 use super::proto::{
     Message, REGION_BYTES, Region, Reply, Request, RingAddresses, Violation, feature, protocol,
     ring_addresses, u32_at, wrong,
 };
 use super::split::{Shape, Split};
-use super::worker::{Orders, Worker};
+use super::worker::{Orders, Served, Worker};
 
 /// Bits of the number that comes with a ring's file: the ring, and that there is no file.
 const RING_MASK: u64 = 0xff;
@@ -35,6 +36,8 @@ pub struct Session {
     protocol_features: u64,
     memory: Arc<Memory>,
     is_write_back: bool,
+    /// Where requests in flight are noted.
+    notes: Option<Notes>,
     rings: Vec<Ring>,
     counts: Arc<Counts>,
 }
@@ -73,6 +76,7 @@ impl Session {
             protocol_features: 0,
             memory: Arc::default(),
             is_write_back: true,
+            notes: None,
             rings: (0..QUEUES_MAX).map(|_| Ring::default()).collect(),
             counts,
         }
@@ -115,6 +119,14 @@ impl Session {
                 let space = config::space(&self.device, self.is_write_back);
                 let head = &message.payload[..config::HEAD_BYTES];
                 Ok(Some(Reply::new(request, &[head, &space[range]].concat())))
+            }
+            Request::GetInflightFd => {
+                let extent = Extent::parse(&message.payload)?.needed();
+                let file = extent.make().map_err(|error| Violation::new(error.to_string()))?;
+                let mut payload = extent.print();
+                payload.resize(message.payload.len(), 0);
+                let reply = Reply::new(request, &payload);
+                Ok(Some(Reply { fd: Some(file), ..reply }))
             }
             Request::GetVringBase => {
                 let (index, _) = message.ring_state()?;
@@ -168,12 +180,20 @@ impl Session {
             Request::SetVringKick | Request::SetVringCall | Request::SetVringErr => {
                 self.set_file(message)
             }
+            Request::SetInflightFd => {
+                let extent = Extent::parse(&message.payload)?;
+                let notes = Notes::map(&message.only_fd()?, extent)?;
+                // Rings that are served note elsewhere, or nowhere.
+                self.rings.iter_mut().for_each(Ring::rest);
+                self.notes = Some(notes);
+                self.settle_all()
+            }
             Request::SetConfig => {
                 self.is_write_back = config::wants_write_back(&message.payload)?;
                 self.order_all();
                 Ok(())
             }
-            other => wrong(format!("{other:?} was not offered")),
+            other => wrong(format!("{other:?} changes nothing")),
         }
     }
 
@@ -293,12 +313,24 @@ impl Session {
             return Ok(());
         }
         let shape = Shape { entries: ring.entries, addresses, features: self.features };
-        let split = Split::new(shape, &self.memory, ring.next)?;
+        let mut split = Split::new(shape, &self.memory, ring.next)?;
+        let (mut tracker, mut again) = (None, Vec::new());
+        if let Some(notes) = &self.notes {
+            let opened = notes.open(index, ring.entries, split.used())?;
+            (tracker, again) = (Some(opened.0), opened.1);
+            split.go_on_after(again.len());
+        }
         let orders = self.orders(ring);
         let name = format!("{}.{index}", self.name);
         let counts = self.counts.clone();
         let tell = move |violation: &Violation| counts.ring_is_broken(violation);
-        let worker = Worker::start(&name, &self.device, split, kick, orders, tell);
+        let worker = Worker::start(
+            &name,
+            &self.device,
+            Served { split, tracker, again, kick },
+            orders,
+            tell,
+        );
         let worker =
             worker.map_err(|error| Violation::new(format!("ring {index} not served: {error}")))?;
         self.rings[index].worker = Some(worker);

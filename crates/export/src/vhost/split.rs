@@ -166,6 +166,16 @@ impl Split {
         self.shape.entries
     }
 
+    /// How many requests were used.
+    pub fn used(&self) -> u16 {
+        self.used
+    }
+
+    /// The next request is the one after all that were used, and after `in_flight` more.
+    pub fn go_on_after(&mut self, in_flight: usize) {
+        self.next = self.used.wrapping_add(in_flight as u16);
+    }
+
     /// The number of the next request.
     pub fn next(&self) -> u16 {
         self.next
@@ -209,8 +219,8 @@ impl Split {
         self.next = self.next.wrapping_sub(1);
     }
 
-    /// Follows the descriptors from `head` on.
-    fn walk(&mut self, head: u16, memory: &Memory, chain: &mut Chain) -> Result<(), Violation> {
+    /// Reads the request that begins with descriptor `head` into `chain`.
+    pub fn walk(&mut self, head: u16, memory: &Memory, chain: &mut Chain) -> Result<(), Violation> {
         chain.clear();
         let entries = usize::from(self.shape.entries);
         if usize::from(head) >= entries {

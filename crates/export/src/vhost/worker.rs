@@ -26,6 +26,7 @@ use udm::units::{BIO_BYTES_MAX, Nanos, SECOND};
 
 use crate::budget::{BUDGET, Share};
 
+use super::inflight::Tracker;
 use super::memory::Memory;
 use super::proto::{Violation, wrong};
 use super::request::{
@@ -73,6 +74,19 @@ struct Desk {
     outcome: Mutex<Outcome>,
 }
 
+/// A ring that is to be served.
+#[derive(Debug)]
+pub struct Served {
+    /// The ring.
+    pub split: Split,
+    /// Where its requests in flight are noted, if they are.
+    pub tracker: Option<Tracker>,
+    /// Requests that an earlier server took and did not answer, by their heads, in order.
+    pub again: Vec<u16>,
+    /// How the driver says that there are requests.
+    pub kick: Arc<OwnedFd>,
+}
+
 /// What has become of a ring.
 #[derive(Clone, Debug, Default)]
 pub struct Outcome {
@@ -90,17 +104,15 @@ pub struct Worker {
 }
 
 impl Worker {
-    /// Serves `ring`, which is kicked through `kick`. `broken` is called if something is wrong with
-    /// the ring.
+    /// Serves a ring. `broken` is called if something is wrong with it.
     pub fn start(
         name: &str,
         device: &Arc<Device>,
-        ring: Split,
-        kick: Arc<OwnedFd>,
+        ring: Served,
         orders: Orders,
         broken: impl FnOnce(&Violation) + Send + 'static,
     ) -> Result<Worker> {
-        let outcome = Outcome { next: ring.next(), violation: None };
+        let outcome = Outcome { next: ring.split.next(), violation: None };
         let desk = Arc::new(Desk {
             orders: Mutex::new(orders.clone()),
             has_changed: AtomicBool::new(false),
@@ -110,7 +122,7 @@ impl Worker {
         let queue = Queue::run(name, move |core| {
             let mut driver = core.driver(&device)?;
             driver.pool().keep_at_most(CLIENT_POOL_BYTES_MAX);
-            Ok(Serving::new(driver, ring, kick, orders, for_role, Box::new(broken)))
+            Ok(Serving::new(driver, ring, orders, for_role, Box::new(broken)))
         })?;
         Ok(Worker { desk, queue })
     }
@@ -155,6 +167,9 @@ type Broken = Box<dyn FnOnce(&Violation) + Send>;
 struct Serving {
     driver: Driver,
     ring: Split,
+    tracker: Option<Tracker>,
+    /// Requests to do again, before new ones.
+    again: VecDeque<u16>,
     requests: Requests,
     /// The request that is being taken.
     chain: Chain,
@@ -178,8 +193,7 @@ struct Serving {
 impl Serving {
     fn new(
         driver: Driver,
-        ring: Split,
-        kick: Arc<OwnedFd>,
+        ring: Served,
         orders: Orders,
         desk: Arc<Desk>,
         broken: Broken,
@@ -188,7 +202,8 @@ impl Serving {
         let name = driver.device().name();
         let len = name.len().min(ID_BYTES);
         id[..len].copy_from_slice(&name.as_bytes()[..len]);
-        let by_head = (0..ring.entries()).map(|_| Request::default()).collect();
+        let Served { split, tracker, again, kick } = ring;
+        let by_head = (0..split.entries()).map(|_| Request::default()).collect();
         Serving {
             driver,
             requests: Requests { by_head, in_flight: 0, held_bytes: 0, has_late: false },
@@ -208,7 +223,9 @@ impl Serving {
             is_full: false,
             look_at: None,
             stopping_since: None,
-            ring,
+            ring: split,
+            tracker,
+            again: again.into(),
         }
     }
 
@@ -245,6 +262,7 @@ impl Serving {
     fn pump(&mut self, core: &mut Core<Asks>) -> bool {
         let mut result = Ok(());
         let (requests, ring) = (&mut self.requests, &mut self.ring);
+        let tracker = &mut self.tracker;
         let memory = &self.orders.memory;
         let is_whole = self.violation.is_none();
         let finish = |mut bio: Bio, _: &mut VecDeque<Bio>, pool: &mut BufferPool| {
@@ -252,7 +270,7 @@ impl Serving {
             let request = requests.end(head);
             if is_whole && result.is_ok() {
                 match request.finish(&bio, memory) {
-                    Ok(written) => ring.push(head, written),
+                    Ok(written) => push(ring, tracker, head, written),
                     Err(violation) => result = Err(violation),
                 }
             }
@@ -269,7 +287,7 @@ impl Serving {
         (self.is_starved, self.is_full) = (false, false);
         let mut has_any = false;
         let memory = self.orders.memory.clone();
-        while let Some(head) = self.ring.peek(&memory, &mut self.chain)? {
+        while let Some(head) = self.peek(&memory)? {
             let bytes = held_bytes(&self.chain);
             // What is longer is refused, and held by nobody.
             let bytes = if bytes > BIO_BYTES_MAX + HEADER_BYTES { 0 } else { bytes };
@@ -279,8 +297,7 @@ impl Serving {
             if self.requests.by_head[usize::from(head)].phase == Phase::InFlight {
                 return wrong(format!("descriptor {head} is available again while it is in use"));
             }
-            let number = self.ring.next();
-            self.ring.accept();
+            let number = self.accept(head);
             has_any = true;
             let request = &mut self.requests.by_head[usize::from(head)];
             std::mem::swap(&mut request.chain, &mut self.chain);
@@ -291,13 +308,36 @@ impl Serving {
                     bios.push_back(bio);
                     self.requests.begin(head, bytes);
                 }
-                Begun::Done(written) => self.ring.push(head, written),
+                Begun::Done(written) => push(&mut self.ring, &mut self.tracker, head, written),
             }
         }
         if has_any {
             self.ring.refuse_kicks();
         }
         Ok(has_any)
+    }
+
+    /// Reads the next request, and returns its head.
+    fn peek(&mut self, memory: &Memory) -> std::result::Result<Option<u16>, Violation> {
+        let Some(head) = self.again.front() else {
+            return self.ring.peek(memory, &mut self.chain);
+        };
+        self.ring.walk(*head, memory, &mut self.chain)?;
+        Ok(Some(*head))
+    }
+
+    /// The request that was read is this server's now. Returns its number, if it has one.
+    fn accept(&mut self, head: u16) -> Option<u16> {
+        // It is noted already, and the ring is after it.
+        if self.again.pop_front().is_some() {
+            return None;
+        }
+        if let Some(tracker) = &mut self.tracker {
+            tracker.note(head);
+        }
+        let number = self.ring.next();
+        self.ring.accept();
+        Some(number)
     }
 
     /// Whether a request of this many bytes may be taken now.
@@ -314,12 +354,18 @@ impl Serving {
     /// Shows the driver what is done, and calls it if it wants that.
     fn answer(&mut self, core: &mut Core<Asks>) {
         if self.violation.is_none() {
-            let published = self.ring.publish();
+            let published = self.publish();
             if self.judge(published).is_some() && self.ring.needs_call() {
                 self.calls.is_due = true;
             }
         }
         self.call(core);
+    }
+
+    fn publish(&mut self) -> std::result::Result<(), Violation> {
+        self.ring.publish()?;
+        let used = self.ring.used();
+        self.tracker.as_mut().map_or(Ok(()), |tracker| tracker.published(used))
     }
 
     fn call(&mut self, core: &mut Core<Asks>) {
@@ -401,13 +447,15 @@ impl Serving {
         loop {
             let newest = self.ring.next().wrapping_sub(1);
             let requests = &self.requests.by_head;
-            let is_it =
-                |request: &Request| request.phase == Phase::InFlight && request.number == newest;
-            if !requests.iter().any(is_it) {
-                return;
-            }
-            self.requests.end_number(newest);
+            let is_it = |request: &Request| {
+                request.phase == Phase::InFlight && request.number == Some(newest)
+            };
+            let Some(head) = requests.iter().position(is_it) else { return };
+            self.requests.end(head as u16);
             self.ring.give_back();
+            if let Some(tracker) = &self.tracker {
+                tracker.cross_out(head as u16);
+            }
         }
     }
 }
@@ -431,14 +479,6 @@ impl Requests {
         request
     }
 
-    fn end_number(&mut self, number: u16) {
-        let is_it =
-            |request: &Request| request.phase == Phase::InFlight && request.number == number;
-        if let Some(head) = self.by_head.iter().position(is_it) {
-            self.end(head as u16);
-        }
-    }
-
     /// Late requests, if there are some or were at the last look.
     fn late(&mut self, now: Nanos) -> Option<Vec<InFlight>> {
         let mut late = Vec::new();
@@ -455,6 +495,15 @@ impl Requests {
         let had_late = std::mem::replace(&mut self.has_late, !late.is_empty());
         (had_late || self.has_late).then_some(late)
     }
+}
+
+/// Gives a request's answer to the ring.
+#[inline]
+fn push(ring: &mut Split, tracker: &mut Option<Tracker>, head: u16, written: u32) {
+    if let Some(tracker) = tracker {
+        tracker.answered(head);
+    }
+    ring.push(head, written);
 }
 
 impl Role for Serving {
@@ -491,7 +540,13 @@ impl Role for Serving {
             }
         } else if self.is_starved {
             deadline = Some(now() + STARVED_LOOK_NS);
-        } else if !self.is_full && self.await_kick(core) {
+        } else if self.is_full {
+            // What is in flight ends as an event, unless it has ended in this turn.
+            if has_progress {
+                core.ring_mut().submit();
+                return Turn::Again;
+            }
+        } else if self.await_kick(core) {
             core.ring_mut().submit();
             return Turn::Again;
         }

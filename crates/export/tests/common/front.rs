@@ -3,7 +3,7 @@
 
 #![allow(dead_code, missing_docs, clippy::unwrap_used, clippy::host_endian_bytes)]
 
-use std::io::{IoSlice, Read, Write};
+use std::io::{IoSlice, IoSliceMut, Read, Write};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -13,7 +13,10 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
-use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
+};
 use udm::foreign::Foreign;
 
 pub const MEMORY_BYTES: u64 = 64 << 20;
@@ -125,8 +128,8 @@ impl Front {
         let offered = self.number(1);
         assert_eq!(features & !offered, 0, "offered {offered:#x}");
         let protocol = self.number(15);
-        // MQ, REPLY_ACK, CONFIG, CONFIGURE_MEM_SLOTS.
-        let wanted = 1 | 1 << 3 | 1 << 9 | 1 << 15;
+        // MQ, REPLY_ACK, CONFIG, INFLIGHT_SHMFD, CONFIGURE_MEM_SLOTS.
+        let wanted = 1 | 1 << 3 | 1 << 9 | 1 << 12 | 1 << 15;
         assert_eq!(wanted & !protocol, 0, "offered {protocol:#x}");
         self.tell(16, &words(&[wanted]), &[]);
         self.tell_and_wait(2, &words(&[features]), &[]);
@@ -139,6 +142,27 @@ impl Front {
         let table = [&pair(1, 0)[..], &words(&[GUEST, bytes, USER, 0])].concat();
         self.tell_with(5, 1 | 8, &table, &[self.file.as_fd()]);
         assert_eq!(self.reply(5), 0_u64.to_ne_bytes());
+    }
+
+    /// Asks for a file for requests in flight: what the server says of it, and the file.
+    pub fn get_in_flight(&mut self, rings: u16, entries: u16) -> (Vec<u8>, OwnedFd) {
+        let numbers = [rings.to_ne_bytes(), entries.to_ne_bytes()].concat();
+        self.tell(31, &[words(&[0, 0]), numbers, vec![0; 4]].concat(), &[]);
+        let mut bytes = [0; 36];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let vectors = &mut [IoSliceMut::new(&mut bytes)];
+        let got = recvmsg(&self.stream, vectors, &mut control, RecvFlags::CMSG_CLOEXEC).unwrap();
+        assert_eq!(got.bytes, 36);
+        let file = control.drain().find_map(|message| match message {
+            RecvAncillaryMessage::ScmRights(mut fds) => fds.next(),
+            _ => None,
+        });
+        (bytes[12..].to_vec(), file.unwrap())
+    }
+
+    pub fn set_in_flight(&mut self, (extent, file): &(Vec<u8>, OwnedFd)) {
+        self.tell_and_wait(32, extent, &[file.as_fd()]);
     }
 
     pub fn config(&mut self) -> Vec<u8> {
@@ -346,7 +370,7 @@ impl Ring {
         }
     }
 
-    /// Waits for a call, at most so long.
+    /// Waits for a call, at most this long.
     pub fn sleep(&self, milliseconds: u64) -> bool {
         let mut fds = [PollFd::new(&self.call, PollFlags::IN)];
         let timeout = rustix::time::Timespec {

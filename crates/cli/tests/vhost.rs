@@ -1,0 +1,170 @@
+//! kill -9 of a server with a virtual machine: the next server goes on with the requests that were
+//! in flight. Each is answered once, none with an error, and what is read is what was written.
+
+#![allow(clippy::unwrap_used)]
+
+mod common;
+#[path = "../../export/tests/common/front.rs"]
+mod front;
+
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use common::{Udm, pattern};
+use front::{DATA, Front, Ring, USUAL};
+use udm::prng::Prng;
+
+const MIB: u64 = 1 << 20;
+/// Requests that the driver keeps in flight on each ring.
+const SLOTS: u64 = 12;
+const RINGS: u32 = 2;
+const KILLS: u32 = 12;
+const BLOCK: usize = 4096;
+
+/// What a slot of a ring does: it writes its own block, reads it back, writes it again.
+#[derive(Clone, Debug, Default)]
+struct Slot {
+    version: u64,
+    is_reading: bool,
+}
+
+struct Driver {
+    ring: Ring,
+    slots: Vec<Slot>,
+    /// The slot of each request in flight, by its head.
+    by_head: Vec<Option<u64>>,
+    done: u64,
+}
+
+impl Driver {
+    fn new(ring: Ring) -> Driver {
+        let by_head = vec![None; usize::from(ring.entries)];
+        Driver { ring, slots: vec![Slot::default(); SLOTS as usize], by_head, done: 0 }
+    }
+
+    /// The slot's memory in the front end, in MiB after the first data.
+    fn place(&self, slot: u64) -> u64 {
+        u64::from(self.ring.index) * SLOTS + slot
+    }
+
+    fn data(&self, slot: u64) -> Vec<u8> {
+        pattern(self.place(slot) << 32 | self.slots[slot as usize].version, BLOCK)
+    }
+
+    /// Makes the slot's next request available.
+    fn offer(&mut self, front: &Front, slot: u64) {
+        let (place, sector) = (self.place(slot), self.place(slot) * 8);
+        let Slot { is_reading, .. } = self.slots[slot as usize];
+        let head = if is_reading {
+            front.memory.store(DATA + place * MIB + 4096, &[0xdd; BLOCK]);
+            self.ring.begin(front, place, (0, sector), &[], BLOCK as u32, slot.is_multiple_of(2))
+        } else {
+            self.slots[slot as usize].version += 1;
+            let data = self.data(slot);
+            self.ring.begin(front, place, (1, sector), &data, 0, slot.is_multiple_of(2))
+        };
+        self.by_head[usize::from(head)] = Some(slot);
+    }
+
+    /// Takes an answer, if there is one, and makes the next request available.
+    fn step(&mut self, front: &Front) -> bool {
+        let Some((head, len)) = self.ring.pop(front) else { return false };
+        let slot = self.by_head[usize::from(head)].take().unwrap();
+        let at = DATA + self.place(slot) * MIB;
+        assert_eq!(front.bytes(at + 16, 1), [0], "request {head}: an error");
+        let was_reading = self.slots[slot as usize].is_reading;
+        if was_reading {
+            assert_eq!(len as usize, BLOCK + 1);
+            assert!(front.bytes(at + 4096, BLOCK) == self.data(slot), "slot {slot}: other data");
+        }
+        self.slots[slot as usize].is_reading = !was_reading;
+        self.done += 1;
+        self.offer(front, slot);
+        self.ring.kick_for(front, 1);
+        true
+    }
+}
+
+struct World {
+    udm: Udm,
+    table: String,
+    socket: PathBuf,
+}
+
+impl World {
+    fn new() -> World {
+        let udm = Udm::new();
+        let (slow, socket) = (udm.file("slow.img", 64 * MIB), udm.path("vol.vhost"));
+        let fast = udm.file("fast.img", 16 * MIB);
+        let table = format!("0 131072 writecache p {} {} 4096 0", slow.display(), fast.display());
+        World { udm, table, socket }
+    }
+
+    fn serve(&self) {
+        let uri = format!("vhost-user://{}", self.socket.display());
+        self.udm.ok(&["create", "vol", "--table", &self.table, "--export", &uri]);
+    }
+}
+
+#[test]
+fn a_server_that_is_killed_is_followed_by_one_that_goes_on_with_what_was_in_flight() {
+    let world = World::new();
+    let mut random = Prng::new(7);
+    world.serve();
+    let mut front = Front::connect(&world.socket);
+    front.negotiate(USUAL);
+    let notes = front.get_in_flight(RINGS as u16, 64);
+    front.set_in_flight(&notes);
+    let mut drivers: Vec<Driver> =
+        (0..RINGS).map(|index| Driver::new(front.ring(index, 64))).collect();
+    for driver in &mut drivers {
+        (0..SLOTS).for_each(|slot| driver.offer(&front, slot));
+        driver.ring.kick();
+    }
+    for _ in 0..KILLS {
+        run(&mut drivers, &front, 200 + random.below(2000));
+        // It dies while the driver goes on; what is done until then is done.
+        let pid = world.udm.pid("vol");
+        let kill = std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_millis(5));
+            common::signal(pid, "KILL");
+        });
+        let deadline = Instant::now() + Duration::from_millis(40);
+        while Instant::now() < deadline {
+            drivers.iter_mut().for_each(|driver| while driver.step(&front) {});
+        }
+        kill.join().unwrap();
+        common::wait_until("the server is gone", || common::is_gone(pid));
+        world.serve();
+        front = front.reconnect(&world.socket);
+        front.negotiate(USUAL);
+        front.set_in_flight(&notes);
+        for driver in &drivers {
+            // As QEMU does it: from the used ring on, which says nothing of what is in flight.
+            front.start(&driver.ring, driver.ring.used);
+        }
+    }
+    run(&mut drivers, &front, 1000);
+    for driver in &drivers {
+        assert!(driver.slots.iter().all(|slot| slot.version > 1), "every slot went on");
+    }
+    let doors = world.udm.json(&["info", "vol"]).to_string();
+    assert!(doors.contains("\"broken_rings\":0"), "{doors}");
+}
+
+/// Goes on until each ring has answered this many requests more.
+fn run(drivers: &mut [Driver], front: &Front, count: u64) {
+    let goals: Vec<u64> = drivers.iter().map(|driver| driver.done + count).collect();
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while drivers.iter().zip(&goals).any(|(driver, goal)| driver.done < *goal) {
+        assert!(Instant::now() < deadline, "requests are not answered any more");
+        let mut has_any = false;
+        for driver in &mut *drivers {
+            has_any |= driver.step(front);
+        }
+        if !has_any {
+            drivers.iter().for_each(|driver| driver.ring.want_call(front));
+            std::thread::sleep(Duration::from_micros(50));
+        }
+    }
+}
