@@ -21,6 +21,7 @@ mod messages;
 mod nbd;
 mod pcache;
 mod table;
+mod vhost;
 mod writecache;
 
 // The command is a program and no library; these rooms of it know only each other, and what
@@ -74,19 +75,21 @@ pub use messages::control;
 pub use nbd::nbd;
 pub use pcache::pcache;
 pub use table::table;
+pub use vhost::vhost;
 pub use writecache::writecache;
 
 /// A target by its name.
 pub type Target = (&'static str, fn(&[u8]));
 
 /// Every target; seeds are in `fuzz/seeds/NAME`.
-pub const TARGETS: [Target; 7] = [
+pub const TARGETS: [Target; 8] = [
     ("cache", cache),
     ("calls", calls),
     ("control", control),
     ("nbd", nbd),
     ("pcache", pcache),
     ("table", table),
+    ("vhost", vhost),
     ("writecache", writecache),
 ];
 

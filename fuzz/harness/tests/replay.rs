@@ -118,6 +118,11 @@ fn hostile_tables_do_no_harm() {
 }
 
 #[test]
+fn hostile_guests_do_no_harm() {
+    explore("vhost");
+}
+
+#[test]
 fn hostile_writecaches_do_no_harm() {
     explore("writecache");
 }
