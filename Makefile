@@ -12,6 +12,8 @@ SOAK_SECONDS ?= $(or $(SECONDS),600)
 SEED ?= $(shell date +%s)
 # The crash-state explorer, with deliberate bugs to find.
 EXPLORE = $(CARGO) test --locked -p udm --features mutants --test explore
+# The same for the target cache.
+CACHE_NET = $(CARGO) test --locked -p udm --features mutants --test cache
 # The simulation, with those deliberate bugs that it must find.
 SIMULATE = $(CARGO) test --locked -p udm --features mutants --test simulate -- --own-mutants
 # Interleavings of threads, and of memory accesses, with deliberate bugs to find.
@@ -25,7 +27,7 @@ $(CARGO) clippy --workspace --all-targets --locked -- -D warnings
 endef
 # The same with the features that the nets are built with.
 define CLIPPY_NETS
-$(CARGO) clippy -p udm --features mutants --test explore --locked -- -D warnings
+$(CARGO) clippy -p udm --features mutants --test explore --test cache --locked -- -D warnings
 $(CARGO) clippy -p udm --features mutants,shuttle --lib --profile test --locked -- -D warnings
 $(CARGO) clippy -p udm --features mutants,loom --lib --profile test --locked -- -D warnings
 endef
@@ -73,6 +75,7 @@ prove:
 	@scripts/install-tools.sh
 	$(CLIPPY_NETS)
 	$(EXPLORE) every_mutant
+	$(CACHE_NET) every_mutant
 	$(SIMULATE)
 	$(SCHEDULES)
 	$(ORDERINGS)

@@ -40,7 +40,8 @@ pub fn check(table: &Table) -> Result<()> {
 /// Makes relative paths of devices absolute, relative to `directory`: a printed table or an error
 /// is read elsewhere. Device numbers stay.
 pub fn make_absolute(table: &mut Table, directory: &Path) {
-    const NAMES_A_DEVICE: [WordRole; 3] = [WordRole::Origin, WordRole::Cache, WordRole::Unused];
+    const NAMES_A_DEVICE: [WordRole; 4] =
+        [WordRole::Origin, WordRole::Cache, WordRole::Metadata, WordRole::Unused];
     for line in &mut table.lines {
         let Some(kind) = targets::find(&line.target.text) else { continue };
         for place in kind.places(&NAMES_A_DEVICE) {

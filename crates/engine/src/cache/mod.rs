@@ -2,19 +2,206 @@
 //!
 //! | file | what |
 //! |---|---|
+//! | `args`, `plan`, `facts` | the table line's words, and their meaning; facts of a cache |
 //! | `metadata` | the metadata device: every byte of it, reading, transactions, checks |
 //! | `policy` | which blocks the cache has: pure decisions |
+//! | `open` | opening a cache |
+//! | `index`, `slots`, `traffic` | where blocks are, what slots have, what is under way |
+//! | `blocks` | all of that under one lock: whether a request may go on |
+//! | `side` | the devices with data, and what of them is not durable |
+//! | `request` | the life of a request |
+//! | `changes`, `commit` | what memory knows and the medium does not, and how it gets there |
+//! | `copy`, `background` | blocks come, go, and are written back |
+//! | `control`, `counts` | status, messages, suspend; counters |
 //! | `xml` | metadata as text, as thin-provisioning-tools have it |
 //! | `repair` | what can be kept of damaged metadata |
 //! | `drain` | brings an origin up to date from a cache at rest |
 //! | `inspect` | what `inspect` reports of a metadata device |
+//! | `mutants` | deliberate bugs, in tests alone |
 //!
-//! So far there is what works on a cache at rest: reading, checking and repairing its metadata, and
-//! writing its dirty blocks back. It is not served yet.
+//! The medium always says that it was shut down cleanly: its dirty bits are right at any moment,
+//! because one is durable before its slot is written to, and goes after the slot's data is durable
+//! on the origin. So after a crash only what was dirty is dirty, for the kernel, too.
+//!
+//! Locks, outermost first: background; commit; blocks; the rest. None is held during I/O.
 
+pub mod args;
+mod background;
+mod blocks;
+mod changes;
+mod commit;
+mod control;
+mod copy;
+mod counts;
 pub mod drain;
+mod facts;
+mod index;
 pub mod inspect;
 pub mod metadata;
+mod mutants;
+mod open;
+mod plan;
 pub mod policy;
 pub mod repair;
+mod request;
+mod side;
+mod slots;
+mod traffic;
 pub mod xml;
+
+use crate::bio::{Bio, Op};
+use crate::disk::{Disk, DiskIo};
+use crate::error::Result;
+use crate::per_port::PerPort;
+use crate::sync::{Arc, Mutex, MutexGuard, lock};
+use crate::target::{Dirty, Events, Fact, Health, OnlyCached, Port, Target, TargetLimits};
+use crate::units::Nanos;
+
+pub use args::{Mode, TableArgs, WORDS};
+pub use facts::limits;
+pub use open::OpenOptions;
+
+use background::Background;
+use blocks::Blocks;
+use commit::Commits;
+use control::Orders;
+use counts::Counts;
+use plan::Plan;
+use side::Side;
+
+/// The kind of an I/O, in the high byte of its token; below it, 24 bits for the kind's own use,
+/// then the place of its job.
+const TOKEN_KIND: u64 = 0xFF << 56;
+const TOKEN_REQUEST: u64 = 1 << 56;
+const TOKEN_FLUSH: u64 = 2 << 56;
+const TOKEN_COMMIT: u64 = 3 << 56;
+const TOKEN_COPY: u64 = 4 << 56;
+const TOKEN_CLEANED: u64 = 5 << 56;
+const OWN_SHIFT: u32 = 32;
+
+/// The most slots: the kernel's policy counts up to here.
+pub const SLOTS_MAX: u64 = (1 << 28) - 1;
+
+/// Requests that wait for disks.
+#[derive(Debug, Default)]
+struct Jobs {
+    stages: PerPort<request::Stage>,
+    flushes: PerPort<request::FlushJob>,
+}
+
+/// An open cache.
+#[derive(Debug)]
+pub struct Cache {
+    plan: Plan,
+    metadata: Arc<dyn Disk>,
+    cache: Side,
+    origin: Side,
+    blocks: Mutex<Blocks>,
+    commits: Commits,
+    jobs: Jobs,
+    background: Background,
+    orders: Orders,
+    events: Arc<Events>,
+    counts: Counts,
+}
+
+impl Cache {
+    #[inline]
+    fn blocks(&self) -> MutexGuard<'_, Blocks> {
+        lock(&self.blocks)
+    }
+}
+
+impl Target for Cache {
+    fn name(&self) -> &'static str {
+        "cache"
+    }
+
+    fn submit(&self, bio: Bio, port: &mut Port) {
+        match bio.op {
+            Op::Flush => self.flush(bio, port),
+            _ => self.serve(bio, port),
+        }
+    }
+
+    fn complete(&self, io: DiskIo, port: &mut Port) {
+        match io.token & TOKEN_KIND {
+            TOKEN_REQUEST => self.complete_request(io, port),
+            TOKEN_FLUSH => self.complete_flush(io, port),
+            TOKEN_COMMIT => self.complete_commit(io, port),
+            TOKEN_COPY | TOKEN_CLEANED => self.background_is_back(io, port),
+            kind => panic!("no I/O of ours has token kind {kind:#x}"),
+        }
+    }
+
+    fn parked_for(&self, bio: &Bio) -> &'static str {
+        match bio.note {
+            0 => "a commit, or a block that moves",
+            _ => "a commit",
+        }
+    }
+
+    fn tick(&self, now: Nanos, port: &mut Port) -> Option<Nanos> {
+        self.take_tick(now, port)
+    }
+
+    fn events(&self) -> Option<&Arc<Events>> {
+        Some(&self.events)
+    }
+
+    fn limits(&self) -> TargetLimits {
+        let bytes = |side: &Side| side.disk().limits().block_bytes;
+        TargetLimits { block_bytes: bytes(&self.cache).max(bytes(&self.origin)), has_discard: true }
+    }
+
+    fn status(&self) -> String {
+        self.status_line()
+    }
+
+    fn table(&self) -> String {
+        self.table_words()
+    }
+
+    fn health(&self) -> Health {
+        self.state_of_health()
+    }
+
+    fn facts(&self) -> Vec<Fact> {
+        self.all_facts()
+    }
+
+    fn message(&self, words: &[String]) -> Result<String> {
+        self.take_message(words)
+    }
+
+    fn dirty(&self) -> Dirty {
+        let is_failing = self.background.lock().is_failing();
+        let blocks = self.blocks();
+        Dirty {
+            bytes: u64::from(blocks.slots.dirty_count()) * self.plan.block_bytes,
+            is_failing: is_failing || blocks.trouble.has_lost,
+        }
+    }
+
+    fn only_cached(&self) -> Option<OnlyCached> {
+        Some(self.dirty_ranges())
+    }
+
+    fn set_draining(&self, draining: bool) {
+        self.order_drain(draining);
+    }
+
+    fn suspend(&self) -> Result<()> {
+        self.begin_suspend();
+        Ok(())
+    }
+
+    fn is_idle(&self) -> bool {
+        self.is_at_rest()
+    }
+
+    fn resume(&self) -> Result<()> {
+        self.end_suspend();
+        Ok(())
+    }
+}

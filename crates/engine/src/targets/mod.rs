@@ -4,8 +4,7 @@
 //! | file | what |
 //! |---|---|
 //! | this one | what a description is, and the list of them |
-//! | `simple`, `pcache`, `writecache` | the descriptions, and how each type opens its devices |
-//! | `cache` | the description of caches that cannot be served yet |
+//! | `simple`, `pcache`, `writecache`, `cache` | the descriptions, how each type is opened |
 //! | `opening` | how the lines of one table share what they open |
 //! | `setup` | from an origin and a fast device to the line of a table |
 //! | `recovery` | caches that are known by their medium: what one holds, and how it is recovered |
@@ -77,6 +76,8 @@ pub enum WordRole {
     Offset,
     /// It names a cache device.
     Cache,
+    /// It names a device with the metadata of a cache.
+    Metadata,
     /// It names a device that is not used.
     Unused,
     /// Something else.
@@ -84,7 +85,7 @@ pub enum WordRole {
 }
 
 /// Every type of target.
-pub const TARGETS: [&TargetType; 7] = [
+pub const TARGETS: [&TargetType; 8] = [
     &simple::DELAY,
     &simple::ERROR,
     &simple::FLAKEY,
@@ -92,10 +93,8 @@ pub const TARGETS: [&TargetType; 7] = [
     &pcache::PCACHE,
     &writecache::WRITECACHE,
     &simple::ZERO,
+    &cache::CACHE,
 ];
-
-/// Types that are known by their media, and cannot be served yet: no table has them.
-const AT_REST: [&TargetType; 1] = [&cache::CACHE];
 
 /// The type of this name.
 pub fn find(name: &str) -> Option<&'static TargetType> {

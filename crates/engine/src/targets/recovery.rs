@@ -1,7 +1,7 @@
 //! Caches that are recognised by their medium: what a cache device holds, and the table that
 //! attaches it once more to bring its origin up to date.
 
-use super::{AT_REST, Setup, TARGETS, TargetType, WordRole};
+use super::{Setup, TARGETS, TargetType, WordRole};
 use crate::contents::{Contents, Shape};
 use crate::error::Result;
 use crate::pmem::Pmem;
@@ -62,7 +62,7 @@ pub struct Recovery<'a> {
 
 /// Every type of cache.
 pub fn caches() -> impl DoubleEndedIterator<Item = (&'static TargetType, &'static CacheType)> {
-    TARGETS.into_iter().chain(AT_REST).filter_map(|kind| Some((kind, kind.cache.as_ref()?)))
+    TARGETS.into_iter().filter_map(|kind| Some((kind, kind.cache.as_ref()?)))
 }
 
 /// Those that can begin at byte `start`.

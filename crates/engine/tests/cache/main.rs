@@ -1,4 +1,4 @@
-//! Caches at rest: vectors of the kernel, power cuts, thin-provisioning-tools.
+//! Caches at rest and served: vectors of the kernel, crashes, thin-provisioning-tools.
 
 // A test may stop where it is wrong.
 #![allow(clippy::unwrap_used)]
@@ -6,6 +6,12 @@
 #[path = "../golden/mod.rs"]
 mod golden;
 
+mod basics;
+mod crashes;
 mod drain;
+#[cfg(feature = "mutants")]
+mod mutants;
+mod oracle;
 mod tools;
 mod vectors;
+mod world;

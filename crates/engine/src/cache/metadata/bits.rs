@@ -80,6 +80,23 @@ impl Bits {
         self.words.get(nth as usize).copied().unwrap_or(0)
     }
 
+    /// Makes word `nth` what `word` says; beyond the end there are no ones.
+    pub fn put_word(&mut self, nth: u64, word: u64) {
+        self.words[nth as usize] = word;
+        self.trim();
+    }
+
+    /// Makes every bit a zero.
+    pub fn clear_all(&mut self) {
+        self.words.fill(0);
+    }
+
+    /// Every one of `other`, which is as long, becomes one here, too.
+    pub fn join(&mut self, other: &Bits) {
+        assert_eq!(self.len, other.len, "rows of the same length");
+        self.words.iter_mut().zip(&other.words).for_each(|(word, other)| *word |= other);
+    }
+
     /// Makes it longer, by zeroes, or shorter.
     pub fn resize(&mut self, len: u64) {
         self.words.resize(words_of(len) as usize, 0);
@@ -106,9 +123,18 @@ mod tests {
         assert_eq!((bits.ones(), bits.word(2), bits.word(9)), (4, 2, 0));
         bits.clear(63);
         assert!(!bits.is_set(63) && bits.is_set(64) && !bits.is_set(1000));
+        bits.put_word(2, u64::MAX);
+        assert_eq!(bits.iter().collect::<Vec<_>>(), [0, 64, 128, 129]);
+        let mut other = Bits::new(130);
+        other.set(5);
+        bits.join(&other);
+        assert_eq!(bits.iter().collect::<Vec<_>>(), [0, 5, 64, 128, 129]);
+        bits.clear(5);
         bits.resize(65);
         bits.resize(200);
         assert_eq!(bits.iter().collect::<Vec<_>>(), [0, 64]);
+        bits.clear_all();
+        assert_eq!((bits.ones(), bits.len()), (0, 200));
         let (bits, is_trimmed) = Bits::from_words(vec![u64::MAX], 3);
         assert_eq!((bits.ones(), is_trimmed), (3, true));
         assert_eq!(Bits::from_words(vec![7], 3), (bits, false));

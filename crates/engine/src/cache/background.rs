@@ -1,0 +1,467 @@
+//! The background: blocks come, go, and are written back; commits that nobody waits for.
+
+use std::collections::VecDeque;
+
+use crate::alarm::Alarm;
+use crate::cycle::Cycle;
+use crate::disk::DiskIo;
+use crate::error::Status;
+use crate::mutants::{self, Mutant};
+use crate::sync::atomic::{AtomicU64, Ordering};
+use crate::sync::{Arc, Mutex, MutexGuard, lock};
+use crate::target::{Events, Port};
+use crate::units::{MIB, Nanos, SECOND};
+
+use super::args::PolicyName;
+use super::blocks::Blocks;
+use super::commit::Purpose;
+use super::copy::{Copies, Task};
+use super::policy::Next;
+use super::traffic::Mover;
+use super::{Cache, TOKEN_CLEANED};
+
+/// Clients are idle when they have asked for nothing for this long.
+const IDLE_AFTER: Nanos = SECOND;
+/// Mappings that nobody waits for are committed this long after the first of them.
+const COMMIT_AFTER: Nanos = SECOND;
+/// Marks of slots that are clean go after one to two of these.
+const TIDY_EVERY: Nanos = 10 * SECOND;
+/// Bytes of a batch of write-back that hurries, or one block.
+pub(super) const BATCH_BYTES_MAX: u64 = 64 * MIB;
+/// Blocks in flight of a batch that hurries.
+pub(super) const HURRY_BYTES_MAX: u64 = 32 * MIB;
+/// Slots that are made free together when one is wanted.
+pub(super) const ROOM_MAX: u32 = 64;
+/// Of this many slots one is kept free.
+const ROOM_PART: u32 = 64;
+
+/// The background, and the part of it that others use without its lock.
+#[derive(Debug)]
+pub(super) struct Background {
+    agenda: Mutex<Agenda>,
+    alarm: Alarm,
+    requests: AtomicU64,
+}
+
+/// State of the background.
+#[derive(Debug, Default)]
+pub(super) struct Agenda {
+    now: Nanos,
+    copies: Copies,
+    cycle: Cycle,
+    /// Slots of the batch that are still to be copied, with their blocks.
+    left: VecDeque<(u32, u64)>,
+    /// Slots of the batch that were copied.
+    copied: Vec<(u32, u64)>,
+    /// How many are being copied.
+    cleaning: u64,
+    /// Blocks of the batch are being copied.
+    is_writing: bool,
+    /// What the flush after it covers, and how often the origin had lost something when it began.
+    mark: u64,
+    doubts: u64,
+    commit_at: Option<Nanos>,
+    tidy_at: Nanos,
+    /// The requests that were counted, and since when there were no others.
+    requests: u64,
+    quiet_since: Nanos,
+}
+
+impl Agenda {
+    /// Whether nothing is in flight.
+    pub(super) fn is_idle(&self) -> bool {
+        self.copies.count() == 0 && self.cycle.is_idle() && self.left.is_empty()
+    }
+
+    /// Whether write-back meets errors.
+    pub(super) fn is_failing(&self) -> bool {
+        self.cycle.retry().is_failing()
+    }
+
+    fn is_quiet(&self) -> bool {
+        self.now >= self.quiet_since.saturating_add(IDLE_AFTER)
+    }
+}
+
+impl Background {
+    pub(super) fn new(events: &Arc<Events>) -> Background {
+        Background {
+            agenda: Mutex::default(),
+            alarm: Alarm::new(events),
+            requests: AtomicU64::new(0),
+        }
+    }
+
+    /// Locks the background out.
+    pub(super) fn lock(&self) -> MutexGuard<'_, Agenda> {
+        lock(&self.agenda)
+    }
+
+    /// Makes sure that the background will look.
+    pub(super) fn arm(&self) {
+        self.alarm.arm(true);
+    }
+
+    /// A client asks for something.
+    #[inline]
+    pub(super) fn note_request(&self) {
+        // One that is lost costs nothing.
+        let count = self.requests.load(Ordering::Relaxed);
+        self.requests.store(count.wrapping_add(1), Ordering::Relaxed);
+    }
+}
+
+impl Cache {
+    /// See [`Target::tick`](crate::target::Target::tick).
+    pub(super) fn take_tick(&self, now: Nanos, port: &mut Port) -> Option<Nanos> {
+        let mut agenda = self.background.lock();
+        agenda.now = now;
+        let requests = self.background.requests.load(Ordering::Relaxed);
+        if requests != agenda.requests {
+            agenda.requests = requests;
+            agenda.quiet_since = now;
+        }
+        self.blocks().policy.tick(now);
+        self.work(&mut agenda, port);
+        self.next_look(&agenda)
+    }
+
+    /// An I/O of a copy, or a flush after a batch, is back.
+    pub(super) fn background_is_back(&self, io: DiskIo, port: &mut Port) {
+        let mut agenda = self.background.lock();
+        if io.token & super::TOKEN_KIND == TOKEN_CLEANED {
+            self.end_flush(&mut agenda, io);
+        } else if let Some((task, status)) = self.complete_copy(&mut agenda.copies, io, port) {
+            match task {
+                Task::Promote { block, slot } => self.end_promotion(block, slot, status),
+                Task::Clean { block, slot } => {
+                    agenda.cleaning -= 1;
+                    agenda.copied.push((slot, block));
+                    if let Err(status) = status {
+                        agenda.cycle.note_failure(status);
+                    }
+                }
+            }
+        }
+        self.work(&mut agenda, port);
+        // A tick decides when to look again.
+        self.events.work();
+    }
+
+    /// All that the background does, in this order.
+    fn work(&self, agenda: &mut Agenda, port: &mut Port) {
+        let is_suspended = self.orders.is_suspended();
+        if !is_suspended {
+            self.promote(agenda, port);
+            self.make_room(agenda);
+        }
+        self.write_back(agenda, port);
+        if is_suspended {
+            self.come_to_rest(agenda, port);
+        } else {
+            self.commit_if_due(agenda, port);
+        }
+    }
+
+    /// Gives up slots if a block waits for one.
+    fn make_room(&self, agenda: &mut Agenda) {
+        let mut blocks = self.blocks();
+        let is_wanted = blocks.wants_room || !blocks.wishes.is_empty() && blocks.slots.free() == 0;
+        if !is_wanted || blocks.trouble.is_stuck || blocks.trouble.has_lost {
+            return;
+        }
+        blocks.wants_room = false;
+        let wanted = (blocks.slots.count() / ROOM_PART).clamp(1, ROOM_MAX);
+        let mut coming = blocks.slots.free()
+            + blocks.changes.leaving.len() as u32
+            + agenda.left.len() as u32
+            + agenda.cleaning as u32;
+        while coming < wanted {
+            let Some(next) = blocks.policy.next() else { break };
+            match self.follow(&mut blocks, agenda, next) {
+                true => coming += 1,
+                false => break,
+            }
+        }
+    }
+
+    /// Does what the policy says. Whether a slot becomes free by that, soon.
+    fn follow(&self, blocks: &mut Blocks, agenda: &mut Agenda, next: Next) -> bool {
+        let (Next::Leave(slot) | Next::Clean(slot) | Next::Complete(slot)) = next;
+        let Some(block) = blocks.slots.block(slot) else { return false };
+        let is_dirty = blocks.slots.is_dirty(slot);
+        let is_quiet = blocks.traffic.is_quiet(block);
+        match next {
+            Next::Leave(_) if is_quiet && !is_dirty => blocks.leave(block, slot),
+            Next::Clean(_) if is_quiet && is_dirty => agenda.left.push_back((slot, block)),
+            Next::Leave(_) | Next::Clean(_) => {
+                blocks.policy.stay(slot);
+                blocks.policy.set_dirty(slot, is_dirty);
+                return false;
+            }
+            Next::Complete(_) => {}
+        }
+        true
+    }
+
+    /// Begins to copy blocks that the policy wants, within the limit.
+    fn promote(&self, agenda: &mut Agenda, port: &mut Port) {
+        let limit = self.copies_max();
+        while agenda.copies.count() < limit {
+            let mut blocks = self.blocks();
+            let Some(block) = blocks.wishes.pop_front() else { break };
+            let is_free = match mutants::is(Mutant::PromotedOverWrite) {
+                true => blocks.traffic.mover(block).is_none(),
+                false => {
+                    blocks.traffic.mover(block).is_none() && !blocks.traffic.has_writers(block)
+                }
+            };
+            let is_well = !blocks.trouble.has_lost && !blocks.trouble.is_stuck;
+            if !is_free || !is_well || blocks.slots.find(block).is_some() {
+                continue;
+            }
+            let Some(slot) = blocks.slots.take() else {
+                // It comes again when there is room.
+                blocks.wishes.push_front(block);
+                break;
+            };
+            blocks.traffic.begin_move(block, Mover::Promotion { is_cancelled: false });
+            drop(blocks);
+            self.begin_copy(&mut agenda.copies, Task::Promote { block, slot }, port);
+        }
+    }
+
+    /// How many blocks may be on their way while clients are busy.
+    fn copies_max(&self) -> u64 {
+        match self.orders.threshold_bytes() {
+            0 => 0,
+            bytes => (bytes / self.plan.block_bytes).max(1),
+        }
+    }
+
+    fn end_promotion(&self, block: u64, slot: u32, status: Result<(), Status>) {
+        let mut blocks = self.blocks();
+        let (mover, is_awaited) = blocks.traffic.end_move(block);
+        let is_good = mover == Mover::Promotion { is_cancelled: false } && status.is_ok();
+        match is_good {
+            true => blocks.enter(block, slot, false),
+            false => blocks.slots.give_back(slot),
+        }
+        drop(blocks);
+        if is_awaited {
+            self.events.room();
+        }
+    }
+
+    /// Whether dirty blocks are to be written back now, and whether in a hurry.
+    fn cleans(&self, agenda: &Agenda) -> Option<bool> {
+        if self.orders.is_draining() || self.plan.args.policy == PolicyName::Cleaner {
+            return Some(true);
+        }
+        (agenda.is_quiet() && self.copies_max() > 0).then_some(false)
+    }
+
+    /// The cycle of write-back.
+    fn write_back(&self, agenda: &mut Agenda, port: &mut Port) {
+        let is_suspended = self.orders.is_suspended();
+        agenda.cycle.plan_retry(agenda.now);
+        if !is_suspended && agenda.cycle.is_free(agenda.now) {
+            if let Some(hurries) = self.cleans(agenda).filter(|_| agenda.left.is_empty()) {
+                self.gather(agenda, hurries);
+            }
+            if !agenda.left.is_empty() {
+                agenda.cycle.gather();
+                agenda.cycle.write();
+                agenda.is_writing = true;
+                agenda.doubts = self.blocks().trouble.doubts;
+            }
+        }
+        if is_suspended || agenda.cycle.failure().is_some() {
+            self.leave_batch(agenda);
+        }
+        if !agenda.is_writing {
+            return;
+        }
+        let limit = match self.cleans(agenda) {
+            Some(true) => (HURRY_BYTES_MAX / self.plan.block_bytes).max(1),
+            _ => self.copies_max().max(1),
+        };
+        while agenda.copies.count() < limit {
+            let Some((slot, block)) = agenda.left.pop_front() else { break };
+            self.begin_cleaning(agenda, slot, block, port);
+        }
+        if agenda.cleaning == 0 && agenda.left.is_empty() {
+            agenda.is_writing = false;
+            self.flush_batch(agenda, port);
+        }
+    }
+
+    /// What is left of the batch is not copied.
+    fn leave_batch(&self, agenda: &mut Agenda) {
+        let mut blocks = self.blocks();
+        for (slot, block) in agenda.left.drain(..) {
+            if blocks.slots.block(slot) == Some(block) {
+                blocks.policy.stay(slot);
+            }
+        }
+    }
+
+    /// Takes dirty blocks for a batch, in the origin's order.
+    fn gather(&self, agenda: &mut Agenda, hurries: bool) {
+        let blocks = self.blocks();
+        if blocks.slots.dirty_count() == 0 || blocks.trouble.has_lost {
+            return;
+        }
+        let bytes = if hurries { BATCH_BYTES_MAX } else { self.orders.threshold_bytes() };
+        let most = (bytes / self.plan.block_bytes).max(1) as usize;
+        let dirty = blocks.slots.dirty().iter().map(|slot| slot as u32);
+        let taken = dirty.filter_map(|slot| {
+            let block = blocks.slots.block(slot)?;
+            let is_free = blocks.traffic.mover(block).is_none()
+                && !blocks.traffic.has_writers(block)
+                && !blocks.slots.is_fresh(slot);
+            is_free.then_some((block, slot))
+        });
+        let mut taken: Vec<(u64, u32)> = taken.take(most).collect();
+        taken.sort_unstable();
+        agenda.left.extend(taken.into_iter().map(|(block, slot)| (slot, block)));
+    }
+
+    fn begin_cleaning(&self, agenda: &mut Agenda, slot: u32, block: u64, port: &mut Port) {
+        let mut blocks = self.blocks();
+        let is_free = blocks.slots.block(slot) == Some(block)
+            && blocks.slots.is_dirty(slot)
+            && !blocks.slots.is_fresh(slot)
+            && !blocks.traffic.has_writers(block)
+            && blocks.traffic.mover(block).is_none();
+        if !is_free {
+            if blocks.slots.block(slot) == Some(block) {
+                blocks.policy.stay(slot);
+            }
+            return;
+        }
+        blocks.traffic.begin_move(block, Mover::Cleaning { is_rewritten: false });
+        drop(blocks);
+        agenda.cleaning += 1;
+        self.begin_copy(&mut agenda.copies, Task::Clean { block, slot }, port);
+    }
+
+    /// All of the batch is on the origin, or failed.
+    fn flush_batch(&self, agenda: &mut Agenda, port: &mut Port) {
+        let has_failed = agenda.cycle.failure().is_some() && !mutants::is(Mutant::CleanedUnwritten);
+        let is_flushed = agenda.copied.is_empty() || mutants::is(Mutant::CleanedUnflushed);
+        if has_failed || is_flushed {
+            return self.end_batch(agenda, !has_failed);
+        }
+        agenda.cycle.flush();
+        agenda.mark = self.origin.mark();
+        port.ios.push_back(self.origin.flush(TOKEN_CLEANED));
+    }
+
+    /// The flush after a batch is back.
+    fn end_flush(&self, agenda: &mut Agenda, io: DiskIo) {
+        self.origin.flushed(agenda.mark, io.result, false);
+        if let Err(status) = io.result {
+            agenda.cycle.note_failure(status);
+            self.doubt();
+        }
+        // A flush of somebody else may have failed meanwhile.
+        let is_sure = self.blocks().trouble.doubts == agenda.doubts;
+        let is_good = io.result.is_ok() && is_sure || mutants::is(Mutant::CleanedByFailedFlush);
+        self.end_batch(agenda, is_good);
+    }
+
+    /// The blocks of the batch are clean, unless they were written to meanwhile.
+    fn end_batch(&self, agenda: &mut Agenda, is_good: bool) {
+        let mut blocks = self.blocks();
+        let mut tells = false;
+        for (slot, block) in agenda.copied.drain(..) {
+            let (mover, is_awaited) = blocks.traffic.end_move(block);
+            let is_as_copied = mover == Mover::Cleaning { is_rewritten: false };
+            blocks.cleaned(slot, is_good && is_as_copied);
+            tells |= is_awaited;
+        }
+        drop(blocks);
+        if is_good {
+            agenda.cycle.flushed();
+            agenda.cycle.succeed();
+        } else {
+            agenda.cycle.fail();
+            self.counts.failed_batches.fetch_add(1, Ordering::Relaxed);
+        }
+        if tells {
+            self.events.room();
+        }
+    }
+
+    /// Commits by the clock.
+    fn commit_if_due(&self, agenda: &mut Agenda, port: &mut Port) {
+        let mut state = self.commits.lock();
+        state.now = agenda.now;
+        let mut blocks = self.blocks();
+        if agenda.now >= agenda.tidy_at {
+            agenda.tidy_at = agenda.now + TIDY_EVERY;
+            blocks.tidy(false);
+        }
+        let (is_empty, is_urgent) = (blocks.changes.is_empty(), blocks.changes.is_urgent());
+        drop(blocks);
+        let is_paused = state.retry_at().is_some_and(|at| agenda.now < at);
+        if is_empty || is_paused || !state.is_idle() {
+            if is_empty {
+                agenda.commit_at = None;
+            }
+            return;
+        }
+        let at = *agenda.commit_at.get_or_insert(agenda.now + COMMIT_AFTER);
+        if is_urgent || agenda.now >= at {
+            agenda.commit_at = None;
+            self.begin_commit(&mut state, Purpose::Changes, port);
+        }
+    }
+
+    /// Suspended: when nothing is in flight, the medium gets everything exactly.
+    fn come_to_rest(&self, agenda: &mut Agenda, port: &mut Port) {
+        if !agenda.is_idle() {
+            return;
+        }
+        let mut state = self.commits.lock();
+        state.now = agenda.now;
+        if !state.is_idle() || state.has_rested {
+            return;
+        }
+        if self.blocks().trouble.has_lost {
+            // What the medium says of dirty blocks stays as it is.
+            state.has_rested = true;
+            return;
+        }
+        self.begin_commit(&mut state, Purpose::Rest, port);
+    }
+
+    /// When to look again.
+    fn next_look(&self, agenda: &Agenda) -> Option<Nanos> {
+        let now = agenda.now;
+        if self.orders.is_suspended() {
+            return None;
+        }
+        let retry_at = self.commits.lock().retry_at();
+        let blocks = self.blocks();
+        let is_dirty = blocks.slots.dirty_count() > 0 && !blocks.trouble.has_lost;
+        let has_changes = !blocks.changes.is_empty();
+        let has_marks = blocks.has_marks();
+        drop(blocks);
+        let moments = [
+            retry_at,
+            agenda.commit_at.filter(|_| has_changes),
+            has_changes.then_some(now + COMMIT_AFTER),
+            agenda.cycle.deadline(),
+            is_dirty.then_some(now + IDLE_AFTER),
+            has_marks.then_some(agenda.tidy_at),
+        ];
+        let next = moments.into_iter().flatten().min();
+        if next.is_some() {
+            self.background.alarm.keep();
+            return next.map(|next| next.max(now + 1));
+        }
+        self.background.alarm.next_look(now, SECOND)
+    }
+}

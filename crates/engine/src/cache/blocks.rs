@@ -1,0 +1,490 @@
+//! The blocks of the origin, under one lock: where each is, what is under way there, and whether a
+//! request may go on. The lock is held for a look, never during I/O or while data is copied.
+//!
+//! 1. A slot is written to when the medium says that it is dirty, and not before.
+//! 2. A block that moves is read where it is right: until it has come, and after it has begun to
+//!    leave, at the origin.
+//! 3. A write of a block that leaves waits until the medium has forgotten the slot.
+
+use std::collections::VecDeque;
+
+use crate::error::Status;
+use crate::mutants::{self, Mutant};
+use crate::sync::Arc;
+
+use super::args::Mode;
+use super::changes::Changes;
+use super::metadata::bits::{Bits, words_of};
+use super::policy::{Admission, Miss, Policy, Uses};
+use super::slots::Slots;
+use super::traffic::{Mover, Traffic};
+
+/// Most promotions that wait to begin; the policy asks again for others.
+pub(super) const WISHES_MAX: usize = 64;
+
+/// Where a request goes with a part of a block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Way {
+    /// To the origin.
+    Origin,
+    /// To a slot.
+    Slot(u32),
+    /// To a slot and to the origin.
+    Both(u32),
+    /// A write of a whole block, to a slot that will hold it.
+    New(u32),
+    /// Zeroes of a whole block, to the origin below a slot, which is given up then.
+    Below(u32),
+}
+
+/// Whether a request may go on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Claim {
+    /// It may.
+    Go(Way),
+    /// When something that is under way there has ended.
+    Wait,
+    /// After the next commit.
+    Commit,
+    /// Never.
+    Fail(Status),
+}
+
+/// What is wrong with the devices.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Trouble {
+    /// The cache device lost what it had said it has.
+    pub(super) has_lost: bool,
+    /// Commits fail.
+    pub(super) is_stuck: bool,
+    /// How often the origin lost what it had said it has; it may still show that.
+    pub(super) doubts: u64,
+}
+
+/// The kernel's counters.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Stats {
+    pub(super) read_hits: u64,
+    pub(super) read_misses: u64,
+    pub(super) write_hits: u64,
+    pub(super) write_misses: u64,
+    pub(super) promotions: u64,
+    pub(super) demotions: u64,
+}
+
+/// The blocks.
+#[derive(Debug)]
+pub(super) struct Blocks {
+    pub(super) slots: Slots,
+    pub(super) traffic: Traffic,
+    pub(super) changes: Changes,
+    pub(super) policy: Box<dyn Policy>,
+    pub(super) stats: Stats,
+    pub(super) trouble: Trouble,
+    /// Blocks that the policy wants to have.
+    pub(super) wishes: VecDeque<u64>,
+    /// A block found no free slot.
+    pub(super) wants_room: bool,
+    /// Something for the background came.
+    pub(super) has_work: bool,
+    /// Commits that have begun.
+    pub(super) rounds: u64,
+    uses: Arc<Uses>,
+    mode: Mode,
+    admits: bool,
+    /// Words of slots that were written to since the last look, and before.
+    touched: [Bits; 2],
+}
+
+impl Blocks {
+    /// `admits`: blocks may come.
+    pub(super) fn new(
+        slots: Slots,
+        version: u32,
+        policy: Box<dyn Policy>,
+        uses: Arc<Uses>,
+        mode: Mode,
+        admits: bool,
+    ) -> Blocks {
+        let count = u64::from(slots.count());
+        let touched = Bits::new(words_of(count));
+        Blocks {
+            slots,
+            traffic: Traffic::default(),
+            changes: Changes::new(version, count),
+            policy,
+            stats: Stats::default(),
+            trouble: Trouble::default(),
+            wishes: VecDeque::new(),
+            wants_room: false,
+            has_work: false,
+            rounds: 0,
+            uses,
+            mode,
+            admits,
+            touched: [touched.clone(), touched],
+        }
+    }
+
+    /// A read of a part of a block.
+    #[inline]
+    pub(super) fn read(&mut self, miss: &Miss) -> Claim {
+        let block = miss.block;
+        if let Some(slot) = self.slots.find(block) {
+            if self.traffic.mover(block) == Some(Mover::Zeroing) {
+                return self.wait(block);
+            }
+            if self.trouble.has_lost && self.slots.is_dirty(slot) {
+                return Claim::Fail(Status::Io);
+            }
+            self.stats.read_hits += 1;
+            self.touch(slot);
+            self.traffic.begin_request(block, false);
+            let passes = self.mode == Mode::Passthrough || self.trouble.has_lost;
+            return Claim::Go(if passes { Way::Origin } else { Way::Slot(slot) });
+        }
+        self.stats.read_misses += 1;
+        self.ask(miss);
+        self.traffic.begin_request(block, false);
+        Claim::Go(Way::Origin)
+    }
+
+    /// A write of a part of a block. `is_whole`: it has data for all of it.
+    #[inline]
+    pub(super) fn write(&mut self, miss: &Miss, is_whole: bool) -> Claim {
+        match self.slots.find(miss.block) {
+            Some(slot) => self.write_hit(miss.block, slot),
+            None => self.write_miss(miss, is_whole),
+        }
+    }
+
+    fn write_hit(&mut self, block: u64, slot: u32) -> Claim {
+        let mover = self.traffic.mover(block);
+        if self.trouble.has_lost {
+            return Claim::Fail(Status::Io);
+        }
+        if mover == Some(Mover::Zeroing) {
+            return self.wait(block);
+        }
+        if self.mode == Mode::Passthrough {
+            return self.invalidate(block, slot);
+        }
+        if !self.slots.is_writable(slot) && !mutants::is(Mutant::WrittenUnmarked) {
+            if self.trouble.is_stuck {
+                return Claim::Fail(Status::Io);
+            }
+            self.changes.want(slot);
+            return Claim::Commit;
+        }
+        let goes_through = self.mode == Mode::Writethrough && !self.slots.is_dirty(slot);
+        // The last write of two must be the last one on both devices.
+        if goes_through && self.traffic.has_writers(block) {
+            return self.wait(block);
+        }
+        if matches!(mover, Some(Mover::Cleaning { .. })) && !mutants::is(Mutant::RewriteUnseen) {
+            self.traffic.change_move(block, Mover::Cleaning { is_rewritten: true });
+        }
+        self.stats.write_hits += 1;
+        self.touch(slot);
+        self.touched[0].set(u64::from(slot) / 64);
+        self.traffic.begin_request(block, true);
+        if goes_through {
+            return Claim::Go(Way::Both(slot));
+        }
+        if self.slots.put_dirty(slot, true) {
+            self.policy.set_dirty(slot, true);
+            self.has_work |= self.slots.dirty_count() == 1;
+        }
+        Claim::Go(Way::Slot(slot))
+    }
+
+    fn write_miss(&mut self, miss: &Miss, is_whole: bool) -> Claim {
+        let block = miss.block;
+        match self.traffic.mover(block) {
+            Some(Mover::Leaving) if !mutants::is(Mutant::LeavingWritten) => {
+                return match self.trouble.is_stuck {
+                    true => Claim::Fail(Status::Io),
+                    false => self.wait(block),
+                };
+            }
+            Some(Mover::Overwrite) => return self.wait(block),
+            Some(Mover::Promotion { .. }) if !mutants::is(Mutant::PromotedOverWrite) => {
+                self.traffic.change_move(block, Mover::Promotion { is_cancelled: true });
+            }
+            _ => {}
+        }
+        self.stats.write_misses = self.stats.write_misses.wrapping_add(1);
+        let enters = self.ask(miss);
+        let may_be_new = is_whole && enters && self.mode == Mode::Writeback;
+        if may_be_new && self.traffic.is_quiet(block) {
+            if let Some(slot) = self.slots.take() {
+                self.wishes.retain(|wish| *wish != block);
+                self.traffic.begin_move(block, Mover::Overwrite);
+                self.traffic.begin_request(block, true);
+                return Claim::Go(Way::New(slot));
+            }
+            self.wants_room = true;
+            self.has_work = true;
+        }
+        self.traffic.begin_request(block, true);
+        Claim::Go(Way::Origin)
+    }
+
+    /// Zeroes for a part of a block. `is_whole`: for all of it.
+    pub(super) fn zero(&mut self, block: u64, is_whole: bool) -> Claim {
+        let found = self.slots.find(block);
+        if found.is_some() && self.trouble.has_lost {
+            return Claim::Fail(Status::Io);
+        }
+        match found {
+            Some(slot) if is_whole && self.mode != Mode::Passthrough => {
+                if self.trouble.is_stuck {
+                    return Claim::Fail(Status::Io);
+                }
+                if !self.traffic.is_quiet(block) {
+                    return self.wait(block);
+                }
+                if !self.slots.is_dirty(slot) && !mutants::is(Mutant::ZeroedBelowClean) {
+                    // The medium may say that the slot equals the origin, so it goes first.
+                    self.leave(block, slot);
+                    self.traffic.wait(block);
+                    return Claim::Commit;
+                }
+                self.traffic.begin_move(block, Mover::Zeroing);
+                self.traffic.begin_request(block, true);
+                Claim::Go(Way::Below(slot))
+            }
+            Some(slot) => self.write_hit(block, slot),
+            None => match self.traffic.mover(block) {
+                Some(Mover::Leaving) if self.trouble.is_stuck => Claim::Fail(Status::Io),
+                Some(Mover::Leaving | Mover::Overwrite) => self.wait(block),
+                mover => {
+                    if matches!(mover, Some(Mover::Promotion { .. })) {
+                        let mover = Mover::Promotion { is_cancelled: true };
+                        self.traffic.change_move(block, mover);
+                    }
+                    self.traffic.begin_request(block, true);
+                    Claim::Go(Way::Origin)
+                }
+            },
+        }
+    }
+
+    /// In passthrough a write hit gives the slot up, and comes again as a miss.
+    fn invalidate(&mut self, block: u64, slot: u32) -> Claim {
+        if self.trouble.is_stuck {
+            return Claim::Fail(Status::Io);
+        }
+        if !self.traffic.is_quiet(block) {
+            return self.wait(block);
+        }
+        self.stats.write_hits += 1;
+        // It comes again, as a miss.
+        self.stats.write_misses = self.stats.write_misses.wrapping_sub(1);
+        self.leave(block, slot);
+        self.traffic.wait(block);
+        Claim::Commit
+    }
+
+    fn wait(&mut self, block: u64) -> Claim {
+        self.traffic.wait(block);
+        Claim::Wait
+    }
+
+    #[inline]
+    fn touch(&mut self, slot: u32) {
+        if self.uses.touch(slot) {
+            self.policy.hit(slot);
+        }
+    }
+
+    /// Asks the policy what becomes of a block that has no slot: whether it is to have one.
+    fn ask(&mut self, miss: &Miss) -> bool {
+        if !self.admits || self.mode == Mode::Passthrough || self.trouble.has_lost {
+            return false;
+        }
+        let enters = matches!(self.policy.miss(miss), Admission::Enter(_));
+        let is_new = self.traffic.mover(miss.block).is_none() && !self.wishes.contains(&miss.block);
+        if enters && is_new && self.wishes.len() < WISHES_MAX {
+            self.wishes.push_back(miss.block);
+            self.has_work = true;
+        }
+        enters
+    }
+
+    /// The slot of a block with nothing under way is given up. A commit makes it free.
+    pub(super) fn leave(&mut self, block: u64, slot: u32) {
+        self.traffic.begin_move(block, Mover::Leaving);
+        self.drop_slot(block, slot);
+    }
+
+    /// The same of a block below which the origin was zeroed.
+    pub(super) fn leave_zeroed(&mut self, block: u64, slot: u32) {
+        self.traffic.change_move(block, Mover::Leaving);
+        self.drop_slot(block, slot);
+    }
+
+    fn drop_slot(&mut self, block: u64, slot: u32) {
+        self.slots.unmap(slot, block);
+        self.policy.leave(slot, block);
+        self.changes.note_mapping(slot);
+        self.stats.demotions += 1;
+        if mutants::is(Mutant::FreedEarly) {
+            self.slots.give_back(slot);
+            self.traffic.end_move(block);
+            return;
+        }
+        self.changes.leaving.push((slot, block));
+    }
+
+    /// A block has come into a slot.
+    pub(super) fn enter(&mut self, block: u64, slot: u32, is_dirty: bool) {
+        self.slots.map(slot, block);
+        self.policy.enter(slot);
+        self.changes.note_mapping(slot);
+        self.changes.fresh.push(slot);
+        self.stats.promotions += 1;
+        if is_dirty || self.trouble.doubts > 0 && !mutants::is(Mutant::DoubtForgotten) {
+            self.soil(slot);
+        }
+    }
+
+    /// A slot that the medium does not know as such is dirty.
+    fn soil(&mut self, slot: u32) {
+        if self.slots.put_dirty(slot, true) {
+            self.policy.set_dirty(slot, true);
+        }
+        self.changes.want(slot);
+        self.has_work = true;
+    }
+
+    /// A flush of the origin failed: what it shows may not be there after a power cut. Slots that
+    /// equal what it shows, and not what was flushed before, are to be written back.
+    pub(super) fn doubt(&mut self) {
+        self.trouble.doubts += 1;
+        if mutants::is(Mutant::DoubtForgotten) {
+            return;
+        }
+        let cleared = std::mem::take(&mut self.changes.cleared);
+        let slots = cleared.iter().flat_map(|(word, bits)| {
+            (0..64).filter(move |bit| bits >> bit & 1 == 1).map(move |bit| (word * 64 + bit) as u32)
+        });
+        let mapped: Vec<u32> = slots.filter(|slot| self.slots.block(*slot).is_some()).collect();
+        mapped.into_iter().for_each(|slot| self.soil(slot));
+        for slot in 0..self.slots.count() {
+            if self.slots.block(slot).is_none() {
+                continue;
+            }
+            if self.slots.is_fresh(slot) {
+                self.soil(slot);
+            } else if self.slots.is_writable(slot) && self.slots.put_dirty(slot, true) {
+                self.policy.set_dirty(slot, true);
+            }
+        }
+    }
+
+    /// A flush of the cache device failed: what was written to it since the last good one may be
+    /// lost. What is dirty there is not shown any more, and nothing is committed.
+    pub(super) fn lose(&mut self) {
+        self.trouble.has_lost = true;
+        self.trouble.is_stuck = true;
+    }
+
+    /// The I/O of a request in a block has ended. Whether others wait for that.
+    pub(super) fn end_part(
+        &mut self,
+        block: u64,
+        way: Way,
+        is_write: bool,
+        status: Result<(), Status>,
+    ) -> bool {
+        let mut is_awaited = false;
+        match (way, status) {
+            (Way::New(slot), Ok(())) => {
+                self.enter(block, slot, true);
+                is_awaited = self.traffic.end_move(block).1;
+            }
+            (Way::New(slot), Err(_)) => {
+                self.slots.give_back(slot);
+                is_awaited = self.traffic.end_move(block).1;
+            }
+            (Way::Below(slot), Ok(())) => self.leave_zeroed(block, slot),
+            (Way::Below(_), Err(_)) => is_awaited = self.traffic.end_move(block).1,
+            // Nobody knows which device has what: the slot counts.
+            (Way::Both(slot), Err(_)) if self.slots.put_dirty(slot, true) => {
+                self.policy.set_dirty(slot, true);
+            }
+            _ => {}
+        }
+        self.traffic.end_request(block, is_write) | is_awaited
+    }
+
+    /// The number of the first commit that carries what changes now.
+    pub(super) fn next_round(&self) -> u64 {
+        self.rounds + 1
+    }
+
+    /// A slot is as new as the origin, durably, or is dirty as before.
+    pub(super) fn cleaned(&mut self, slot: u32, is_clean: bool) {
+        if is_clean {
+            self.slots.put_dirty(slot, false);
+            self.policy.set_dirty(slot, false);
+        } else {
+            self.policy.stay(slot);
+        }
+    }
+
+    /// Whether the medium says of clean slots that they are dirty.
+    pub(super) fn has_marks(&self) -> bool {
+        let words = 0..words_of(self.slots.count().into());
+        let is_more = |word| self.slots.marked_word(word) & !self.slots.dirty().word(word) != 0;
+        words.into_iter().any(is_more)
+    }
+
+    /// A commit with `changes` is durable, and marked the slots of these words.
+    pub(super) fn committed(&mut self, changes: &Changes, wanted: &[(u64, u64)]) {
+        for &slot in &changes.fresh {
+            if self.slots.block(slot).is_some() {
+                self.slots.settle(slot);
+            }
+        }
+        self.mark(wanted);
+        if mutants::is(Mutant::FreedEarly) {
+            return;
+        }
+        for &(slot, block) in &changes.leaving {
+            self.slots.give_back(slot);
+            self.traffic.end_move(block);
+        }
+    }
+
+    /// The medium says that these slots are dirty.
+    pub(super) fn mark(&mut self, wanted: &[(u64, u64)]) {
+        for &(word, bits) in wanted {
+            let mapped = self.slots.mapped_word(word);
+            self.slots.put_marked(word, self.slots.marked_word(word) | bits & mapped);
+            self.touched[0].set(word);
+        }
+    }
+
+    /// Takes marks away from slots that are clean and were not written to lately; or `is_all`.
+    /// Data must be flushed before the commit.
+    pub(super) fn tidy(&mut self, is_all: bool) {
+        let mut written = Bits::new(u64::from(self.slots.count()));
+        let blocks: Vec<u64> = self.traffic.written().collect();
+        let slots = blocks.into_iter().filter_map(|block| self.slots.find(block));
+        slots.for_each(|slot| written.set(slot.into()));
+        for word in 0..words_of(self.slots.count().into()) {
+            let is_cold = self.touched.iter().all(|touched| !touched.is_set(word));
+            let before = self.slots.marked_word(word);
+            let after = before & (self.slots.dirty().word(word) | written.word(word));
+            if after != before && (is_cold || is_all) {
+                self.slots.put_marked(word, after);
+                self.changes.note_word(word);
+                self.changes.cleared.push((word, before & !after));
+            }
+        }
+        self.touched.swap(0, 1);
+        self.touched[0].clear_all();
+    }
+}

@@ -1,0 +1,388 @@
+//! Commits: what changed in memory becomes what the medium says. One is under way at a time, and
+//! shared by all who wait.
+//!
+//! 1. The blocks of the transaction are written.
+//! 2. The metadata device is flushed, and with it the devices whose data the transaction names.
+//! 3. The superblock is written, and the metadata device flushed again.
+//! 4. Only then may slots be written to that are marked now, and only then is a slot free that
+//!    holds nothing any more.
+//!
+//! A commit that fails changes nothing; what it carried is in the next one. Until one succeeds,
+//! requests that would have to wait for a commit fail, and the others go on.
+
+use std::collections::VecDeque;
+
+use crate::bio::Op;
+use crate::buffer::Buffer;
+use crate::disk::DiskIo;
+use crate::error::Status;
+use crate::mutants::{self, Mutant};
+use crate::retry::Retry;
+use crate::sync::atomic::{AtomicU64, Ordering};
+use crate::sync::{Mutex, MutexGuard, lock};
+use crate::target::Port;
+use crate::units::Nanos;
+
+use super::blocks::Blocks;
+use super::changes::{Changes, Picture};
+use super::metadata::superblock::{CLEAN_SHUTDOWN, Superblock};
+use super::metadata::writer::{Next, Reached};
+use super::metadata::{BLOCK_BYTES, Change, Transaction, Writer};
+use super::{Cache, OWN_SHIFT, TOKEN_COMMIT};
+
+/// Metadata writes in flight.
+pub(super) const DEPTH_MAX: usize = 64;
+/// Own bits of a token: which device is flushed; none: the metadata device.
+const OWN_CACHE: u64 = 1;
+const OWN_ORIGIN: u64 = 2;
+
+/// Why a commit begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Purpose {
+    /// Something changed.
+    Changes,
+    /// The cache comes to rest: the medium is to have everything exactly, and the hints.
+    Rest,
+}
+
+/// What became of a commit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Verdict {
+    Open,
+    Durable,
+    Failed,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    Blocks,
+    Settling,
+    Superblock,
+    Last,
+}
+
+/// A commit under way.
+#[derive(Debug)]
+struct Round {
+    number: u64,
+    purpose: Purpose,
+    phase: Phase,
+    transaction: Transaction,
+    queue: VecDeque<(u64, Buffer)>,
+    outstanding: u32,
+    status: Result<(), Status>,
+    changes: Changes,
+    /// Words that requests wait for, with the bits that the medium gets.
+    wanted: Vec<(u64, u64)>,
+    /// What the flushes of the cache device and of the origin cover.
+    marks: [u64; 2],
+    /// How often the origin had lost something when it began.
+    doubts: u64,
+}
+
+/// The state of commits.
+#[derive(Debug)]
+pub(super) struct State {
+    pub(super) writer: Writer,
+    round: Option<Round>,
+    retry: Retry,
+    retry_at: Nanos,
+    pub(super) now: Nanos,
+    /// The last commit that brought the cache to rest, or failed to, has ended.
+    pub(super) has_rested: bool,
+}
+
+/// The commits of a cache.
+#[derive(Debug)]
+pub(super) struct Commits {
+    state: Mutex<State>,
+    /// The last commit that is durable.
+    durable: AtomicU64,
+    /// The last one that failed.
+    failed: AtomicU64,
+}
+
+impl Commits {
+    pub(super) fn new(writer: Writer) -> Commits {
+        let state = State {
+            writer,
+            round: None,
+            retry: Retry::default(),
+            retry_at: 0,
+            now: 0,
+            has_rested: false,
+        };
+        Commits { state: Mutex::new(state), durable: AtomicU64::new(0), failed: AtomicU64::new(0) }
+    }
+
+    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
+        lock(&self.state)
+    }
+}
+
+impl State {
+    /// Whether none is under way.
+    pub(super) fn is_idle(&self) -> bool {
+        self.round.is_none()
+    }
+
+    /// When to try again.
+    pub(super) fn retry_at(&self) -> Option<Nanos> {
+        self.retry.is_failing().then_some(self.retry_at)
+    }
+}
+
+impl Cache {
+    /// What became of a commit.
+    pub(super) fn verdict(&self, round: u64) -> Verdict {
+        let has_failed = self.commits.failed.load(Ordering::SeqCst) >= round;
+        match self.commits.durable.load(Ordering::SeqCst) >= round {
+            true => Verdict::Durable,
+            false if has_failed => Verdict::Failed,
+            false => Verdict::Open,
+        }
+    }
+
+    /// Has a commit begin, now or when the present one has ended.
+    pub(super) fn commit(&self, port: &mut Port) {
+        let mut state = self.commits.lock();
+        if state.is_idle() {
+            self.begin_commit(&mut state, Purpose::Changes, port);
+        }
+    }
+
+    /// Begins a commit, if there is anything to commit.
+    pub(super) fn begin_commit(&self, state: &mut State, purpose: Purpose, port: &mut Port) {
+        let mut blocks = self.blocks();
+        if blocks.trouble.has_lost {
+            return;
+        }
+        if purpose == Purpose::Rest {
+            blocks.tidy(true);
+        } else if blocks.changes.is_empty() {
+            return;
+        }
+        let slots = u64::from(blocks.slots.count());
+        let changes = blocks.changes.take(slots);
+        let picture = changes.picture(&blocks.slots);
+        blocks.rounds += 1;
+        let (number, doubts) = (blocks.rounds, blocks.trouble.doubts);
+        let hints = (purpose == Purpose::Rest).then(|| hints(&blocks));
+        let superblock = self.next_superblock(&state.writer, &blocks, hints.is_some());
+        drop(blocks);
+        if mutants::is(Mutant::MarkedEarly) {
+            self.blocks().mark(picture.wanted());
+        }
+        let prepared = prepare(&state.writer, superblock, &picture, hints.as_deref());
+        let mut transaction = match prepared {
+            Ok(transaction) => transaction,
+            Err(_) => return self.commit_failed(state, number, purpose, changes),
+        };
+        let queue = transaction.take_blocks().into();
+        state.round = Some(Round {
+            number,
+            purpose,
+            phase: Phase::Blocks,
+            transaction,
+            queue,
+            outstanding: 0,
+            status: Ok(()),
+            changes,
+            wanted: picture.wanted().to_vec(),
+            marks: [0; 2],
+            doubts,
+        });
+        self.go_on(state, port);
+    }
+
+    /// What the superblock is to say, besides what a writer puts there.
+    fn next_superblock(&self, writer: &Writer, blocks: &Blocks, has_hints: bool) -> Superblock {
+        let mut superblock = writer.superblock().clone();
+        superblock.put_flag(CLEAN_SHUTDOWN, true);
+        let (fields, stats) = (&mut superblock.fields, &blocks.stats);
+        fields.read_hits.set(stats.read_hits as u32);
+        fields.read_misses.set(stats.read_misses as u32);
+        fields.write_hits.set(stats.write_hits as u32);
+        fields.write_misses.set(stats.write_misses as u32);
+        if has_hints {
+            fields.hint_bytes.set(4);
+            let version = blocks.policy.version();
+            fields.policy_version.iter_mut().zip(version).for_each(|(to, from)| to.set(from));
+            superblock.set_policy(self.plan.args.policy.word()).expect("a short name");
+        }
+        superblock
+    }
+
+    /// An I/O of the commit is back.
+    pub(super) fn complete_commit(&self, io: DiskIo, port: &mut Port) {
+        let mut state = self.commits.lock();
+        let round = state.round.as_mut().expect("a commit is under way");
+        round.outstanding -= 1;
+        let own = io.token >> OWN_SHIFT & 3;
+        match own {
+            OWN_CACHE => self.cache.flushed(round.marks[0], io.result, false),
+            OWN_ORIGIN => self.origin.flushed(round.marks[1], io.result, false),
+            _ => {}
+        }
+        round.status = round.status.and(io.result);
+        match (own, io.result) {
+            (OWN_CACHE, Err(_)) => self.lose(),
+            (OWN_ORIGIN, Err(_)) => self.doubt(),
+            _ => {}
+        }
+        self.go_on(&mut state, port);
+    }
+
+    /// Emits what comes next of the commit; ends it.
+    fn go_on(&self, state: &mut State, port: &mut Port) {
+        let round = state.round.as_mut().expect("a commit is under way");
+        if round.phase == Phase::Blocks && round.status.is_ok() {
+            while (round.outstanding as usize) < DEPTH_MAX
+                && let Some((address, buffer)) = round.queue.pop_front()
+            {
+                let at = address * BLOCK_BYTES as u64;
+                let io = DiskIo::new(&self.metadata, Op::Write, at, buffer, TOKEN_COMMIT);
+                port.ios.push_back(io);
+                round.outstanding += 1;
+            }
+        }
+        if round.outstanding > 0 {
+            return;
+        }
+        if round.phase == Phase::Settling && round.changes.needs_data() {
+            // A good flush may follow a failed one that has lost what it should have covered.
+            let trouble = self.blocks().trouble;
+            let is_doubtful =
+                trouble.doubts != round.doubts && !mutants::is(Mutant::DoubtForgotten);
+            if is_doubtful || trouble.has_lost {
+                round.status = Err(Status::Io);
+            }
+        }
+        if round.status.is_err() {
+            return self.end_failed(state);
+        }
+        match round.phase {
+            Phase::Blocks if mutants::is(Mutant::SuperblockEarly) => {
+                self.write_superblock(round, port);
+            }
+            Phase::Blocks => self.settle(round, port),
+            Phase::Settling => self.write_superblock(round, port),
+            Phase::Superblock => {
+                round.phase = Phase::Last;
+                round.outstanding = 1;
+                port.ios.push_back(DiskIo::bare(&self.metadata, Op::Flush, 0, 0, TOKEN_COMMIT));
+            }
+            Phase::Last => self.end_good(state, port),
+        }
+    }
+
+    /// Flushes the metadata device, and those whose data the transaction names.
+    fn settle(&self, round: &mut Round, port: &mut Port) {
+        round.phase = Phase::Settling;
+        round.outstanding = 1;
+        port.ios.push_back(DiskIo::bare(&self.metadata, Op::Flush, 0, 0, TOKEN_COMMIT));
+        if !round.changes.needs_data() {
+            return;
+        }
+        for (nth, own, mutant) in [
+            (0, OWN_CACHE, Mutant::CommittedUnflushedCache),
+            (1, OWN_ORIGIN, Mutant::CommittedUnflushedOrigin),
+        ] {
+            let side = [&self.cache, &self.origin][nth];
+            if side.owes_flush() && !mutants::is(mutant) {
+                round.marks[nth] = side.mark();
+                round.outstanding += 1;
+                port.ios.push_back(side.flush(TOKEN_COMMIT | own << OWN_SHIFT));
+            }
+        }
+    }
+
+    fn write_superblock(&self, round: &mut Round, port: &mut Port) {
+        round.phase = Phase::Superblock;
+        round.outstanding = 1;
+        let copy = Buffer::from_bytes(round.transaction.superblock().as_slice());
+        port.ios.push_back(DiskIo::new(&self.metadata, Op::Write, 0, copy, TOKEN_COMMIT));
+    }
+
+    /// The commit is durable.
+    fn end_good(&self, state: &mut State, port: &mut Port) {
+        let Round { number, purpose, transaction, changes, wanted, .. } =
+            state.round.take().expect("a commit is under way");
+        state.writer.committed(transaction);
+        state.retry.succeeded();
+        state.has_rested |= purpose == Purpose::Rest;
+        let mut blocks = self.blocks();
+        blocks.trouble.is_stuck = blocks.trouble.has_lost;
+        blocks.committed(&changes, &wanted);
+        self.commits.durable.store(number, Ordering::SeqCst);
+        let is_urgent = blocks.changes.is_urgent();
+        drop(blocks);
+        self.events.room();
+        if !changes.leaving.is_empty() || self.orders.is_suspended() {
+            self.events.work();
+        }
+        if is_urgent {
+            self.begin_commit(state, Purpose::Changes, port);
+        }
+    }
+
+    fn end_failed(&self, state: &mut State) {
+        let Round { number, purpose, phase, transaction, changes, .. } =
+            state.round.take().expect("a commit is under way");
+        let reached = match phase {
+            Phase::Blocks | Phase::Settling => Reached::Blocks,
+            Phase::Superblock | Phase::Last => Reached::Superblock,
+        };
+        state.writer.abandoned(transaction, reached);
+        self.commit_failed(state, number, purpose, changes);
+    }
+
+    fn commit_failed(&self, state: &mut State, number: u64, purpose: Purpose, changes: Changes) {
+        state.has_rested |= purpose == Purpose::Rest;
+        state.retry_at = state.retry.pause_from(state.now);
+        let mut blocks = self.blocks();
+        blocks.changes.put_back(changes);
+        if blocks.trouble.doubts > 0 {
+            blocks.doubt();
+        }
+        blocks.trouble.is_stuck = true;
+        self.commits.failed.store(number, Ordering::SeqCst);
+        drop(blocks);
+        self.counts.failed_commits.fetch_add(1, Ordering::Relaxed);
+        // Those who wait fail; the background tries again.
+        self.events.room();
+        self.events.work();
+    }
+}
+
+/// The policy's notes of all slots.
+fn hints(blocks: &Blocks) -> Vec<u32> {
+    let hint = |slot| match blocks.slots.block(slot) {
+        Some(_) => blocks.policy.hint(slot),
+        None => 0,
+    };
+    (0..blocks.slots.count()).map(hint).collect()
+}
+
+fn prepare(
+    writer: &Writer,
+    superblock: Superblock,
+    picture: &Picture,
+    hints: Option<&[u32]>,
+) -> crate::error::Result<Transaction> {
+    let is_first = superblock.version() == 1;
+    let hints = hints.map_or(Next::Same, |hints| {
+        let fill = Box::new(move |first: u64, into: &mut [u64]| {
+            let values = hints[first as usize..].iter();
+            into.iter_mut().zip(values).for_each(|(into, value)| *into = u64::from(*value));
+        });
+        Next::Elements { len: hints.len() as u64, changed: None, fill }
+    });
+    let change = Change {
+        mappings: picture.next_mappings(),
+        dirty: if is_first { Next::Same } else { picture.next_dirty() },
+        hints,
+        ..Change::of_superblock(superblock)
+    };
+    writer.prepare(&change)
+}

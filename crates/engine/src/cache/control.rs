@@ -1,0 +1,191 @@
+//! Status, table line, messages; suspend and resume.
+
+use crate::error::{Error, Kind, Result};
+use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use crate::table::Word;
+use crate::units::SECTOR;
+
+use super::Cache;
+use super::args::{MQ_KEYS, Mode, PolicyName, setting};
+
+/// The user's orders for an open cache.
+#[derive(Debug)]
+pub(super) struct Orders {
+    is_draining: AtomicBool,
+    is_suspended: AtomicBool,
+    threshold_sectors: AtomicU64,
+}
+
+impl Orders {
+    pub(super) fn new(threshold_sectors: u64) -> Orders {
+        Orders {
+            is_draining: AtomicBool::new(false),
+            is_suspended: AtomicBool::new(false),
+            threshold_sectors: AtomicU64::new(threshold_sectors),
+        }
+    }
+
+    pub(super) fn is_draining(&self) -> bool {
+        self.is_draining.load(Ordering::SeqCst)
+    }
+
+    pub(super) fn is_suspended(&self) -> bool {
+        self.is_suspended.load(Ordering::SeqCst)
+    }
+
+    /// How much may be on its way between the devices, in bytes.
+    pub(super) fn threshold_bytes(&self) -> u64 {
+        self.threshold_sectors.load(Ordering::Relaxed) * SECTOR
+    }
+}
+
+impl Cache {
+    /// See [`Target::set_draining`](crate::target::Target::set_draining).
+    pub(super) fn order_drain(&self, is_draining: bool) {
+        self.orders.is_draining.store(is_draining, Ordering::SeqCst);
+        self.events.work();
+    }
+
+    /// No bio is in flight: what is on its way between the devices ends, and the medium gets
+    /// everything exactly, driven by the background.
+    pub(super) fn begin_suspend(&self) {
+        self.commits.lock().has_rested = false;
+        self.orders.is_suspended.store(true, Ordering::SeqCst);
+        self.events.work();
+    }
+
+    /// Whether, after a suspend, nothing is in flight and nothing is left to do.
+    pub(super) fn is_at_rest(&self) -> bool {
+        let is_idle = self.background.lock().is_idle();
+        let state = self.commits.lock();
+        is_idle && state.is_idle() && state.has_rested
+    }
+
+    /// Bios come again. What the medium says of dirty blocks is right, and stays so.
+    pub(super) fn end_suspend(&self) {
+        self.orders.is_suspended.store(false, Ordering::SeqCst);
+        self.events.work();
+    }
+
+    /// The kernel's words.
+    pub(super) fn status_line(&self) -> String {
+        let (used, space) = self.commits.lock().writer.space();
+        let args = &self.plan.args;
+        let blocks = self.blocks();
+        let (slots, free) = (blocks.slots.count(), blocks.slots.free());
+        let (dirty, stats, trouble) = (blocks.slots.dirty_count(), blocks.stats, blocks.trouble);
+        drop(blocks);
+        let mut features = vec![args.features.mode.word()];
+        if args.features.has_metadata2 {
+            features.insert(0, "metadata2");
+        }
+        if !self.plan.passes_down {
+            features.push("no_discard_passdown");
+        }
+        let policy = match args.policy {
+            PolicyName::Mq => {
+                let settings: Vec<String> = MQ_KEYS.iter().map(|key| format!("{key} 0")).collect();
+                format!("mq 10 {}", settings.join(" "))
+            }
+            policy => format!("{} 0", policy.word()),
+        };
+        format!(
+            "8 {used}/{space} {} {}/{slots} {} {} {} {} {} {} {dirty} {} {} 2 migration_threshold \
+             {} {policy} {} - ",
+            args.block_sectors,
+            slots - free,
+            stats.read_hits as u32,
+            stats.read_misses as u32,
+            stats.write_hits as u32,
+            stats.write_misses as u32,
+            stats.demotions as u32,
+            stats.promotions as u32,
+            features.len(),
+            features.join(" "),
+            self.orders.threshold_bytes() / SECTOR,
+            if trouble.is_stuck || trouble.has_lost { "ro" } else { "rw" },
+        )
+    }
+
+    /// The kernel's table words.
+    pub(super) fn table_words(&self) -> String {
+        let name = |name: &str| Word::new(name).quoted();
+        format!(
+            "{} {} {} {}",
+            name(&self.metadata.limits().kernel_name),
+            name(&self.cache.disk().limits().kernel_name),
+            name(&self.origin.disk().limits().kernel_name),
+            self.plan.args.words()
+        )
+    }
+
+    /// `migration_threshold`, `invalidate_cblocks`, and the policy's keys.
+    pub(super) fn take_message(&self, words: &[String]) -> Result<String> {
+        let error = |kind: Kind, what: String| Err(Error::new(kind, format!("cache: {what}")));
+        let trouble = self.blocks().trouble;
+        if trouble.is_stuck || trouble.has_lost {
+            return error(Kind::Unsupported, "it is read-only at the moment".into());
+        }
+        match words {
+            [name, ranges @ ..] if name.eq_ignore_ascii_case("invalidate_cblocks") => {
+                if self.plan.args.features.mode != Mode::Passthrough {
+                    let what = "cache has to be in passthrough mode for invalidation";
+                    return error(Kind::Refused, what.into());
+                }
+                self.invalidate_slots(ranges)?;
+            }
+            [key, value] => match setting(self.plan.args.policy, key, value) {
+                Ok(Some(threshold)) => {
+                    self.orders.threshold_sectors.store(threshold, Ordering::Relaxed);
+                    self.events.work();
+                }
+                Ok(None) => {}
+                Err(what) => return error(Kind::Invalid, what),
+            },
+            _ => return error(Kind::Invalid, format!("unsupported message: {}", words.join(" "))),
+        }
+        Ok(String::new())
+    }
+
+    /// Gives up the slots of all of `ranges`, each a number, or a first one and an end; nothing if
+    /// one of them is wrong. The background commits that.
+    fn invalidate_slots(&self, ranges: &[String]) -> Result<()> {
+        let mut blocks = self.blocks();
+        let count = u64::from(blocks.slots.count());
+        let mut slots = Vec::new();
+        for range in ranges {
+            let (first, end) = match range.split_once('-') {
+                Some((first, end)) => (super::args::number(first), super::args::number(end)),
+                None => (super::args::number(range), None),
+            };
+            let end = end.or(first.filter(|_| !range.contains('-')).map(|first| first + 1));
+            match (first, end) {
+                (Some(first), Some(end)) if first < end && end <= count => {
+                    slots.extend(first as u32..end as u32);
+                }
+                _ => {
+                    let message = format!(
+                        "cache: invalid cblock range {range}: a number, or FIRST-END, below {count}"
+                    );
+                    return Err(Error::new(Kind::Invalid, message));
+                }
+            }
+        }
+        let is_quiet = |slot: u32| match blocks.slots.block(slot) {
+            Some(block) => blocks.traffic.is_quiet(block),
+            None => true,
+        };
+        if let Some(slot) = slots.iter().find(|slot| !is_quiet(**slot)) {
+            let message = format!("cache: cblock {slot} is in use: try again");
+            return Err(Error::new(Kind::Busy, message));
+        }
+        for slot in slots {
+            if let Some(block) = blocks.slots.block(slot) {
+                blocks.leave(block, slot);
+            }
+        }
+        drop(blocks);
+        self.events.work();
+        Ok(())
+    }
+}

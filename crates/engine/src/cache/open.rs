@@ -1,0 +1,273 @@
+//! Opening a cache: checks, the changes that the medium needs before it is served, and the parts
+//! put together.
+//!
+//! 1. A blank metadata device is formatted, if nothing else is known to be there.
+//! 2. What a server that died left is made durable before it is believed: it may have died between
+//!    a superblock and its flush.
+//! 3. What an unclean shutdown left is made true: everything is dirty, durably, and from then on
+//!    the medium says that its dirty bits are right.
+//! 4. Discards of an earlier server go: they would not be true after the next write.
+
+use crate::bio::Op;
+use crate::disk::{Disk, DiskIo};
+use crate::error::{Error, Kind, Result};
+use crate::mutants::{self, Mutant};
+use crate::probe;
+use crate::sync::{Arc, Mutex};
+use crate::units::{SECTOR, human_pair};
+
+use super::args::{Mode, PolicyName, TableArgs};
+use super::background::Background;
+use super::blocks::Blocks;
+use super::commit::Commits;
+use super::control::Orders;
+use super::counts::Counts;
+use super::drain::Devices;
+use super::metadata::bits::Bits;
+use super::metadata::source::{Source, read_one};
+use super::metadata::superblock::{CLEAN_SHUTDOWN, Superblock};
+use super::metadata::{Change, Contents, Loaded, Writer, format, load};
+use super::plan::Plan;
+use super::policy::{Policy, Rules, Shape, Smq, Uses};
+use super::side::Side;
+use super::slots::Slots;
+use super::{Cache, Jobs, SLOTS_MAX};
+
+/// Options for opening a cache that are not in the table line.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct OpenOptions {
+    /// Format a metadata device that is blank although it, or the cache device, may hold something
+    /// else.
+    pub force_format: bool,
+}
+
+fn error(kind: Kind, what: impl std::fmt::Display) -> Error {
+    Error::new(kind, format!("cache: {what}"))
+}
+
+impl Cache {
+    /// Opens the cache that `args` describes, formatting its metadata device if that is blank.
+    pub fn open(
+        args: TableArgs,
+        len_bytes: u64,
+        devices: Devices,
+        options: OpenOptions,
+    ) -> Result<Cache> {
+        let slots = check_devices(&args, len_bytes, &devices)?;
+        let has_discard = devices.origin.limits().has_discard;
+        let plan = Plan::new(args, len_bytes, has_discard);
+        prepare(&plan.args, &devices, options)?;
+        if !mutants::is(Mutant::LeftUnsettled) {
+            settle(&devices.metadata)?;
+        }
+        let loaded = load(&devices.metadata).map_err(|error| error.at(NO_METADATA))?;
+        check_metadata(&plan, &devices, &loaded)?;
+        let mut writer = Writer::new(&loaded).map_err(|error| error.at(NO_METADATA))?;
+        let superblock = loaded.superblock;
+        let was_clean = superblock.is_clean();
+        let mut contents = match was_clean {
+            true => loaded.contents,
+            false => loaded.contents.opened(&superblock),
+        };
+        let has_hints = was_clean && are_hints_ours(&superblock, plan.args.policy);
+        let is_as_before = fit(&plan, &mut contents, slots)?;
+        if plan.args.features.mode == Mode::Passthrough && contents.dirty.ones() > 0 {
+            let dirty = contents.dirty.ones();
+            let what = format!(
+                "passthrough mode needs a cache without dirty blocks, and {dirty} are dirty: \
+                 `udm recover` writes them back"
+            );
+            return Err(error(Kind::Refused, what));
+        }
+        let has_discards = superblock.fields.discard_blocks.get() > 0;
+        if !was_clean || !is_as_before || has_discards {
+            make_true(&mut writer, &superblock, &mut contents, &devices.metadata)?;
+        }
+        Ok(assemble(plan, devices, writer, contents, has_hints))
+    }
+}
+
+const NO_METADATA: &str = "cache: Error creating metadata object";
+
+/// Checks that need no reading. How many slots there are.
+fn check_devices(args: &TableArgs, len_bytes: u64, devices: &Devices) -> Result<u64> {
+    let block_bytes = u64::from(args.block_sectors) * SECTOR;
+    let slots = devices.cache.limits().size_bytes / block_bytes;
+    if slots == 0 {
+        let (block, size) = human_pair(block_bytes, devices.cache.limits().size_bytes);
+        let what = format!(
+            "Data block size is larger than the cache device: {block}, and {} has {size}",
+            devices.cache.limits().name
+        );
+        return Err(error(Kind::Invalid, what));
+    }
+    if slots > SLOTS_MAX {
+        let what = format!("a cache has at most {SLOTS_MAX} blocks, this one would have {slots}");
+        return Err(error(Kind::Invalid, what));
+    }
+    let origin = devices.origin.limits();
+    if len_bytes > origin.size_bytes {
+        let (len, size) = human_pair(len_bytes, origin.size_bytes);
+        let what = format!("the table is {len} long, but origin {} has {size}", origin.name);
+        return Err(error(Kind::Invalid, what));
+    }
+    Ok(slots)
+}
+
+/// Makes sure that there is metadata.
+fn prepare(args: &TableArgs, devices: &Devices, options: OpenOptions) -> Result<()> {
+    let disk = &devices.metadata;
+    let block = read_one(disk, 0).map_err(|finding| Error::from(finding).at(NO_METADATA))?;
+    if Superblock::parse(&block).map_err(|error| error.at(NO_METADATA))?.is_some() {
+        return Ok(());
+    }
+    let looked = [(disk, probe::disk(disk, 0)), (&devices.cache, probe::disk(&devices.cache, 0))];
+    if let Some((disk, found)) = looked.iter().find(|(_, found)| !found.is_empty())
+        && !options.force_format
+    {
+        let what = format!(
+            "{} holds {}: a new cache would overwrite it; --force-format says that it may",
+            disk.limits().name,
+            probe::listed(found)
+        );
+        return Err(error(Kind::Refused, what));
+    }
+    let version = if args.features.has_metadata2 { 2 } else { 1 };
+    let mut formatted = format(disk.blocks(), args.block_sectors, version)
+        .map_err(|error| error.at(NO_METADATA))?;
+    formatted.transaction.carry_out(disk).map_err(|(error, _)| error.at(NO_METADATA))
+}
+
+/// Makes the metadata durable as it is.
+fn settle(metadata: &Arc<dyn Disk>) -> Result<()> {
+    let flush = DiskIo::bare(metadata, Op::Flush, 0, 0, 0);
+    let done = metadata.carry_out(vec![flush]);
+    done.iter().try_for_each(|io| io.result).map_err(|status| {
+        let name = &metadata.limits().name;
+        Error::new(Kind::Io, format!("{name}: a flush failed: {status}")).at(NO_METADATA)
+    })
+}
+
+/// Whether the metadata is for this table.
+fn check_metadata(plan: &Plan, devices: &Devices, loaded: &Loaded) -> Result<()> {
+    let superblock = &loaded.superblock;
+    let found = superblock.fields.data_sectors.get();
+    let name = &devices.metadata.limits().name;
+    if found != plan.args.block_sectors {
+        let wanted = plan.args.block_sectors;
+        let what = format!("{name} is of a cache with blocks of {found} sectors, not {wanted}");
+        return Err(Error::new(Kind::Invalid, what).at(NO_METADATA));
+    }
+    if superblock.needs_check() {
+        let what = format!(
+            "Unable to get write access to metadata, please check/repair metadata: {name} is \
+             marked as to be checked, `udm cache check --clear-needs-check-flag {name}` does so"
+        );
+        return Err(error(Kind::Invalid, what));
+    }
+    Ok(())
+}
+
+/// Whether the hints on the medium are of this policy.
+fn are_hints_ours(superblock: &Superblock, policy: PolicyName) -> bool {
+    let fields = &superblock.fields;
+    superblock.policy() == policy.word()
+        && fields.policy_version[0].get() == 2
+        && fields.hint_bytes.get() == 4
+}
+
+/// Makes the contents those of a cache of this many slots and of this origin. Whether they were.
+fn fit(plan: &Plan, contents: &mut Contents, slots: u64) -> Result<bool> {
+    let before = contents.slots();
+    if let Some(slot) = contents.dirty.iter().find(|slot| *slot >= slots) {
+        let what = format!(
+            "the cache device has {slots} blocks now, and block {slot} of the cache is dirty: \
+             write it back first"
+        );
+        return Err(error(Kind::Invalid, what));
+    }
+    if before != slots {
+        contents.mappings.resize(slots as usize, 0);
+        contents.dirty.resize(slots);
+        contents.hints = None;
+    }
+    let beyond: Vec<(u64, u64)> =
+        contents.in_use().filter(|(_, block)| *block >= plan.origin_blocks).collect();
+    for &(slot, block) in &beyond {
+        if contents.dirty.is_set(slot) {
+            let what = format!(
+                "block {block} of the origin is dirty, and beyond the end of the table, which has \
+                 {} blocks",
+                plan.origin_blocks
+            );
+            return Err(error(Kind::Invalid, what));
+        }
+        contents.mappings[slot as usize] = 0;
+    }
+    Ok(before == slots && beyond.is_empty())
+}
+
+/// Has the medium say what is true, durably.
+fn make_true(
+    writer: &mut Writer,
+    superblock: &Superblock,
+    contents: &mut Contents,
+    metadata: &Arc<dyn Disk>,
+) -> Result<()> {
+    let mut superblock = superblock.clone();
+    superblock.put_flag(CLEAN_SHUTDOWN, true);
+    superblock.fields.discard_sectors.set(0);
+    contents.discards = Bits::default();
+    if contents.hints.is_none() {
+        superblock.fields.hint_bytes.set(0);
+    }
+    let change = Change::whole(superblock, contents);
+    let mut transaction = writer.prepare(&change).map_err(|error| error.at(NO_METADATA))?;
+    drop(change);
+    transaction.carry_out(metadata).map_err(|(error, _)| error.at(NO_METADATA))?;
+    writer.committed(transaction);
+    Ok(())
+}
+
+/// Puts the parts of a cache together.
+fn assemble(
+    plan: Plan,
+    devices: Devices,
+    writer: Writer,
+    mut contents: Contents,
+    has_hints: bool,
+) -> Cache {
+    let slots = contents.slots() as u32;
+    let uses = Arc::new(Uses::new(slots));
+    let shape =
+        Shape { slots, block_bytes: plan.block_bytes as u32, origin_blocks: plan.origin_blocks };
+    let mut policy: Box<dyn Policy> = Box::new(Smq::new(&shape, Rules::MENDED, uses.clone()));
+    let hints = contents.hints.take().filter(|_| has_hints);
+    for (slot, _) in contents.in_use() {
+        let hint = hints.as_ref().map(|hints| hints[slot as usize]);
+        policy.load(slot as u32, hint, contents.dirty.is_set(slot));
+    }
+    let version = writer.superblock().version();
+    let admits = plan.args.policy != PolicyName::Cleaner;
+    let slots = Slots::new(contents);
+    let mut blocks = Blocks::new(slots, version, policy, uses, plan.args.features.mode, admits);
+    let fields = &writer.superblock().fields;
+    blocks.stats.read_hits = fields.read_hits.get().into();
+    blocks.stats.read_misses = fields.read_misses.get().into();
+    blocks.stats.write_hits = fields.write_hits.get().into();
+    blocks.stats.write_misses = fields.write_misses.get().into();
+    let events = Arc::default();
+    Cache {
+        orders: Orders::new(plan.args.migration_threshold),
+        plan,
+        metadata: devices.metadata,
+        cache: Side::new(devices.cache),
+        origin: Side::new(devices.origin),
+        blocks: Mutex::new(blocks),
+        commits: Commits::new(writer),
+        jobs: Jobs::default(),
+        background: Background::new(&events),
+        events,
+        counts: Counts::default(),
+    }
+}

@@ -1,0 +1,380 @@
+//! The life of a request.
+//!
+//! A bio is served in stages. A stage is as much of the bio, from its progress on, as may go on
+//! now: its I/O is emitted, and the bio goes on when all of it is back. A bio that may not go on is
+//! parked as it is, and looks again when something has changed: so nothing is held while it waits.
+//! What was given a slot, or lost one, waits for a commit, whose number is in the bio's note.
+
+use crate::bio::{Bio, Op};
+use crate::buffer::Buffer;
+use crate::disk::DiskIo;
+use crate::error::Status;
+use crate::mutants::{self, Mutant};
+use crate::target::Port;
+use crate::units::SECTOR;
+
+use super::blocks::{Blocks, Claim, Way};
+use super::commit::Verdict;
+use super::policy::Miss;
+use super::{Cache, OWN_SHIFT, TOKEN_FLUSH, TOKEN_REQUEST};
+
+/// Own bits of a token: the first sector within the bio, and whether the buffer is the bio's own.
+const OWN_LENT: u64 = 1 << 23;
+/// The last block of an origin whose size is no multiple of blocks: it is never cached.
+const TAIL: u64 = u64::MAX;
+/// Most blocks of a stage.
+const STAGE_BLOCKS_MAX: usize = 1024;
+
+/// A part of a stage, in one block.
+#[derive(Clone, Copy, Debug)]
+struct Part {
+    block: u64,
+    way: Way,
+    len: u64,
+}
+
+/// A stage whose I/O is under way.
+#[derive(Debug)]
+pub(super) struct Stage {
+    bio: Bio,
+    len: u64,
+    outstanding: u32,
+    status: Result<(), Status>,
+    parts: Vec<Part>,
+    /// The origin is flushed, for slots that are given up.
+    is_settling: bool,
+    /// How often the origin had lost something when it began.
+    doubts: u64,
+}
+
+/// A flush under way.
+#[derive(Debug)]
+pub(super) struct FlushJob {
+    bio: Bio,
+    outstanding: u32,
+    status: Result<(), Status>,
+    /// What the flushes of the cache device and of the origin cover.
+    marks: [u64; 2],
+    /// How often the origin had lost something when it began.
+    doubts: u64,
+}
+
+/// A run of bytes to or from one device.
+#[derive(Clone, Copy, Debug)]
+struct Run {
+    at: u64,
+    from: u64,
+    len: u64,
+}
+
+/// Adds bytes to the last of `runs`, if they follow it there and in the bio.
+fn add(runs: &mut Vec<Run>, new: Run) {
+    match runs.last_mut() {
+        Some(last) if last.at + last.len == new.at && last.from + last.len == new.from => {
+            last.len += new.len;
+        }
+        _ => runs.push(new),
+    }
+}
+
+impl Cache {
+    /// Serves the bio from its progress on.
+    pub(super) fn serve(&self, mut bio: Bio, port: &mut Port) {
+        if bio.note != 0 {
+            match self.verdict(bio.note) {
+                Verdict::Durable => bio.note = 0,
+                Verdict::Failed => return port.finish(bio, Err(Status::Io)),
+                // There are no more commits.
+                Verdict::Open if self.blocks().trouble.has_lost => {
+                    return port.finish(bio, Err(Status::Io));
+                }
+                Verdict::Open => return port.parked.push_back(bio),
+            }
+        }
+        if bio.progress == bio.len {
+            return self.served(bio, port);
+        }
+        let mut parts = Vec::new();
+        match self.claim(&bio, &mut parts) {
+            _ if !parts.is_empty() => self.begin_stage(bio, parts, port),
+            Some(Claim::Fail(status)) => port.finish(bio, Err(status)),
+            Some(Claim::Commit) => {
+                port.parked.push_back(bio);
+                self.commit(port);
+            }
+            _ => port.parked.push_back(bio),
+        }
+    }
+
+    /// All of the bio is in its place.
+    fn served(&self, bio: Bio, port: &mut Port) {
+        let is_durable = !bio.fua || bio.op == Op::Read || mutants::is(Mutant::CacheFuaUnflushed);
+        match is_durable {
+            true => port.finish(bio, Ok(())),
+            false => self.flush(bio, port),
+        }
+    }
+
+    /// Claims as much of the bio as may go on. What stops it.
+    fn claim(&self, bio: &Bio, parts: &mut Vec<Part>) -> Option<Claim> {
+        let block_bytes = self.plan.block_bytes;
+        let mut at = bio.offset + bio.progress;
+        let mut blocks = self.blocks();
+        let mut stopped = None;
+        while at < bio.end() && parts.len() < STAGE_BLOCKS_MAX {
+            let block = at / block_bytes;
+            if block >= self.plan.origin_blocks {
+                parts.push(Part { block: TAIL, way: Way::Origin, len: bio.end() - at });
+                break;
+            }
+            let start = block * block_bytes;
+            let len = bio.end().min(start + block_bytes) - at;
+            match claim_part(&mut blocks, bio.op, block, at - start, len, block_bytes) {
+                Claim::Go(way) => parts.push(Part { block, way, len }),
+                claim => {
+                    stopped = Some(claim);
+                    break;
+                }
+            }
+            at += len;
+        }
+        let has_work = std::mem::take(&mut blocks.has_work);
+        drop(blocks);
+        self.background.note_request();
+        if has_work {
+            self.background.arm();
+        }
+        stopped
+    }
+
+    /// Emits the I/O of a stage.
+    fn begin_stage(&self, mut bio: Bio, parts: Vec<Part>, port: &mut Port) {
+        let len = parts.iter().map(|part| part.len).sum();
+        let [cache, origin] = self.runs(&bio, &parts);
+        let is_lent = cache.len() + origin.len() == 1 && len == bio.len;
+        let has_data = matches!(bio.op, Op::Read | Op::Write);
+        let mut lent =
+            (is_lent && has_data).then(|| std::mem::replace(&mut bio.buffer, Buffer::empty()));
+        let op = if bio.op == Op::Discard { Op::WriteZeroes } else { bio.op };
+        let first = port.ios.len();
+        for (side, runs) in [(&self.cache, cache), (&self.origin, origin)] {
+            for run in runs {
+                let mut own = run.from / SECTOR;
+                let buffer = match lent.take() {
+                    Some(buffer) => {
+                        own |= OWN_LENT;
+                        buffer
+                    }
+                    None if !has_data => Buffer::empty(),
+                    None => {
+                        let mut copy = port.pool.take(run.len as usize);
+                        if op == Op::Write {
+                            let from = run.from as usize;
+                            let data = &bio.buffer.as_slice()[from..from + run.len as usize];
+                            copy.as_mut_slice().copy_from_slice(data);
+                        }
+                        copy
+                    }
+                };
+                let token = TOKEN_REQUEST | own << OWN_SHIFT;
+                let io = DiskIo::bare(side.disk(), op, run.at, run.len, token);
+                port.ios.push_back(DiskIo { buffer, ..io });
+            }
+        }
+        let outstanding = (port.ios.len() - first) as u32;
+        let (is_settling, doubts) = (false, self.blocks().trouble.doubts);
+        let stage = Stage { bio, len, outstanding, status: Ok(()), parts, is_settling, doubts };
+        let place = u64::from(self.jobs.stages.of(port).insert(stage));
+        port.ios.range_mut(first..).for_each(|io| io.token |= place);
+    }
+
+    /// The bytes of each device: of the cache device, and of the origin.
+    fn runs(&self, bio: &Bio, parts: &[Part]) -> [Vec<Run>; 2] {
+        let block_bytes = self.plan.block_bytes;
+        let (mut cache, mut origin) = (Vec::new(), Vec::new());
+        let mut from = bio.progress;
+        for &Part { way, len, .. } in parts {
+            let at = bio.offset + from;
+            let in_slot =
+                |slot: u32| Run { at: u64::from(slot) * block_bytes + at % block_bytes, from, len };
+            let below = Run { at, from, len };
+            match way {
+                Way::Origin | Way::Below(_) => add(&mut origin, below),
+                Way::Slot(slot) | Way::New(slot) => add(&mut cache, in_slot(slot)),
+                Way::Both(slot) => {
+                    add(&mut cache, in_slot(slot));
+                    add(&mut origin, below);
+                }
+            }
+            from += len;
+        }
+        [cache, origin]
+    }
+
+    /// An I/O of a stage is back.
+    pub(super) fn complete_request(&self, io: DiskIo, port: &mut Port) {
+        let place = io.token as u32;
+        let own = io.token >> OWN_SHIFT & ((1 << 24) - 1);
+        if io.op != Op::Read {
+            match crate::sync::Arc::ptr_eq(&io.disk, self.origin.disk()) {
+                true if io.op == Op::Flush => {}
+                true => self.origin.count_write(),
+                false => self.cache.count_write(),
+            }
+        }
+        let mut stages = self.jobs.stages.of(port);
+        let stage = stages.value(place);
+        let mut spare = io.buffer;
+        if own & OWN_LENT != 0 {
+            std::mem::swap(&mut stage.bio.buffer, &mut spare);
+        } else if io.op == Op::Read && io.result.is_ok() {
+            let from = (own * SECTOR) as usize;
+            let into = &mut stage.bio.buffer.as_mut_slice()[from..from + io.len as usize];
+            into.copy_from_slice(spare.as_slice());
+        }
+        stage.status = stage.status.and(io.result);
+        stage.outstanding -= 1;
+        if stage.outstanding > 0 {
+            drop(stages);
+            return port.pool.put(spare);
+        }
+        let gives_up = stage.parts.iter().any(|part| matches!(part.way, Way::Below(_)));
+        if gives_up && stage.status.is_ok() && !stage.is_settling {
+            stage.is_settling = true;
+            stage.outstanding = 1;
+            drop(stages);
+            let token = TOKEN_REQUEST | OWN_LENT << OWN_SHIFT | u64::from(place);
+            return port.ios.push_back(self.origin.flush(token));
+        }
+        let stage = stages.remove(place);
+        drop(stages);
+        port.pool.put(spare);
+        self.end_stage(stage, port);
+    }
+
+    fn end_stage(&self, stage: Stage, port: &mut Port) {
+        let Stage { mut bio, len, mut status, parts, is_settling, doubts, .. } = stage;
+        let is_write = bio.op != Op::Read;
+        let (mut tells, mut round) = (false, 0);
+        if is_settling && status.is_err() {
+            self.origin.flushed(0, status, false);
+            self.doubt();
+        }
+        let mut blocks = self.blocks();
+        for part in parts.iter().filter(|part| part.block != TAIL) {
+            tells |= blocks.end_part(part.block, part.way, is_write, status);
+        }
+        if parts.iter().any(|part| matches!(part.way, Way::New(_) | Way::Below(_))) {
+            round = blocks.next_round();
+        }
+        if bio.fua && blocks.trouble.doubts != doubts {
+            // The flush that failed may have lost this.
+            status = status.and(Err(Status::Io));
+        }
+        // The slot may have lost what it showed.
+        let is_stale = !is_write
+            && blocks.trouble.has_lost
+            && parts.iter().any(|part| matches!(part.way, Way::Slot(_)));
+        drop(blocks);
+        if tells {
+            self.events.room();
+        }
+        if is_stale {
+            return self.serve(bio, port);
+        }
+        if let Err(status) = status {
+            return port.finish(bio, Err(status));
+        }
+        bio.progress += len;
+        if round != 0 && !mutants::is(Mutant::MovedUnsettled) {
+            bio.note = round;
+            self.commit(port);
+        }
+        self.serve(bio, port);
+    }
+
+    /// Makes durable what is done.
+    pub(super) fn flush(&self, bio: Bio, port: &mut Port) {
+        let trouble = self.blocks().trouble;
+        if trouble.has_lost {
+            return port.finish(bio, Err(Status::Io));
+        }
+        let sides = [&self.cache, &self.origin];
+        let marks = sides.map(|side| side.mark());
+        let mut owing = [0, 1].into_iter().filter(|nth| sides[*nth].owes_flush()).peekable();
+        if owing.peek().is_none() {
+            return self.end_flush_of_client(bio, Ok(()), port);
+        }
+        let owing: Vec<usize> = owing.collect();
+        let outstanding = owing.len() as u32;
+        let job = FlushJob { bio, outstanding, status: Ok(()), marks, doubts: trouble.doubts };
+        let place = u64::from(self.jobs.flushes.of(port).insert(job));
+        for nth in owing {
+            port.ios.push_back(sides[nth].flush(TOKEN_FLUSH | (nth as u64) << OWN_SHIFT | place));
+        }
+    }
+
+    /// A flush is back.
+    pub(super) fn complete_flush(&self, io: DiskIo, port: &mut Port) {
+        let place = io.token as u32;
+        let nth = (io.token >> OWN_SHIFT & 1) as usize;
+        let side = [&self.cache, &self.origin][nth];
+        let mut jobs = self.jobs.flushes.of(port);
+        let job = jobs.value(place);
+        side.flushed(job.marks[nth], io.result, true);
+        job.status = job.status.and(io.result);
+        job.outstanding -= 1;
+        let job = (job.outstanding == 0).then(|| jobs.remove(place));
+        drop(jobs);
+        match io.result {
+            Err(_) if nth == 0 => self.lose(),
+            Err(_) => self.doubt(),
+            Ok(()) => {}
+        }
+        if let Some(FlushJob { bio, status, doubts, .. }) = job {
+            let trouble = self.blocks().trouble;
+            let is_sure = !trouble.has_lost && trouble.doubts == doubts;
+            let status = if is_sure { status } else { Err(Status::Io) };
+            self.end_flush_of_client(bio, status, port);
+        }
+    }
+
+    /// Of a flush that failed while nobody waited, the client hears that asks next.
+    fn end_flush_of_client(&self, bio: Bio, status: Result<(), Status>, port: &mut Port) {
+        let unheard = [&self.cache, &self.origin].map(|side| side.take_unheard());
+        port.finish(bio, if unheard == [false; 2] { status } else { Err(Status::Io) });
+    }
+
+    /// A flush of the cache device failed.
+    pub(super) fn lose(&self) {
+        if mutants::is(Mutant::CacheLossForgotten) {
+            return;
+        }
+        self.blocks().lose();
+        self.events.room();
+    }
+
+    /// A flush of the origin failed.
+    pub(super) fn doubt(&self) {
+        self.blocks().doubt();
+        self.events.work();
+    }
+}
+
+fn claim_part(
+    blocks: &mut Blocks,
+    op: Op,
+    block: u64,
+    offset: u64,
+    len: u64,
+    block_bytes: u64,
+) -> Claim {
+    let is_whole = len == block_bytes;
+    let miss = |is_write| Miss { block, offset: offset as u32, len: len as u32, is_write };
+    match op {
+        Op::Read => blocks.read(&miss(false)),
+        Op::Write => blocks.write(&miss(true), is_whole),
+        Op::Discard | Op::WriteZeroes => blocks.zero(block, is_whole),
+        Op::Flush => unreachable!("a flush has no blocks"),
+    }
+}

@@ -1,0 +1,364 @@
+//! Random histories with power cuts and kills at any I/O, judged by what was promised.
+//!
+//! After each, the medium is judged as the kernel would read it: what counts as clean equals the
+//! origin, byte for byte; what clients see is what they may see; and the metadata has no finding.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use udm::bio::{Bio, Op};
+use udm::buffer::Buffer;
+use udm::cache::metadata::{load, survey};
+use udm::disk::{Disk, Effect, Fault};
+use udm::error::Status;
+use udm::prng::Prng;
+use udm::target::Target;
+use udm::units::SECOND;
+
+use crate::oracle::{Oracle, Snapshot};
+use crate::world::{BLOCK, SECTOR, World, disks};
+
+const SLOTS: u64 = 5;
+const ORIGIN_BLOCKS: u64 = 9;
+/// After the last whole block.
+const TAIL_SECTORS: u64 = 5;
+const PER_BLOCK: usize = (BLOCK / SECTOR) as usize;
+const IN_FLIGHT_MAX: usize = 6;
+
+/// A request under way.
+struct Asked {
+    op: Op,
+    fua: bool,
+    range: std::ops::Range<usize>,
+    done: Snapshot,
+}
+
+pub struct History {
+    world: World,
+    oracle: Oracle,
+    prng: Prng,
+    asked: HashMap<u64, Asked>,
+    next: u64,
+    fails: bool,
+    /// A flush may have failed: a disk may show what a power cut takes away, whatever is done, and
+    /// only a running server knows.
+    has_doubt: bool,
+}
+
+type Outcome = Result<(), String>;
+
+fn values(bytes: &[u8]) -> Vec<u64> {
+    let value = |sector: &[u8]| u64::from_le_bytes(*sector.first_chunk().unwrap());
+    bytes.chunks(SECTOR as usize).map(value).collect()
+}
+
+impl History {
+    pub fn new(table: &str, seed: u64, fails: bool) -> History {
+        let origin_bytes = ORIGIN_BLOCKS * BLOCK + TAIL_SECTORS * SECTOR;
+        let world = World::new(table, disks(SLOTS, origin_bytes));
+        let oracle = Oracle::new((origin_bytes / SECTOR) as usize);
+        let asked = HashMap::new();
+        History { world, oracle, prng: Prng::new(seed), asked, next: 1, fails, has_doubt: false }
+    }
+
+    fn heal(&self) {
+        self.world.disks.iter().for_each(|disk| disk.heal());
+    }
+
+    fn hold(&self, is_holding: bool) {
+        self.world.disks.iter().for_each(|disk| disk.hold(is_holding));
+    }
+
+    /// Opens the cache, and warms it up.
+    fn open(&mut self) -> Outcome {
+        self.hold(false);
+        self.world.try_open().map_err(|error| error.to_string())?;
+        if !self.world.table.contains("passthrough") {
+            self.warm()?;
+        }
+        self.hold(true);
+        Ok(())
+    }
+
+    /// Reads until blocks come into the cache.
+    fn warm(&mut self) -> Outcome {
+        let promotions = self.world.status(9);
+        for nth in 0..400 {
+            let block = self.prng.below(ORIGIN_BLOCKS);
+            let bytes =
+                self.world.try_read(block * BLOCK, 512).map_err(|error| error.to_string())?;
+            let done = self.oracle.done();
+            self.oracle.check(
+                block as usize * PER_BLOCK,
+                &done,
+                values(&bytes)[0],
+                self.has_doubt,
+            )?;
+            if self.world.status(9) != promotions && nth > 20 {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    fn range(&mut self) -> std::ops::Range<usize> {
+        let sectors = self.oracle.sectors();
+        let block = self.prng.below(ORIGIN_BLOCKS) as usize;
+        if self.prng.one_in(5) {
+            let count = 1 + self.prng.below(2) as usize;
+            return block * PER_BLOCK..((block + count) * PER_BLOCK).min(sectors);
+        }
+        let within = match self.prng.below(4) {
+            0 => 0,
+            1 => PER_BLOCK - 1,
+            2 => PER_BLOCK - 2,
+            _ => self.prng.below(PER_BLOCK as u64) as usize,
+        };
+        let first = block * PER_BLOCK + within;
+        first..(first + 1 + self.prng.below(4) as usize).min(sectors)
+    }
+
+    fn ask(&mut self) {
+        let range = self.range();
+        let (op, is_write) = match self.prng.below(16) {
+            0..=4 => (Op::Read, false),
+            5..=12 => (Op::Write, true),
+            13 => ([Op::Discard, Op::WriteZeroes][self.prng.below(2) as usize], true),
+            _ => (Op::Flush, false),
+        };
+        if self.asked.len() >= IN_FLIGHT_MAX || is_write && self.oracle.is_busy(range.clone()) {
+            return;
+        }
+        self.next += 1;
+        let id = self.next;
+        let fua = is_write && self.prng.one_in(4);
+        let len = range.len() * SECTOR as usize;
+        let at = range.start as u64 * SECTOR;
+        let bio = match op {
+            Op::Read => Bio::read(at, Buffer::zeroed(len), id),
+            Op::Write => {
+                Bio::write(at, Buffer::from_bytes(&id.to_le_bytes().repeat(len / 8)), fua, id)
+            }
+            Op::Flush => Bio::flush(id),
+            _ => Bio::bare(op, at, len as u64, fua, id),
+        };
+        let done = self.oracle.done();
+        if is_write {
+            self.oracle.begin_write(range.clone(), if op == Op::Write { id } else { 0 });
+        }
+        self.asked.insert(id, Asked { op, fua, range, done });
+        self.world.submit(bio);
+    }
+
+    /// Looks at what is done.
+    fn collect(&mut self) -> Outcome {
+        while self.world.turn() {}
+        while let Some(bio) = self.world.port.done.pop_front() {
+            let Asked { op, fua, range, done } = self.asked.remove(&bio.token).unwrap();
+            let is_good = bio.status.is_ok();
+            if !is_good && !self.fails {
+                return Err(format!("{op:?} {range:?} failed: {:?}", bio.status));
+            }
+            match op {
+                Op::Read if is_good => {
+                    for (at, value) in range.zip(values(bio.buffer.as_slice())) {
+                        self.oracle.check(at, &done, value, self.has_doubt)?;
+                    }
+                }
+                Op::Read => {}
+                Op::Flush if is_good => self.oracle.flushed(&done),
+                Op::Flush => self.oracle.doubt(),
+                _ if fua && !is_good => {
+                    self.oracle.end_write(range, false, false);
+                    self.oracle.doubt();
+                }
+                _ => self.oracle.end_write(range, is_good, fua),
+            }
+        }
+        Ok(())
+    }
+
+    /// One I/O of some disk ends.
+    fn step(&mut self) -> bool {
+        let first = self.prng.below(3) as usize;
+        (0..3).any(|nth| {
+            let disk = self.world.disks[(first + nth) % 3].clone();
+            disk.step(&mut self.world.ring, &mut self.prng)
+        })
+    }
+
+    /// Everything that is under way ends.
+    fn finish(&mut self) -> Outcome {
+        for _ in 0..10_000 {
+            self.collect()?;
+            let held = self.world.disks.iter().map(|disk| disk.held(&self.world.ring));
+            if self.asked.is_empty() && held.sum::<usize>() == 0 {
+                return Ok(());
+            }
+            if !self.step() {
+                self.world.tick(SECOND / 10);
+            }
+        }
+        Err(format!("requests wait for ever: {}", self.world.target().status()))
+    }
+
+    fn act(&mut self) -> Outcome {
+        match self.prng.below(100) {
+            0..=39 => self.ask(),
+            40..=89 => {
+                for _ in 0..1 + self.prng.below(4) {
+                    self.step();
+                    self.collect()?;
+                }
+            }
+            90..=94 => {
+                let tenths = [1, 5, 11, 60, 110][self.prng.below(5) as usize];
+                self.world.tick(tenths * SECOND / 10);
+            }
+            95..=96 => {
+                let is_draining = self.prng.one_in(2);
+                self.world.target().set_draining(is_draining);
+            }
+            97 if self.fails => {
+                let nth = self.prng.below(3) as usize;
+                let op = [Op::Read, Op::Write, Op::Flush][self.prng.below(3) as usize];
+                self.has_doubt |= op == Op::Flush;
+                let fault = Fault::new(Effect::Fail(Status::Io)).of(op).times(1);
+                self.world.disks[nth].inject(fault);
+            }
+            98 => {
+                self.finish()?;
+                self.hold(false);
+                self.world.suspend();
+                self.heal();
+                self.look()?;
+                self.world.target().resume().unwrap();
+                self.hold(true);
+            }
+            99 if self.prng.one_in(4) && !self.has_doubt => {
+                self.finish()?;
+                self.hold(false);
+                self.world.remove();
+                self.heal();
+                self.look()?;
+                self.open()?;
+            }
+            _ => {}
+        }
+        self.collect()
+    }
+
+    /// Judges the media at rest, without a server. What clients would see.
+    fn look(&self) -> Result<Vec<u64>, String> {
+        let [metadata, cache, origin] = &self.world.disks;
+        let source: Arc<dyn Disk> = metadata.clone();
+        let superblock = survey::superblock(&source).map_err(|error| error.to_string())?;
+        let found = survey(&source, superblock);
+        if let Some(finding) = found.findings().next() {
+            return Err(format!("{finding}"));
+        }
+        let loaded = load(&source).map_err(|error| error.to_string())?;
+        let contents = loaded.contents.opened(&loaded.superblock);
+        let (slots, mut view) = (cache.image(), origin.image());
+        for (slot, block) in contents.in_use() {
+            let at = |nth: u64| (nth * BLOCK) as usize..((nth + 1) * BLOCK) as usize;
+            let (held, below) = (&slots[at(slot)], &view[at(block)]);
+            if !contents.dirty.is_set(slot) && held != below {
+                return Err(format!("slot {slot} of block {block} is clean, and not the origin's"));
+            }
+            view[at(block)].copy_from_slice(held);
+        }
+        Ok(values(&view))
+    }
+
+    /// A power cut, or a kill; then the cache is opened again.
+    fn crash(&mut self) -> Outcome {
+        let is_power_cut = self.prng.one_in(2) || self.has_doubt;
+        self.has_doubt = false;
+        match is_power_cut {
+            true => self.world.crash(&mut self.prng),
+            false => {
+                for _ in 0..self.prng.below(6) {
+                    self.step();
+                }
+                self.world.kill();
+                self.heal();
+            }
+        }
+        self.asked.clear();
+        let view = self.look()?;
+        self.oracle.found(&view, is_power_cut, self.fails)?;
+        self.open()?;
+        self.finish()?;
+        self.compare(&view)
+    }
+
+    /// The server shows what the medium says.
+    fn compare(&mut self, view: &[u64]) -> Outcome {
+        self.hold(false);
+        let bytes = self.world.try_read(0, view.len() * SECTOR as usize);
+        let found = values(&bytes.map_err(|error| format!("a read failed: {error}"))?);
+        self.hold(true);
+        match found.iter().zip(view).position(|(found, view)| found != view) {
+            None => Ok(()),
+            Some(at) => Err(format!("sector {at} shows {}, not {}", found[at], view[at])),
+        }
+    }
+
+    /// Acts, and crashes some times.
+    pub fn run(&mut self, crashes: u64) -> Outcome {
+        self.open()?;
+        for _ in 0..crashes {
+            for _ in 0..self.prng.below(150) {
+                self.act()?;
+            }
+            self.crash()?;
+        }
+        if self.fails {
+            return Ok(());
+        }
+        self.finish()?;
+        self.hold(false);
+        self.world.drain();
+        self.world.remove();
+        let view = self.look()?;
+        let origin = values(&self.world.disks[2].image());
+        self.oracle.found(&view, false, false)?;
+        match origin == view {
+            true => Ok(()),
+            false => Err("a drained cache has more than its origin".into()),
+        }
+    }
+}
+
+/// Runs histories with these seeds. The first that fails, and why.
+pub fn explore(seeds: std::ops::Range<u64>, crashes: u64) -> Option<String> {
+    const TABLES: [&str; 4] = [
+        "64 1 metadata2 smq 0",
+        "64 0 default 0",
+        "64 2 metadata2 writethrough smq 0",
+        "64 1 metadata2 mq 2 migration_threshold 64",
+    ];
+    for seed in seeds {
+        for table in TABLES {
+            for fails in [false, true] {
+                let done = History::new(table, seed, fails).run(crashes);
+                if let Err(what) = done {
+                    return Some(format!("seed {seed}, table {table}, failing {fails}: {what}"));
+                }
+            }
+        }
+    }
+    None
+}
+
+#[test]
+fn no_crash_loses_what_was_promised() {
+    let found = explore(0..env("CACHE_SEEDS", 6), 12);
+    assert_eq!(found, None);
+}
+
+/// A number of the environment, to look longer.
+fn env(name: &str, usual: u64) -> u64 {
+    std::env::var(name).ok().and_then(|value| value.parse().ok()).unwrap_or(usual)
+}
