@@ -14,7 +14,7 @@ const MIB: u64 = 1 << 20;
 const WRONG_LINES: [(&str, &str); 47] = [
     (
         "0 8 nonesuch",
-        "column 5: `nonesuch`: unknown target type; there are delay, error, flakey, \
+        "column 5: `nonesuch`: unknown target type; there are cache, delay, error, flakey, \
              linear, pcache, writecache, zero",
     ),
     ("0 8 linear", "column 11: Invalid argument count: linear <device> <offset>"),
@@ -190,6 +190,7 @@ fn a_wrong_word_is_named_with_what_is_wrong() {
 #[test]
 fn the_types_have_the_versions_of_the_kernels_own() {
     let versions = [
+        ("cache", "2.4.0"),
         ("delay", "1.4.0"),
         ("error", "1.7.0"),
         ("flakey", "1.5.0"),

@@ -86,6 +86,7 @@ pub enum WordRole {
 
 /// Every type of target.
 pub const TARGETS: [&TargetType; 8] = [
+    &cache::CACHE,
     &simple::DELAY,
     &simple::ERROR,
     &simple::FLAKEY,
@@ -93,7 +94,6 @@ pub const TARGETS: [&TargetType; 8] = [
     &pcache::PCACHE,
     &writecache::WRITECACHE,
     &simple::ZERO,
-    &cache::CACHE,
 ];
 
 /// The type of this name.

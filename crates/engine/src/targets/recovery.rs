@@ -84,7 +84,9 @@ pub fn inspect(
     let start = start_sector.saturating_mul(SECTOR);
     // A writecache has its superblock before that of a pcache, so it is looked for first.
     let found = caches_at(start).rev().find(|(_, cache)| (cache.is_at)(pmem, start));
-    let (kind, cache) = found.or_else(|| caches_at(start).next()).expect("one may begin anywhere");
+    let (kind, cache) = found
+        .or_else(|| caches_at(start).find(|(_, cache)| !cache.has_metadata_device))
+        .expect("one may begin anywhere");
     Ok((kind, (cache.inspect)(pmem, start, &keeper(kind.name)?)?))
 }
 

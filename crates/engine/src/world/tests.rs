@@ -69,7 +69,7 @@ fn errors_point_at_the_bad_word() {
     let cases = [
         (
             "0 8 linaer /a 0",
-            "table line 1, column 5: `linaer`: unknown target type; there are delay, error, \
+            "table line 1, column 5: `linaer`: unknown target type; there are cache, delay, error, \
              flakey, linear, pcache, writecache, zero [linaer]",
         ),
         (
