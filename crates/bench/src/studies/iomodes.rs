@@ -357,7 +357,8 @@ fn beside(stage: &Stage<'_>, study: &mut Study) -> Result<()> {
     ] {
         let clients = |io: IoMode| -> Vec<Client> {
             let read = |path| stage.client(path, readers.unwrap_or(io), Rw::Read, 4 * KIB, 1);
-            let writer = stage.client(&stage.quarters[0], io, Rw::Write, MIB, 1);
+            // The one that memory does not hold: else a buffered writer never meets the disk.
+            let writer = stage.client(&stage.whole, io, Rw::Write, MIB, 1);
             [writer].into_iter().chain(stage.quarters[1..].iter().map(read)).collect()
         };
         let mut rows: Vec<Row> =

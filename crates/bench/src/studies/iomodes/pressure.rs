@@ -22,6 +22,12 @@ impl Pressure {
         let pressure = Pressure { group, before };
         let limit = pressure.group.join(limit);
         fs::write(&limit, bytes.to_string()).map_err(|error| say(&limit, error))?;
+        // Version 1 does not slow writers down: it kills them, if all that it could free is still
+        // on its way to the disk. They are to wait for that instead. Version 2 has no such file.
+        let kills = pressure.group.join("memory.oom_control");
+        if kills.exists() {
+            fs::write(&kills, "1").map_err(|error| say(&kills, error))?;
+        }
         let procs = pressure.group.join("cgroup.procs");
         fs::write(&procs, std::process::id().to_string()).map_err(|error| say(&procs, error))?;
         Ok(pressure)
