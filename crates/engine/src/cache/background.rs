@@ -360,7 +360,7 @@ impl Cache {
 
     /// The flush after a batch is back.
     fn end_flush(&self, agenda: &mut Agenda, io: DiskIo) {
-        self.origin.flushed(agenda.mark, io.result, false);
+        self.origin.flushed(agenda.mark, io.result);
         if let Err(status) = io.result {
             agenda.cycle.note_failure(status);
             self.doubt();

@@ -220,8 +220,8 @@ impl Cache {
         round.outstanding -= 1;
         let own = io.token >> OWN_SHIFT & 3;
         match own {
-            OWN_CACHE => self.cache.flushed(round.marks[0], io.result, false),
-            OWN_ORIGIN => self.origin.flushed(round.marks[1], io.result, false),
+            OWN_CACHE => self.cache.flushed(round.marks[0], io.result),
+            OWN_ORIGIN => self.origin.flushed(round.marks[1], io.result),
             _ => {}
         }
         round.status = round.status.and(io.result);

@@ -135,7 +135,7 @@ impl Target for Cache {
     }
 
     fn parked_for(&self, bio: &Bio) -> &'static str {
-        match bio.note {
+        match request::commit_of(bio) {
             0 => "a commit, or a block that moves",
             _ => "a commit",
         }

@@ -37,6 +37,8 @@ list_mutants! {
     CacheFuaUnflushed,
     /// What an origin shows whose flush failed is taken for durable.
     DoubtForgotten,
+    /// Nobody hears of a failed flush that a client did not ask for.
+    FailedFlushUnsaid,
     /// After a failed flush of the cache device its data is committed by the next one.
     CacheLossForgotten,
     /// What a server that died left is believed before it is durable.

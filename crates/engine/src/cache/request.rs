@@ -3,7 +3,9 @@
 //! A bio is served in stages. A stage is as much of the bio, from its progress on, as may go on
 //! now: its I/O is emitted, and the bio goes on when all of it is back. A bio that may not go on is
 //! parked as it is, and looks again when something has changed: so nothing is held while it waits.
-//! What was given a slot, or lost one, waits for a commit, whose number is in the bio's note.
+//! What was given a slot, or lost one, waits for a commit, whose number is in the bio's note. The
+//! note of a FUA bio also says how often the origin had lost something when its first stage began:
+//! if it loses more before the bio is durable, that may have been the bio's.
 
 use crate::bio::{Bio, Op};
 use crate::buffer::Buffer;
@@ -22,6 +24,8 @@ use super::{Cache, OWN_SHIFT, TOKEN_FLUSH, TOKEN_REQUEST};
 const OWN_LENT: u64 = 1 << 23;
 /// The last block of an origin whose size is no multiple of blocks: it is never cached.
 const TAIL: u64 = u64::MAX;
+/// A note's upper bits: one more than the losses of the origin; below, the number of a commit.
+const NOTE_LOSSES: u32 = 48;
 /// Most blocks of a stage.
 const STAGE_BLOCKS_MAX: usize = 1024;
 
@@ -43,8 +47,6 @@ pub(super) struct Stage {
     parts: Vec<Part>,
     /// The origin is flushed, for slots that are given up.
     is_settling: bool,
-    /// How often the origin had lost something when it began.
-    doubts: u64,
 }
 
 /// A flush under way.
@@ -80,9 +82,9 @@ fn add(runs: &mut Vec<Run>, new: Run) {
 impl Cache {
     /// Serves the bio from its progress on.
     pub(super) fn serve(&self, mut bio: Bio, port: &mut Port) {
-        if bio.note != 0 {
-            match self.verdict(bio.note) {
-                Verdict::Durable => bio.note = 0,
+        if commit_of(&bio) != 0 {
+            match self.verdict(commit_of(&bio)) {
+                Verdict::Durable => put_commit(&mut bio, 0),
                 Verdict::Failed => return port.finish(bio, Err(Status::Io)),
                 // There are no more commits.
                 Verdict::Open if self.blocks().trouble.has_lost => {
@@ -182,8 +184,11 @@ impl Cache {
             }
         }
         let outstanding = (port.ios.len() - first) as u32;
-        let (is_settling, doubts) = (false, self.blocks().trouble.doubts);
-        let stage = Stage { bio, len, outstanding, status: Ok(()), parts, is_settling, doubts };
+        let doubts = self.blocks().trouble.doubts;
+        if bio.fua && bio.note >> NOTE_LOSSES == 0 {
+            bio.note |= losses_note(doubts);
+        }
+        let stage = Stage { bio, len, outstanding, status: Ok(()), parts, is_settling: false };
         let place = u64::from(self.jobs.stages.of(port).insert(stage));
         port.ios.range_mut(first..).for_each(|io| io.token |= place);
     }
@@ -253,11 +258,11 @@ impl Cache {
     }
 
     fn end_stage(&self, stage: Stage, port: &mut Port) {
-        let Stage { mut bio, len, mut status, parts, is_settling, doubts, .. } = stage;
+        let Stage { mut bio, len, status, parts, is_settling, .. } = stage;
         let is_write = bio.op != Op::Read;
         let (mut tells, mut round) = (false, 0);
         if is_settling && status.is_err() {
-            self.origin.flushed(0, status, false);
+            self.origin.flushed(0, status);
             self.doubt();
         }
         let mut blocks = self.blocks();
@@ -266,10 +271,6 @@ impl Cache {
         }
         if parts.iter().any(|part| matches!(part.way, Way::New(_) | Way::Below(_))) {
             round = blocks.next_round();
-        }
-        if bio.fua && blocks.trouble.doubts != doubts {
-            // The flush that failed may have lost this.
-            status = status.and(Err(Status::Io));
         }
         // The slot may have lost what it showed.
         let is_stale = !is_write
@@ -287,7 +288,7 @@ impl Cache {
         }
         bio.progress += len;
         if round != 0 && !mutants::is(Mutant::MovedUnsettled) {
-            bio.note = round;
+            put_commit(&mut bio, round);
             self.commit(port);
         }
         self.serve(bio, port);
@@ -296,7 +297,9 @@ impl Cache {
     /// Makes durable what is done.
     pub(super) fn flush(&self, bio: Bio, port: &mut Port) {
         let trouble = self.blocks().trouble;
-        if trouble.has_lost {
+        let losses = bio.note >> NOTE_LOSSES << NOTE_LOSSES;
+        let has_lost_some = losses != 0 && losses != losses_note(trouble.doubts);
+        if trouble.has_lost || has_lost_some {
             return port.finish(bio, Err(Status::Io));
         }
         let sides = [&self.cache, &self.origin];
@@ -321,7 +324,7 @@ impl Cache {
         let side = [&self.cache, &self.origin][nth];
         let mut jobs = self.jobs.flushes.of(port);
         let job = jobs.value(place);
-        side.flushed(job.marks[nth], io.result, true);
+        side.flushed(job.marks[nth], io.result);
         job.status = job.status.and(io.result);
         job.outstanding -= 1;
         let job = (job.outstanding == 0).then(|| jobs.remove(place));
@@ -339,7 +342,8 @@ impl Cache {
         }
     }
 
-    /// Of a flush that failed while nobody waited, the client hears that asks next.
+    /// A flush that failed fails for the client whose flush ends next, whoever asked for it: a
+    /// good flush that began after the failed one covers nothing of what that one has lost.
     fn end_flush_of_client(&self, bio: Bio, status: Result<(), Status>, port: &mut Port) {
         let unheard = [&self.cache, &self.origin].map(|side| side.take_unheard());
         port.finish(bio, if unheard == [false; 2] { status } else { Err(Status::Io) });
@@ -359,6 +363,20 @@ impl Cache {
         self.blocks().doubt();
         self.events.work();
     }
+}
+
+/// The number of the commit that the bio waits for, or 0.
+pub(super) fn commit_of(bio: &Bio) -> u64 {
+    bio.note & ((1 << NOTE_LOSSES) - 1)
+}
+
+fn put_commit(bio: &mut Bio, number: u64) {
+    bio.note = bio.note >> NOTE_LOSSES << NOTE_LOSSES | number;
+}
+
+/// The upper bits of a note.
+fn losses_note(doubts: u64) -> u64 {
+    (doubts % 0xFFFF + 1) << NOTE_LOSSES
 }
 
 fn claim_part(
