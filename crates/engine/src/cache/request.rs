@@ -342,8 +342,8 @@ impl Cache {
         }
     }
 
-    /// A flush that failed fails for the client whose flush ends next, also if another asked for it: a
-    /// good flush that began after the failed one covers nothing of what that one has lost.
+    /// A flush that failed fails for the client whose flush ends next, also if another asked for
+    /// it: a good flush that began after the failed one covers nothing of what that one has lost.
     fn end_flush_of_client(&self, bio: Bio, status: Result<(), Status>, port: &mut Port) {
         let unheard = [&self.cache, &self.origin].map(|side| side.take_unheard());
         port.finish(bio, if unheard == [false; 2] { status } else { Err(Status::Io) });
