@@ -40,6 +40,12 @@ impl Cache {
             number("metadata_blocks", space, "metadata blocks that can be"),
             flag("metadata_is_failing", trouble.is_stuck, "commits fail, and are tried again"),
             flag("medium_has_failed", trouble.has_lost, "a flush of the cache device failed"),
+            // Blocks go to the origin in no order of their writes.
+            flag(
+                "origin_is_consistent",
+                dirty == 0 && !trouble.has_lost,
+                "the origin alone is a state that a power cut could have left",
+            ),
         ];
         facts.extend(origin_facts(&**self.origin.disk(), "origin"));
         let counts = &self.counts;

@@ -55,6 +55,16 @@ fn a_flush_after_write_hits_costs_one_flush_of_the_cache_device_and_no_metadata(
 }
 
 #[test]
+fn the_origin_alone_is_consistent_when_nothing_is_dirty() {
+    let mut world = with_dirty_block(TABLE);
+    assert_eq!(world.fact("origin_is_consistent"), 0);
+    world.drain();
+    assert_eq!((world.fact("dirty_bytes"), world.fact("origin_is_consistent")), (0, 1));
+    world.write(3 * BLOCK, &[9; 512]);
+    assert_eq!(world.fact("origin_is_consistent"), 0);
+}
+
+#[test]
 fn reads_come_from_where_the_block_is_and_a_request_may_span_blocks() {
     let mut world = with_dirty_block(TABLE);
     let data: Vec<u8> = (0..2 * BLOCK).map(|at| (at / 512) as u8).collect();

@@ -205,11 +205,12 @@ impl World {
         done
     }
 
-    /// A number among the facts.
+    /// A number among the facts, or a flag as 0 or 1.
     pub fn fact(&self, name: &str) -> u64 {
         let fact = self.target().facts().into_iter().find(|fact| fact.name == name);
         match fact.map(|fact| fact.value) {
             Some(FactValue::Number(number)) => number,
+            Some(FactValue::Flag(flag)) => flag.into(),
             other => panic!("{name}: {other:?}"),
         }
     }
