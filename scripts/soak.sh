@@ -1,6 +1,7 @@
 #!/bin/bash
-# The long forms of the tests that take a seed, on all cores: a quarter of the time each for the
-# simulation of the whole system, for crash states, for schedules of threads, and for torture.
+# The long forms of the tests that take a seed, on all cores: a fifth of the time each for the
+# simulation of the whole system, for crash states, for those of the target cache, for schedules of
+# threads, and for torture.
 #
 #   scripts/soak.sh [SECONDS [SEED]]
 #
@@ -10,7 +11,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 seconds=${1:-600}
 seed=${2:-1}
-quarter=$(((seconds + 3) / 4))
+part=$(((seconds + 4) / 5))
 
 # Optimised, but with every assertion; in a folder of its own, so that nothing else is rebuilt.
 export CARGO_TARGET_DIR=${CARGO_TARGET_DIR:-target}/soak
@@ -18,18 +19,22 @@ export CARGO_PROFILE_RELEASE_DEBUG_ASSERTIONS=true
 export CARGO_PROFILE_RELEASE_OVERFLOW_CHECKS=true
 export CARGO_PROFILE_RELEASE_LTO=off
 
-echo "== simulation: $quarter seconds from seed $seed"
-cargo test -q --release --locked -p udm --test simulate -- --seconds "$quarter" --seed "$seed"
+echo "== simulation: $part seconds from seed $seed"
+cargo test -q --release --locked -p udm --test simulate -- --seconds "$part" --seed "$seed"
 
-echo "== crash states: $quarter seconds from seed $seed"
-EXPLORE_SECONDS=$quarter EXPLORE_SEED=$seed \
+echo "== crash states: $part seconds from seed $seed"
+EXPLORE_SECONDS=$part EXPLORE_SEED=$seed \
   cargo test -q --release --locked -p udm --features mutants --test explore soak -- \
   --ignored --nocapture
 
-echo "== schedules: $quarter seconds from seed $seed"
-SCHEDULES_SECONDS=$quarter SCHEDULES_SEED=$seed \
+echo "== crash states of cache: $part seconds from seed $seed"
+CACHE_SECONDS=$part CACHE_FROM=$seed \
+  cargo test -q --release --locked -p udm --test cache soak -- --ignored --nocapture
+
+echo "== schedules: $part seconds from seed $seed"
+SCHEDULES_SECONDS=$part SCHEDULES_SEED=$seed \
   cargo test -q --release --locked -p udm --features mutants,shuttle --lib schedules::soak -- \
   --ignored --nocapture
 
-echo "== torture: $quarter seconds from seed $seed"
-cargo test -q --release --locked -p udm-cli --test torture -- --seconds "$quarter" --seed "$seed"
+echo "== torture: $part seconds from seed $seed"
+cargo test -q --release --locked -p udm-cli --test torture -- --seconds "$part" --seed "$seed"

@@ -5,6 +5,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use udm::bio::{Bio, Op};
 use udm::buffer::Buffer;
@@ -356,6 +357,19 @@ pub fn explore(seeds: std::ops::Range<u64>, crashes: u64) -> Option<String> {
 fn no_crash_loses_what_was_promised() {
     let found = explore(env("CACHE_FROM", 0)..env("CACHE_SEEDS", 6), 12);
     assert_eq!(found, None);
+}
+
+#[test]
+#[ignore = "runs as long as CACHE_SECONDS says"]
+fn soak() {
+    let end = Instant::now() + Duration::from_secs(env("CACHE_SECONDS", 60));
+    let first = env("CACHE_FROM", 0);
+    let mut seed = first;
+    while Instant::now() < end {
+        assert_eq!(explore(seed..seed + 1, 12), None);
+        seed += 1;
+    }
+    println!("cache: {} seeds from {first}", seed - first);
 }
 
 /// A number of the environment, to look longer.
