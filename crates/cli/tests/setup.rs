@@ -115,6 +115,136 @@ fn one_command_makes_a_cache_and_again_goes_on() {
 }
 
 #[test]
+fn metadata_and_blocks_of_a_cache_share_one_device() {
+    let bench = Bench::new();
+    let uri = bench.udm.uri("vol.sock");
+    let words = ["--fast", "ssd.img", "--target", "cache", "--export", &uri];
+    let dry = bench.create(&[&words[..], &["--dry-run"]].concat());
+    let here = |value: &serde_json::Value| {
+        value.as_str().unwrap().replace(text(&bench.udm.path("")), "/x/")
+    };
+    assert_eq!(
+        here(&dry["table"]),
+        "0 131072 cache /x/ssd.img?size=5M /x/ssd.img?offset=5M&size=27M /x/slow.img 128 2 \
+         metadata2 writeback smq 0"
+    );
+    let kernel: Vec<String> = dry["kernel"].as_array().unwrap().iter().map(here).collect();
+    assert_eq!(
+        kernel,
+        [
+            "origin=$(losetup --find --show /x/slow.img)",
+            "meta=$(losetup --find --show --sizelimit 5242880 /x/ssd.img)",
+            "fast=$(losetup --find --show --offset 5242880 --sizelimit 28311552 /x/ssd.img)",
+            "dmsetup create vol --table \"0 131072 cache $meta $fast $origin 128 2 metadata2 \
+             writeback smq 0\"",
+        ]
+    );
+    let made = bench.create(&words);
+    assert_eq!(made["table"], dry["table"]);
+    let mut data = pattern(7, 8 << 20);
+    // A file system at the front of the origin, which will be at the front of a slot.
+    data[4086..4096].copy_from_slice(b"SWAPSPACE2");
+    write_export(&bench.udm, &uri, &data);
+    bench.udm.kill_server("vol");
+    // What the medium says is enough: also without --target, and with another's it is refused.
+    let again = bench.create(&["--fast", "ssd.img", "--export", &uri]);
+    assert_eq!(again["table"], made["table"]);
+    assert!(again["fast"].as_str().unwrap().contains("goes on"), "{again}");
+    assert!(read_export(&bench.udm, &uri)[..8 << 20] == data);
+    bench.udm.ok(&["remove", "vol"]);
+    let line = bench.refused(&["--fast", "ssd.img", "--target", "writecache", "--force-format"]);
+    assert!(line.contains("holds a cache"), "{line}");
+    let line = bench.refused(&["--fast", "ssd.img", "--block-size", "32K"]);
+    assert!(line.contains("blocks of 64.0 KiB, not 32.0 KiB"), "{line}");
+    assert!(bench.udm.ok(&["inspect", "ssd.img"]).contains("cache metadata"));
+    bench.create(&words);
+    assert!(read_export(&bench.udm, &uri)[..8 << 20] == data);
+    let removed = bench.udm.json(&["remove", "vol", "--drain", "--wipe"]);
+    assert!(removed["is_wiped"] == true && removed["dirty_bytes"] == 0, "{removed}");
+    assert!(std::fs::read(bench.udm.path("slow.img")).unwrap()[..8 << 20] == data);
+    assert_eq!(bench.udm.run(&["inspect", "ssd.img"]).code, 1);
+    // Nothing of it is in the way of anything, also not what the slots held.
+    bench.create(&["--fast", "ssd.img", "--target", "writecache"]);
+    bench.udm.ok(&["remove", "vol", "--drain", "--wipe"]);
+    bench.create(&words);
+    bench.udm.ok(&["remove", "vol", "--drain", "--wipe"]);
+}
+
+#[test]
+fn a_cache_that_writes_through_never_has_dirty_data() {
+    let bench = Bench::new();
+    let uri = bench.udm.uri("vol.sock");
+    let words = ["--fast", "ssd.img", "--target", "cache", "--mode", "writethrough"];
+    let made = bench.create(&[&words[..], &["--export", &uri, "--block-size", "32K"]].concat());
+    assert!(made["table"].as_str().unwrap().contains(" 64 2 metadata2 writethrough smq 0"));
+    let data = pattern(3, 8 << 20);
+    for _ in 0..3 {
+        write_export(&bench.udm, &uri, &data);
+        assert!(std::fs::read(bench.udm.path("slow.img")).unwrap()[..8 << 20] == data);
+    }
+    bench.udm.kill_server("vol");
+    // The mode is a word of the table: nothing is dirty for another one to find.
+    bench.create(&["--fast", "ssd.img", "--export", &uri]);
+    assert!(read_export(&bench.udm, &uri)[..8 << 20] == data);
+    assert_eq!(bench.udm.json(&["remove", "vol"])["dirty_bytes"], 0);
+}
+
+#[test]
+fn a_cache_on_one_device_takes_nobodys_data() {
+    let bench = Bench::new();
+    let words = ["--fast", "ssd.img", "--target", "cache"];
+    let path = bench.udm.path("ssd.img");
+    let ssd = std::fs::File::options().write(true).open(&path).unwrap();
+    let before = |at: u64, bytes: &[u8]| {
+        ssd.set_len(0).unwrap();
+        ssd.set_len(32 * MIB).unwrap();
+        ssd.write_all_at(bytes, at).unwrap();
+        std::fs::read(&path).unwrap()
+    };
+    // At its front, where metadata would be; at its end; in the part with the blocks; unknown data.
+    let gpt = 32 * MIB - 512;
+    for (at, bytes, what) in [
+        (4086, &b"SWAPSPACE2"[..], "swap"),
+        (gpt, b"EFI PART", "gpt"),
+        (5 * MIB + 4086, b"SWAPSPACE2", "swap"),
+        (8192, b"somebody's own", "is not empty where a format would write (byte 8192)"),
+    ] {
+        let image = before(at, bytes);
+        let line = bench.refused(&words);
+        assert!(line.contains(what) && line.contains("--force-format"), "{line}");
+        assert!(std::fs::read(&path).unwrap() == image, "{what}");
+    }
+    bench.create(&[&words[..], &["--force-format"]].concat());
+    bench.udm.ok(&["remove", "vol"]);
+    // A server that died in its format left some of it, and no superblock.
+    ssd.write_all_at(&[0; 4096], 0).unwrap();
+    bench.create(&words);
+    bench.udm.ok(&["remove", "vol"]);
+    let half = vec![0; 2048];
+    ssd.write_all_at(&[0; 4096], 0).unwrap();
+    ssd.write_all_at(&half, 3 * 4096 + 2048).unwrap();
+    bench.create(&words);
+    bench.udm.ok(&["remove", "vol"]);
+    // Metadata of a cache whose blocks are elsewhere, and a device that was cut.
+    ssd.set_len(16 * MIB).unwrap();
+    let line = bench.refused(&words);
+    assert!(line.contains("on another device") && line.contains("cut short"), "{line}");
+    ssd.set_len(32 * MIB).unwrap();
+    bench.create(&words);
+    bench.udm.ok(&["remove", "vol", "--drain", "--wipe"]);
+    for (words, what) in [
+        (&["--block-size", "48K"][..], "not a multiple of 32.0 KiB"),
+        (&["--block-size", "4K"], "not a multiple of 32.0 KiB"),
+        (&["--fast", "ssd.img?persist=msync"], "persist"),
+        (&["--fast", "ssd.img?size=5M"], "metadata and one block of 64.0 KiB take"),
+    ] {
+        let fast = if words[0] == "--fast" { &[][..] } else { &["--fast", "ssd.img"] };
+        let line = bench.refused(&[words, fast, &["--target", "cache"]].concat());
+        assert!(line.contains(what), "{words:?}: {line}");
+    }
+}
+
+#[test]
 fn a_cache_of_other_words_is_taken_as_it_is() {
     let bench = Bench::new();
     let fast = bench.fast();

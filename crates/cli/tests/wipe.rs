@@ -28,6 +28,7 @@ fn tables(udm: &Udm) -> Vec<(tempfile::NamedTempFile, String)> {
     let pmem = file(&memory, 32 * MIB);
     let ssd = file(&disk, 32 * MIB);
     let part = file(&disk, 64 * MIB);
+    let two = file(&disk, 40 * MIB);
     let lines = [
         format!("0 {sectors} pcache {} {origin}", text(pcache.path())),
         format!("0 {sectors} writecache p {origin} {} 4096 0", text(pmem.path())),
@@ -36,8 +37,12 @@ fn tables(udm: &Udm) -> Vec<(tempfile::NamedTempFile, String)> {
             "0 {sectors} writecache s {origin} {}?offset=8M&size=32M 512 2 start_sector 2048",
             text(part.path())
         ),
+        format!(
+            "0 {sectors} cache {two}?size=8M {two}?offset=8M {origin} 64 1 writeback smq 0",
+            two = text(two.path())
+        ),
     ];
-    [pcache, pmem, ssd, part].into_iter().zip(lines).collect()
+    [pcache, pmem, ssd, part, two].into_iter().zip(lines).collect()
 }
 
 #[test]

@@ -95,12 +95,7 @@ pub fn wipe(table: &Table, opener: &dyn Opener) -> Result<()> {
     // Nothing is attached.
     let options = BuildOptions::named(0);
     let mut opening = Opening::new(opener, &options);
-    for planned in plan(table)? {
-        if let Some((name, cache)) = planned.cache() {
-            opening.wipe(name, cache)?;
-        }
-    }
-    Ok(())
+    plan(table)?.iter().try_for_each(|planned| planned.wipe(&mut opening))
 }
 
 fn plan(table: &Table) -> Result<Vec<Planned<'_>>> {

@@ -226,14 +226,17 @@ fn refuse_the_same(origin: &DeviceWord, fast: &DeviceWord) -> Result<()> {
 fn kernel_lines(name: &str, table: &Table, kind: &TargetType, nature: Fast) -> Vec<String> {
     let mut lines = Vec::new();
     let mut table = table.clone();
-    let roles = [(WordRole::Origin, "origin"), (WordRole::Cache, "fast")];
+    let roles =
+        [(WordRole::Origin, "origin"), (WordRole::Metadata, "meta"), (WordRole::Cache, "fast")];
+    let is_memory = nature == Fast::Memory
+        && !kind.cache.as_ref().is_some_and(|cache| cache.has_metadata_device);
     for (role, what) in roles {
         for place in kind.places(&[role]).collect::<Vec<_>>() {
             for line in &mut table.lines {
                 let Some(word) = line.args.get_mut(place) else { continue };
                 let Ok(device) = word.device() else { continue };
                 let is_file = std::fs::metadata(&device.path).is_ok_and(|meta| meta.is_file());
-                if role == WordRole::Cache && nature == Fast::Memory && is_file {
+                if role == WordRole::Cache && is_memory && is_file {
                     lines.push(NO_LOOP.into());
                 }
                 let (before, text) = kernel_device(name, what, &device);

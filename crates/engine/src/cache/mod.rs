@@ -16,7 +16,7 @@
 //! | `xml` | metadata as text, as thin-provisioning-tools have it |
 //! | `repair` | what can be kept of damaged metadata |
 //! | `drain` | brings an origin up to date from a cache at rest |
-//! | `inspect` | what `inspect` reports of a metadata device |
+//! | `inspect`, `wipe` | what `inspect` reports of a metadata device; taking a cache apart |
 //! | `mutants` | deliberate bugs, in tests alone |
 //!
 //! The medium always says that it was shut down cleanly: its dirty bits are right at any moment,
@@ -47,6 +47,7 @@ mod request;
 mod side;
 mod slots;
 mod traffic;
+pub mod wipe;
 pub mod xml;
 
 use crate::bio::{Bio, Op};

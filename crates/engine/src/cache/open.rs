@@ -9,6 +9,7 @@
 //! 4. Discards of an earlier server go: they would not be true after the next write.
 
 use crate::bio::Op;
+use crate::buffer::Buffer;
 use crate::disk::{Disk, DiskIo};
 use crate::error::{Error, Kind, Result};
 use crate::mutants::{self, Mutant};
@@ -24,9 +25,10 @@ use super::control::Orders;
 use super::counts::Counts;
 use super::drain::Devices;
 use super::metadata::bits::Bits;
-use super::metadata::source::{Source, read_one};
+use super::metadata::block::BlockKind;
+use super::metadata::source::{Source, read_each, read_one};
 use super::metadata::superblock::{CLEAN_SHUTDOWN, Superblock};
-use super::metadata::{Change, Contents, Loaded, Writer, format, load};
+use super::metadata::{BLOCK_BYTES, Change, Contents, Loaded, Writer, format, load};
 use super::plan::Plan;
 use super::policy::{Policy, Rules, Shape, Smq, Uses};
 use super::side::Side;
@@ -121,21 +123,51 @@ fn prepare(args: &TableArgs, devices: &Devices, options: OpenOptions) -> Result<
     if Superblock::parse(&block).map_err(|error| error.at(NO_METADATA))?.is_some() {
         return Ok(());
     }
-    let looked = [(disk, probe::disk(disk, 0)), (&devices.cache, probe::disk(&devices.cache, 0))];
-    if let Some((disk, found)) = looked.iter().find(|(_, found)| !found.is_empty())
-        && !options.force_format
-    {
-        let what = format!(
-            "{} holds {}: a new cache would overwrite it; --force-format says that it may",
-            disk.limits().name,
-            probe::listed(found)
-        );
-        return Err(error(Kind::Refused, what));
-    }
     let version = if args.features.has_metadata2 { 2 } else { 1 };
     let mut formatted = format(disk.blocks(), args.block_sectors, version)
         .map_err(|error| error.at(NO_METADATA))?;
+    if !options.force_format {
+        let looked = [disk, &devices.cache].map(|disk| (disk, probe::cache_disk(disk, 0)));
+        if let Some((disk, found)) = looked.iter().find(|(_, found)| !found.is_empty()) {
+            let (name, found) = (&disk.limits().name, probe::listed(found));
+            let what = format!(
+                "{name} holds {found}: a new cache would overwrite it; --force-format says that it \
+                 may"
+            );
+            return Err(error(Kind::Refused, what));
+        }
+        refuse_unknown(disk, formatted.transaction.blocks())?;
+    }
     formatted.transaction.carry_out(disk).map_err(|(error, _)| error.at(NO_METADATA))
+}
+
+/// An error if a format would write over something that is not known. What a format has written
+/// that was cut off, and metadata whose superblock was erased, as the kernel's documents advise,
+/// are known.
+fn refuse_unknown(disk: &Arc<dyn Disk>, blocks: &[(u64, Buffer)]) -> Result<()> {
+    let addresses: Vec<u64> = blocks.iter().map(|(address, _)| *address).collect();
+    let mut unknown = None;
+    read_each(disk, &addresses, |nth, read| {
+        let (address, written) = &blocks[nth];
+        // What cannot be read holds nothing.
+        let Ok(block) = read else { return };
+        let sectors = block.chunks(SECTOR as usize).zip(written.as_slice().chunks(SECTOR as usize));
+        let is_cut_off = sectors
+            .into_iter()
+            .all(|(found, new)| found == new || found.iter().all(|byte| *byte == 0));
+        let is_metadata = BlockKind::ALL.iter().any(|kind| kind.check(&block, *address).is_ok());
+        if !is_cut_off && !is_metadata && unknown.is_none() {
+            unknown = Some(*address);
+        }
+    });
+    let Some(address) = unknown else { return Ok(()) };
+    let what = format!(
+        "{} is not empty where a format would write (byte {}): it may hold data; --force-format \
+         overwrites it",
+        disk.limits().name,
+        address * BLOCK_BYTES as u64
+    );
+    Err(error(Kind::Refused, what))
 }
 
 /// Makes the metadata durable as it is.

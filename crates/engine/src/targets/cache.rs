@@ -1,11 +1,11 @@
 //! The target type cache.
 
 use super::WordRole::{Cache as CacheWord, Metadata, Origin};
-use super::setup::invalid;
-use super::{CacheType, Features, Opening, Plan, Setup, TargetType, boxed, refuse_read_only};
+use super::{
+    CacheType, Features, Opening, Plan, Setup, TargetType, boxed, carve, refuse_read_only,
+};
 use crate::cache::drain::Devices;
-use crate::cache::{Cache, OpenOptions, TableArgs, WORDS, inspect, limits};
-use crate::contents::Shape;
+use crate::cache::{Cache, OpenOptions, TableArgs, WORDS, inspect, limits, wipe};
 use crate::error::{Kind, Result};
 use crate::sync::Arc;
 use crate::table::{DeviceWord, TableLine, Word};
@@ -37,8 +37,8 @@ pub(super) const CACHE: TargetType = TargetType {
         has_log: false,
         has_metadata_device: true,
         words_to_accept_damage: "",
-        setup: Setup { is_for: None, words: |_| invalid("it needs a table of its own so far") },
-        shape_of: |_| Some(Shape { sectors: 1, words: Vec::new() }),
+        setup: Setup { is_for: None, words: carve::words },
+        shape_of: carve::shape_of,
         is_at: |pmem, _| inspect::is_cache(pmem),
         inspect: |pmem, _, _| inspect::contents(pmem),
         cut_of: |_, _| None,
@@ -60,10 +60,8 @@ impl CachePlan {
         let origin = args.origin.device()?;
         Ok(CachePlan { args, metadata, cache, origin })
     }
-}
 
-impl Plan for CachePlan {
-    fn open(&self, line: &TableLine, opening: &mut Opening<'_>) -> Result<Arc<dyn Target>> {
+    fn devices(&self, opening: &mut Opening<'_>) -> Result<Devices> {
         let words = [&self.metadata, &self.cache, &self.origin];
         let mut resolved = Vec::with_capacity(words.len());
         for word in words {
@@ -77,12 +75,22 @@ impl Plan for CachePlan {
             }
             resolved.push(word);
         }
-        let devices = Devices {
+        Ok(Devices {
             metadata: opening.cache_disk(&resolved[0], "Error opening metadata device")?,
             cache: opening.cache_disk(&resolved[1], "Error opening cache device")?,
             origin: opening.disk_as(&resolved[2], "Error opening origin device")?,
-        };
+        })
+    }
+}
+
+impl Plan for CachePlan {
+    fn open(&self, line: &TableLine, opening: &mut Opening<'_>) -> Result<Arc<dyn Target>> {
+        let devices = self.devices(opening)?;
         let options = OpenOptions { force_format: opening.options.force_format };
         Ok(Arc::new(Cache::open(self.args.clone(), line.len_bytes(), devices, options)?))
+    }
+
+    fn wipe(&self, opening: &mut Opening<'_>) -> Result<()> {
+        wipe::wipe(&self.devices(opening)?)
     }
 }

@@ -6,12 +6,13 @@
 //! | this one | what a description is, and the list of them |
 //! | `simple`, `pcache`, `writecache`, `cache` | the descriptions, how each type is opened |
 //! | `opening` | how the lines of one table share what they open |
-//! | `setup` | from an origin and a fast device to the line of a table |
+//! | `setup`, `carve` | from an origin and a fast device to the line of a table |
 //! | `recovery` | caches that are known by their medium: what one holds, and how it is recovered |
 //!
 //! To add a target means: a folder with its engine, and a description here.
 
 mod cache;
+mod carve;
 mod opening;
 mod pcache;
 mod recovery;
@@ -123,9 +124,14 @@ pub(crate) trait Plan {
     fn cache(&self) -> Option<&dyn CachePlan> {
         None
     }
+
+    /// Wipes what the line keeps beside its origin, which nobody serves and which must be clean.
+    fn wipe(&self, _: &mut Opening<'_>) -> Result<()> {
+        Ok(())
+    }
 }
 
-/// The line of a cache.
+/// The line of a cache on one device.
 pub(crate) trait CachePlan {
     /// The cache device.
     fn cache(&self) -> &DeviceWord;
@@ -185,6 +191,14 @@ impl<'a> Planned<'a> {
                 opening.view(self.kind.name, self.line, cache)
             }
             _ => self.plan.open(self.line, opening),
+        }
+    }
+
+    /// Wipes the line's cache, if it has one.
+    pub fn wipe(&self, opening: &mut Opening<'_>) -> Result<()> {
+        match self.plan.cache() {
+            Some(cache) => opening.wipe(self.kind.name, cache),
+            None => self.plan.wipe(opening),
         }
     }
 

@@ -76,7 +76,7 @@ impl Transaction {
 }
 
 /// Makes the device blank, durably.
-pub(super) fn erase_superblock(disk: &Arc<dyn Disk>) -> Result<()> {
+pub fn erase_superblock(disk: &Arc<dyn Disk>) -> Result<()> {
     write(disk, vec![(0, Buffer::zeroed(BLOCK_BYTES))])
 }
 

@@ -1,0 +1,86 @@
+//! Taking a clean cache off its devices, so that nothing takes them for a cache again.
+//!
+//! 1. The origin is flushed, and then the superblock goes, durably: from then on there is no cache.
+//! 2. What is left of the metadata goes, and of the cache device what tells a file system: its first
+//!    block may be an origin's, with a file system at its front.
+
+use super::drain::Devices;
+use super::metadata::load;
+use super::metadata::transaction::erase_superblock;
+use crate::bio::Op;
+use crate::buffer::Buffer;
+use crate::disk::{Disk, DiskIo};
+use crate::error::{Error, Kind, Result};
+use crate::probe;
+use crate::sync::Arc;
+use crate::units::{KIB, MIB};
+
+/// Bytes of one write.
+const PIECE_BYTES: u64 = MIB;
+/// Bytes at both ends of the cache device that go in any case.
+const END_BYTES: u64 = MIB;
+/// Bytes that go around what tells something.
+const AROUND_BYTES: u64 = 64 * KIB;
+/// How often the cache device is looked at again.
+const LOOKS_MAX: usize = 16;
+
+/// Wipes the cache on `devices`, which nobody serves; refuses unless it is clean.
+pub fn wipe(devices: &Devices) -> Result<()> {
+    check(devices)?;
+    flush(&devices.origin)?;
+    erase_superblock(&devices.metadata)?;
+    zero(&devices.metadata, 0, devices.metadata.limits().size_bytes)?;
+    let size = devices.cache.limits().size_bytes;
+    zero(&devices.cache, 0, END_BYTES.min(size))?;
+    zero(&devices.cache, size - END_BYTES.min(size), size)?;
+    for _ in 0..LOOKS_MAX {
+        let found = probe::disk(&devices.cache, 0);
+        for finding in &found {
+            let start = finding.at / AROUND_BYTES * AROUND_BYTES;
+            zero(&devices.cache, start, size.min(start + AROUND_BYTES))?;
+        }
+        if found.is_empty() {
+            break;
+        }
+    }
+    flush(&devices.metadata)?;
+    flush(&devices.cache)
+}
+
+/// An error unless the origin has everything.
+fn check(devices: &Devices) -> Result<()> {
+    let name = &devices.metadata.limits().name;
+    let refuse = |what: &str| Err(Error::new(Kind::Refused, format!("{name}: not wiped: {what}")));
+    let loaded = load(&devices.metadata).map_err(|error| error.at("cache"))?;
+    if loaded.superblock.needs_check() {
+        return refuse("its metadata is marked as to be checked");
+    }
+    if !loaded.superblock.is_clean() {
+        return refuse("it was not shut down cleanly, and any of its blocks may be dirty");
+    }
+    match loaded.contents.dirty.ones() {
+        0 => Ok(()),
+        dirty => refuse(&format!("{dirty} blocks of it are dirty")),
+    }
+}
+
+/// Zeroes the bytes from `start` to `end`, which are whole sectors.
+fn zero(disk: &Arc<dyn Disk>, start: u64, end: u64) -> Result<()> {
+    let mut at = start;
+    while at < end {
+        let len = PIECE_BYTES.min(end - at);
+        carry_out(disk, DiskIo::new(disk, Op::Write, at, Buffer::zeroed(len as usize), 0))?;
+        at += len;
+    }
+    Ok(())
+}
+
+fn flush(disk: &Arc<dyn Disk>) -> Result<()> {
+    carry_out(disk, DiskIo::bare(disk, Op::Flush, 0, 0, 0))
+}
+
+fn carry_out(disk: &Arc<dyn Disk>, io: DiskIo) -> Result<()> {
+    disk.carry_out(vec![io]).iter().try_for_each(|io| io.result).map_err(|status| {
+        Error::new(Kind::Io, format!("{}: wiping a cache: {status}", disk.limits().name))
+    })
+}
