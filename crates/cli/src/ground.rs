@@ -5,7 +5,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use udm::device::{Device, LoadedTable};
-use udm::disk::Claims;
+use udm::disk::TableClaims;
 use udm::error::{Kind, Result};
 use udm::sync::Arc;
 use udm::table::Table;
@@ -23,7 +23,7 @@ pub fn build(
     table: &Table,
     runtime: &RuntimeDir,
     options: &BuildOptions,
-    claims: &Arc<Claims>,
+    claims: &Arc<TableClaims>,
 ) -> Result<LoadedTable> {
     let opener = SystemOpener {
         claims: Arc::clone(claims),

@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use udm::attaching::AttachProgress;
-use udm::device::{Device, LoadedTable};
-use udm::disk::Claims;
+use udm::device::{Device, DeviceState, LoadedTable};
+use udm::disk::TableClaims;
 use udm::error::Kind;
 use udm::sync::Arc;
 use udm::table::{DeviceWord, Table, TableLine};
@@ -95,7 +95,7 @@ pub struct LoadHow {
     /// Receives the progress of opening a cache.
     pub progress: Arc<AttachProgress>,
     /// Claims that the device's tables may share.
-    pub claims: Arc<Claims>,
+    pub claims: Arc<TableClaims>,
 }
 
 /// Reads a table, opens its devices, and puts it into the inactive slot of `device`. Waits for
@@ -113,6 +113,7 @@ pub fn load_table(
     device.check_load(&table).map_err(pointed)?;
     let options = BuildOptions {
         force_format: how.force_format,
+        is_live: device.info().state != DeviceState::Empty,
         progress: Arc::clone(&how.progress),
         ..BuildOptions::fresh()?
     };

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use serde_json::{Value, json};
 use udm::device::{Device, DeviceState, LateRequest};
-use udm::disk::Claims;
+use udm::disk::TableClaims;
 use udm::queue::Queue;
 use udm::sync::Arc;
 use udm::target::{Dirty, Fact, FactValue, Health, OnlyCached};
@@ -111,7 +111,7 @@ pub struct Served {
     change: Mutex<()>,
     drainers: Mutex<usize>,
     cache: Mutex<Option<String>>,
-    claims: Arc<Claims>,
+    claims: Arc<TableClaims>,
     given: Mutex<Given>,
     runtime: Arc<RuntimeDir>,
     queues: Option<u16>,
@@ -190,11 +190,25 @@ impl Served {
     /// is not suspended is suspended for the moment of the change.
     pub fn resume(&self, watch: &Watch) -> Result<()> {
         let _change = self.change(watch)?;
-        if self.has_inactive_table() && self.device.info().state == DeviceState::Active {
+        let was_active = self.device.info().state == DeviceState::Active;
+        if was_active && self.has_inactive_table() {
             self.wait_for_suspend(watch)?;
         }
-        self.device.resume()?;
+        if let Err(error) = self.device.resume() {
+            // A table that could not take effect is gone, and the old one is there.
+            if !self.has_inactive_table() {
+                lock(&self.given).inactive = None;
+            }
+            if was_active {
+                self.device.cancel_suspend()?;
+            }
+            return Err(error.into());
+        }
         lock(&self.given).take_effect();
+        if *lock(&self.drainers) > 0 {
+            // Also what has come in the place of what was being drained.
+            self.device.set_draining(true);
+        }
         Ok(())
     }
 

@@ -207,7 +207,8 @@ fn a_cache_on_one_device_takes_nobodys_data() {
         (4086, &b"SWAPSPACE2"[..], "swap"),
         (gpt, b"EFI PART", "gpt"),
         (5 * MIB + 4086, b"SWAPSPACE2", "swap"),
-        (8192, b"somebody's own", "is not empty where a format would write (byte 8192)"),
+        (100, b"somebody's own", "(byte 0), and no cache metadata"),
+        (8192, b"somebody's own", "(byte 8192), and no cache metadata"),
     ] {
         let image = before(at, bytes);
         let line = bench.refused(&words);

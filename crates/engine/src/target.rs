@@ -364,6 +364,18 @@ pub trait Target: Send + Sync + std::fmt::Debug {
         true
     }
 
+    /// Another table is about to take effect: everything that its targets need is on the media. An
+    /// error keeps it from that. `resume` may come after it, if the other table fails.
+    fn hand_over(&self) -> Result<()> {
+        Ok(())
+    }
+
+    /// The table takes effect: what it replaces has come to rest, and will not go on. What serves
+    /// in the place of this target, if it was made before its media could be read.
+    fn take_effect(&self) -> Result<Option<Arc<dyn Target>>> {
+        Ok(None)
+    }
+
     /// The device ends: nothing is in flight, nothing will come, and the background is idle. The
     /// medium may say that no server uses it and that it holds everything. If that fails, the
     /// medium is left as after the death of the server, and the next server finds what it needs.

@@ -3,7 +3,8 @@
 //! 1. All lines are read and checked before anything is opened.
 //! 2. A device that several words of one table name alike is opened once and shared; devices that
 //!    two tables name are refused by the lock that opening takes. The two tables of one mapped
-//!    device share what simple targets map ([`Claims`]): a linear can grow, a delay slip in.
+//!    device share what simple targets map, and what one `cache` takes over from another
+//!    ([`TableClaims`]): a linear can grow, a delay slip in, a cache shrink.
 //! 3. Parts of one device (`?offset=`, `?size=`) belong to one table, which may name several if
 //!    they do not overlap: the lock is that of the device.
 
@@ -13,7 +14,7 @@ use std::path::{Path, PathBuf};
 use crate::buffer::{CLIENT_POOL_BYTES_MAX, POOL_BYTES_MAX};
 use crate::crc::pcache_crc;
 use crate::device::{LATE_SECONDS, LoadedTable, NAME_BYTES_MAX, PORTS_MAX};
-use crate::disk::{Claims, Disk, FileDisk, FileOptions, OpenMode};
+use crate::disk::{Claims, Disk, FileDisk, FileOptions, OpenMode, TableClaims};
 use crate::error::{Error, Kind, Result};
 use crate::limits::{Limit, limit};
 use crate::pmem::dax::{DaxOptions, DaxPmem};
@@ -155,7 +156,7 @@ pub struct SystemOpener {
     /// and an unflushed write does not survive the death of the process.
     pub memory: Option<PathBuf>,
     /// Claims of the mapped device, for targets that may share them.
-    pub claims: Arc<Claims>,
+    pub claims: Arc<TableClaims>,
     /// Called with every cache device that was opened, to choose its [plan](DaxPmem::set_plan) of
     /// copies.
     pub tune: Option<fn(&mut DaxPmem)>,
@@ -174,24 +175,28 @@ impl SystemOpener {
 }
 
 impl SystemOpener {
-    fn open(&self, word: &DeviceWord, claims: Option<&Claims>) -> Result<Arc<dyn Disk>> {
+    fn open(&self, word: &DeviceWord, claims: &[&Claims]) -> Result<Arc<dyn Disk>> {
         let options = options_of(word);
-        let budget = self.claims.budget();
+        let budget = self.claims.simple.budget();
         Ok(Arc::new(FileDisk::open_within(&word.path, &options, claims, budget)?))
     }
 }
 
 impl Opener for SystemOpener {
     fn disk(&self, word: &DeviceWord) -> Result<Arc<dyn Disk>> {
-        self.open(word, None)
+        self.open(word, &[])
     }
 
     fn part(&self, word: &DeviceWord, parts: &Claims) -> Result<Arc<dyn Disk>> {
-        self.open(word, Some(parts))
+        self.open(word, &[parts])
+    }
+
+    fn shared_part(&self, word: &DeviceWord, parts: &Claims) -> Result<Arc<dyn Disk>> {
+        self.open(word, &[parts, &self.claims.caches])
     }
 
     fn shared_disk(&self, word: &DeviceWord) -> Result<Arc<dyn Disk>> {
-        self.open(word, Some(&self.claims))
+        self.open(word, &[&self.claims.simple])
     }
 
     fn resolve(&self, word: &DeviceWord) -> Result<DeviceWord> {

@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use std::rc::Rc;
 
 use udm::device::{Device, LoadedTable};
-use udm::disk::{Claims, Disk, RamDisk};
+use udm::disk::{Disk, RamDisk, TableClaims};
 use udm::error::{Error, Kind, Result};
 use udm::pcache::layout::{Geometry, SEGMENTS_AT};
 use udm::pmem::sim::SimPmem;
@@ -83,7 +83,7 @@ pub fn build(
     table: &Table,
     _: &RuntimeDir,
     options: &BuildOptions,
-    _: &Arc<Claims>,
+    _: &Arc<TableClaims>,
 ) -> Result<LoadedTable> {
     let geometry = Geometry { segment_bytes: SEGMENT_BYTES, device_bytes_min: 0 };
     let options = BuildOptions { geometry: Some(geometry), ..options.clone() };

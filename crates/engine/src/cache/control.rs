@@ -7,12 +7,15 @@ use crate::units::SECTOR;
 
 use super::Cache;
 use super::args::{MQ_KEYS, Mode, PolicyName, setting};
+use super::metadata::source::read_one;
 
 /// The user's orders for an open cache.
 #[derive(Debug)]
 pub(super) struct Orders {
     is_draining: AtomicBool,
     is_suspended: AtomicBool,
+    /// Another table was to take the media over.
+    has_handed_over: AtomicBool,
     threshold_sectors: AtomicU64,
 }
 
@@ -21,6 +24,7 @@ impl Orders {
         Orders {
             is_draining: AtomicBool::new(false),
             is_suspended: AtomicBool::new(false),
+            has_handed_over: AtomicBool::new(false),
             threshold_sectors: AtomicU64::new(threshold_sectors),
         }
     }
@@ -59,6 +63,35 @@ impl Cache {
         let is_idle = self.background.lock().is_idle();
         let state = self.commits.lock();
         is_idle && state.is_idle() && state.has_rested
+    }
+
+    /// Another table takes the media over, and knows what they say. An error if that is not all.
+    pub(super) fn leave_media(&self) -> Result<()> {
+        let trouble = self.blocks().trouble;
+        let why = match (trouble.has_lost, trouble.is_stuck) {
+            (true, _) => "its cache device has refused a flush, which another table would not know",
+            (_, true) => "its metadata cannot be written at the moment",
+            _ => {
+                self.orders.has_handed_over.store(true, Ordering::SeqCst);
+                return Ok(());
+            }
+        };
+        Err(Error::new(Kind::Refused, format!("cache: no other table can take effect: {why}")))
+    }
+
+    /// The other table did not take the media over. An error if it changed them.
+    pub(super) fn take_media_back(&self) -> Result<()> {
+        if !self.orders.has_handed_over.load(Ordering::SeqCst) {
+            return Ok(());
+        }
+        let found = read_one(&self.metadata, 0).map_err(Error::from)?;
+        if *found != self.commits.lock().writer.superblock().build() {
+            let what = "cache: a table that failed to take effect has changed the metadata: remove \
+                        the device, and create it again";
+            return Err(Error::new(Kind::Io, what));
+        }
+        self.orders.has_handed_over.store(false, Ordering::SeqCst);
+        Ok(())
     }
 
     /// Bios come again. What the medium says of dirty blocks is right, and stays so.

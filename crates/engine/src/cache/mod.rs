@@ -5,7 +5,7 @@
 //! | `args`, `plan`, `facts` | the table line's words, and their meaning; facts of a cache |
 //! | `metadata` | the metadata device: every byte of it, reading, transactions, checks |
 //! | `policy` | which blocks the cache has: pure decisions |
-//! | `open` | opening a cache |
+//! | `open`, `coming` | opening a cache; one that will take over from another |
 //! | `index`, `slots`, `traffic` | where blocks are, what slots have, what is under way |
 //! | `blocks` | all of that under one lock: whether a request may go on |
 //! | `side` | the devices with data, and what of them is not durable |
@@ -29,6 +29,7 @@ pub mod args;
 mod background;
 mod blocks;
 mod changes;
+mod coming;
 mod commit;
 mod control;
 mod copy;
@@ -59,6 +60,7 @@ use crate::target::{Dirty, Events, Fact, Health, OnlyCached, Port, Target, Targe
 use crate::units::Nanos;
 
 pub use args::{Mode, TableArgs, WORDS};
+pub use coming::Coming;
 pub use facts::limits;
 pub use open::OpenOptions;
 
@@ -113,6 +115,12 @@ impl Cache {
     }
 }
 
+/// What clients should know of a cache on these devices.
+fn limits_of(cache: &dyn Disk, origin: &dyn Disk) -> TargetLimits {
+    let bytes = |disk: &dyn Disk| disk.limits().block_bytes;
+    TargetLimits { block_bytes: bytes(cache).max(bytes(origin)), has_discard: true }
+}
+
 impl Target for Cache {
     fn name(&self) -> &'static str {
         "cache"
@@ -151,8 +159,7 @@ impl Target for Cache {
     }
 
     fn limits(&self) -> TargetLimits {
-        let bytes = |side: &Side| side.disk().limits().block_bytes;
-        TargetLimits { block_bytes: bytes(&self.cache).max(bytes(&self.origin)), has_discard: true }
+        limits_of(&**self.cache.disk(), &**self.origin.disk())
     }
 
     fn status(&self) -> String {
@@ -201,7 +208,12 @@ impl Target for Cache {
         self.is_at_rest()
     }
 
+    fn hand_over(&self) -> Result<()> {
+        self.leave_media()
+    }
+
     fn resume(&self) -> Result<()> {
+        self.take_media_back()?;
         self.end_suspend();
         Ok(())
     }

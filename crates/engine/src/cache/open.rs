@@ -28,7 +28,7 @@ use super::metadata::bits::Bits;
 use super::metadata::block::BlockKind;
 use super::metadata::source::{Source, read_each, read_one};
 use super::metadata::superblock::{CLEAN_SHUTDOWN, Superblock};
-use super::metadata::{BLOCK_BYTES, Change, Contents, Loaded, Writer, format, load};
+use super::metadata::{BLOCK_BYTES, Change, Contents, Writer, format, load};
 use super::plan::Plan;
 use super::policy::{Policy, Rules, Shape, Smq, Uses};
 use super::side::Side;
@@ -63,7 +63,7 @@ impl Cache {
             settle(&devices.metadata)?;
         }
         let loaded = load(&devices.metadata).map_err(|error| error.at(NO_METADATA))?;
-        check_metadata(&plan, &devices, &loaded)?;
+        check_superblock(&plan.args, &devices.metadata, &loaded.superblock)?;
         let mut writer = Writer::new(&loaded).map_err(|error| error.at(NO_METADATA))?;
         let superblock = loaded.superblock;
         let was_clean = superblock.is_clean();
@@ -86,6 +86,18 @@ impl Cache {
             make_true(&mut writer, &superblock, &mut contents, &devices.metadata)?;
         }
         Ok(assemble(plan, devices, writer, contents, has_hints))
+    }
+}
+
+/// Checks what `args` say of the devices, as far as that does not change while another cache serves
+/// them. Writes nothing.
+pub(super) fn check(args: &TableArgs, len_bytes: u64, devices: &Devices) -> Result<()> {
+    check_devices(args, len_bytes, devices)?;
+    let block = read_one(&devices.metadata, 0);
+    let block = block.map_err(|finding| Error::from(finding).at(NO_METADATA))?;
+    match Superblock::parse(&block).map_err(|error| error.at(NO_METADATA))? {
+        Some(superblock) => check_superblock(args, &devices.metadata, &superblock),
+        None => Ok(()),
     }
 }
 
@@ -120,8 +132,14 @@ fn check_devices(args: &TableArgs, len_bytes: u64, devices: &Devices) -> Result<
 fn prepare(args: &TableArgs, devices: &Devices, options: OpenOptions) -> Result<()> {
     let disk = &devices.metadata;
     let block = read_one(disk, 0).map_err(|finding| Error::from(finding).at(NO_METADATA))?;
-    if Superblock::parse(&block).map_err(|error| error.at(NO_METADATA))?.is_some() {
-        return Ok(());
+    let parsed = Superblock::parse(&block);
+    let is_foreign = parsed.is_err() && !Superblock::unchecked(&block).has_magic();
+    match parsed {
+        Ok(Some(_)) => return Ok(()),
+        Ok(None) => {}
+        // What is damaged is no reason to lose it.
+        Err(error) if !is_foreign => return Err(error.at(NO_METADATA)),
+        Err(_) => {}
     }
     let version = if args.features.has_metadata2 { 2 } else { 1 };
     let mut formatted = format(disk.blocks(), args.block_sectors, version)
@@ -135,6 +153,9 @@ fn prepare(args: &TableArgs, devices: &Devices, options: OpenOptions) -> Result<
                  may"
             );
             return Err(error(Kind::Refused, what));
+        }
+        if is_foreign {
+            return Err(not_empty(disk, 0));
         }
         refuse_unknown(disk, formatted.transaction.blocks())?;
     }
@@ -160,14 +181,16 @@ fn refuse_unknown(disk: &Arc<dyn Disk>, blocks: &[(u64, Buffer)]) -> Result<()> 
             unknown = Some(*address);
         }
     });
-    let Some(address) = unknown else { return Ok(()) };
+    unknown.map_or(Ok(()), |address| Err(not_empty(disk, address * BLOCK_BYTES as u64)))
+}
+
+fn not_empty(disk: &Arc<dyn Disk>, at: u64) -> Error {
     let what = format!(
-        "{} is not empty where a format would write (byte {}): it may hold data; --force-format \
-         overwrites it",
-        disk.limits().name,
-        address * BLOCK_BYTES as u64
+        "{} is not empty where a format would write (byte {at}), and no cache metadata: it may \
+         hold data; --force-format overwrites it",
+        disk.limits().name
     );
-    Err(error(Kind::Refused, what))
+    error(Kind::Refused, what)
 }
 
 /// Makes the metadata durable as it is.
@@ -181,12 +204,15 @@ fn settle(metadata: &Arc<dyn Disk>) -> Result<()> {
 }
 
 /// Whether the metadata is for this table.
-fn check_metadata(plan: &Plan, devices: &Devices, loaded: &Loaded) -> Result<()> {
-    let superblock = &loaded.superblock;
+fn check_superblock(
+    args: &TableArgs,
+    metadata: &Arc<dyn Disk>,
+    superblock: &Superblock,
+) -> Result<()> {
     let found = superblock.fields.data_sectors.get();
-    let name = &devices.metadata.limits().name;
-    if found != plan.args.block_sectors {
-        let wanted = plan.args.block_sectors;
+    let name = &metadata.limits().name;
+    if found != args.block_sectors {
+        let wanted = args.block_sectors;
         let what = format!("{name} is of a cache with blocks of {found} sectors, not {wanted}");
         return Err(Error::new(Kind::Invalid, what).at(NO_METADATA));
     }
@@ -221,7 +247,7 @@ fn fit(plan: &Plan, contents: &mut Contents, slots: u64) -> Result<bool> {
     if before != slots {
         contents.mappings.resize(slots as usize, 0);
         contents.dirty.resize(slots);
-        contents.hints = None;
+        contents.hints.iter_mut().for_each(|hints| hints.resize(slots as usize, 0));
     }
     let beyond: Vec<(u64, u64)> =
         contents.in_use().filter(|(_, block)| *block >= plan.origin_blocks).collect();

@@ -105,7 +105,8 @@ impl Device {
     }
 
     /// Serves bios again; parked ones are retried. A loaded table becomes the active one, for
-    /// which a device that is already active must be suspended first.
+    /// which a device that is already active must be suspended first. If it cannot, it is dropped,
+    /// and the device stays suspended with the table that it has.
     pub fn resume(&self) -> Result<()> {
         let _change = lock(&self.change);
         let mut slots = lock(&self.slots);
@@ -126,6 +127,8 @@ impl Device {
         if let Some(table) = slots.inactive.take() {
             let old = slots.active.clone();
             drop(slots);
+            let table =
+                take_effect(table, old.as_deref()).map_err(|error| error.at(self.name()))?;
             old.iter().flat_map(|old| old.lines()).for_each(|line| line.target.detach());
             let active = Arc::new(table.activate(&self.events));
             self.set_table(Some(active), DeviceState::Active);
@@ -204,4 +207,12 @@ impl Device {
             lock(&cell.0).set_table(active.clone(), generation);
         }
     }
+}
+
+/// The table that serves after `old`, if there is one.
+fn take_effect(mut table: LoadedTable, old: Option<&Active>) -> Result<LoadedTable> {
+    let lines = old.map_or(&[][..], Active::lines);
+    let handed_over = lines.iter().try_for_each(|line| line.target.hand_over());
+    handed_over.and_then(|()| table.take_effect()).inspect_err(|_| table.detach())?;
+    Ok(table)
 }

@@ -2,7 +2,7 @@
 
 use super::LineFacts;
 use crate::bio::{Bio, Op};
-use crate::error::Status;
+use crate::error::{Result, Status};
 use crate::sync::Arc;
 use crate::table::Table;
 use crate::target::{Events, Target, TargetLimits, Wake};
@@ -47,6 +47,16 @@ impl LoadedTable {
     /// The names of the lines' targets.
     pub(super) fn names(&self) -> impl Iterator<Item = &'static str> {
         self.lines.iter().map(|line| line.target.name())
+    }
+
+    /// Has targets opened that had to wait for this.
+    pub(super) fn take_effect(&mut self) -> Result<()> {
+        for line in &mut self.lines {
+            if let Some(target) = line.target.take_effect()? {
+                line.target = target;
+            }
+        }
+        Ok(())
     }
 
     /// Lets go of what was never served.
@@ -120,7 +130,7 @@ impl Active {
 
     /// Whether a target may be given this bio. Beyond the end, a write fails for lack of room; any
     /// other request is invalid.
-    pub fn check(&self, bio: &Bio) -> Result<(), Status> {
+    pub fn check(&self, bio: &Bio) -> std::result::Result<(), Status> {
         match bio.op {
             Op::Flush => return if bio.len == 0 { Ok(()) } else { Err(Status::Invalid) },
             Op::Read | Op::Write => {

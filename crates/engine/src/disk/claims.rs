@@ -1,9 +1,9 @@
 //! Files and devices that are open already, and may be opened again at the same time.
 //!
 //! A file is locked, and a block device claimed, by the first descriptor; code that knows that one
-//! may open more. There are two users: the tables of one mapped device share what simple targets
-//! map, where ranges may overlap; and the words of one table may name different *parts* of a
-//! device, where they may not.
+//! may open more. There are three users: the tables of one mapped device share what simple targets
+//! map, where ranges may overlap; they share what a cache has that one takes over from the other;
+//! and the words of one table may name different *parts* of a device, where they may not.
 
 use std::ops::Range;
 use std::os::fd::OwnedFd;
@@ -23,6 +23,15 @@ pub struct Claims {
     held: Mutex<Vec<Held>>,
     are_apart: bool,
     budget: Budget,
+}
+
+/// What the tables of one mapped device have open: each of two tables may name it.
+#[derive(Debug, Default)]
+pub struct TableClaims {
+    /// By simple targets, which keep nothing there.
+    pub simple: Claims,
+    /// By targets that take over what the other table's target has left.
+    pub caches: Claims,
 }
 
 /// A part of something that is open.

@@ -52,7 +52,7 @@ const RETRIES_MAX: u32 = 10_000;
 impl FileDisk {
     /// Opens the file or block device at `path`.
     pub fn open(path: impl AsRef<Path>, options: &FileOptions) -> Result<FileDisk> {
-        FileDisk::open_within(path, options, None, &Budget::default())
+        FileDisk::open_within(path, options, &[], &Budget::default())
     }
 
     /// Opens it, even if this process has it open already by one of `claims`.
@@ -61,14 +61,14 @@ impl FileDisk {
         options: &FileOptions,
         claims: &Claims,
     ) -> Result<FileDisk> {
-        FileDisk::open_within(path, options, Some(claims), claims.budget())
+        FileDisk::open_within(path, options, &[claims], claims.budget())
     }
 
     /// The same; what is written lazily shares `budget`.
     pub fn open_within(
         path: impl AsRef<Path>,
         options: &FileOptions,
-        claims: Option<&Claims>,
+        claims: &[&Claims],
         budget: &Budget,
     ) -> Result<FileDisk> {
         let Opened { limits, files } = open(path.as_ref(), options, claims, budget)?;

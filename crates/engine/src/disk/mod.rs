@@ -41,7 +41,7 @@ mod tests;
 mod way;
 pub(crate) mod whole;
 
-pub use claims::Claims;
+pub use claims::{Claims, TableClaims};
 pub use errors::DiskErrors;
 pub use fault::{Effect, Fault};
 pub use file::FileDisk;

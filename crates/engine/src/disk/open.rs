@@ -129,11 +129,11 @@ pub(super) struct Opened {
     pub files: Files,
 }
 
-/// Opens `path`. A claim in `claims` is no obstacle.
+/// Opens `path`. A claim in one of `claims` is no obstacle, and all of them get one.
 pub(super) fn open(
     path: &Path,
     options: &FileOptions,
-    claims: Option<&Claims>,
+    claims: &[&Claims],
     budget: &Budget,
 ) -> Result<Opened> {
     let device = path.display().to_string();
@@ -155,9 +155,9 @@ pub(super) fn open(
     }
     let unit = u64::from(logical_block);
     let part = options.area.on(&device, device_bytes, (unit, unit))?;
-    let whole = claims.and_then(|claims| claims.whole(&claim, device_bytes));
+    let whole = claims.iter().find_map(|claims| claims.whole(&claim, device_bytes));
     let whole = whole.unwrap_or_else(|| Arc::new(Whole::new(path, &*file, device_bytes)));
-    if let Some(claims) = claims {
+    for claims in claims {
         claims.keep(&claim, &whole, part.clone(), &name)?;
     }
 
@@ -201,10 +201,10 @@ fn claimed(
     path: &Path,
     name: &str,
     mode: OpenMode,
-    claims: Option<&Claims>,
+    claims: &[&Claims],
 ) -> Result<(Arc<OwnedFd>, Arc<OwnedFd>)> {
     let is_read_only = mode != OpenMode::Exclusive;
-    let Some(claim) = claims.and_then(|claims| claims.find(path, is_read_only)) else {
+    let Some(claim) = claims.iter().find_map(|claims| claims.find(path, is_read_only)) else {
         let claim = Arc::new(open_and_claim(path, name, mode)?);
         return Ok((Arc::clone(&claim), claim));
     };

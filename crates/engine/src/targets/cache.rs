@@ -5,7 +5,7 @@ use super::{
     CacheType, Features, Opening, Plan, Setup, TargetType, boxed, carve, refuse_read_only,
 };
 use crate::cache::drain::Devices;
-use crate::cache::{Cache, OpenOptions, TableArgs, WORDS, inspect, limits, wipe};
+use crate::cache::{Cache, Coming, OpenOptions, TableArgs, WORDS, inspect, limits, wipe};
 use crate::error::{Kind, Result};
 use crate::sync::Arc;
 use crate::table::{DeviceWord, TableLine, Word};
@@ -76,9 +76,9 @@ impl CachePlan {
             resolved.push(word);
         }
         Ok(Devices {
-            metadata: opening.cache_disk(&resolved[0], "Error opening metadata device")?,
-            cache: opening.cache_disk(&resolved[1], "Error opening cache device")?,
-            origin: opening.disk_as(&resolved[2], "Error opening origin device")?,
+            metadata: opening.taken_cache_disk(&resolved[0], "Error opening metadata device")?,
+            cache: opening.taken_cache_disk(&resolved[1], "Error opening cache device")?,
+            origin: opening.taken_disk(&resolved[2], "Error opening origin device")?,
         })
     }
 }
@@ -87,7 +87,11 @@ impl Plan for CachePlan {
     fn open(&self, line: &TableLine, opening: &mut Opening<'_>) -> Result<Arc<dyn Target>> {
         let devices = self.devices(opening)?;
         let options = OpenOptions { force_format: opening.options.force_format };
-        Ok(Arc::new(Cache::open(self.args.clone(), line.len_bytes(), devices, options)?))
+        let (args, len_bytes) = (self.args.clone(), line.len_bytes());
+        match opening.options.is_live {
+            false => Ok(Arc::new(Cache::open(args, len_bytes, devices, options)?)),
+            true => Ok(Arc::new(Coming::new(args, len_bytes, devices, options)?)),
+        }
     }
 
     fn wipe(&self, opening: &mut Opening<'_>) -> Result<()> {

@@ -34,6 +34,12 @@ pub trait Opener {
         self.disk(word)
     }
 
+    /// The same, for a target that takes over from one of the active table of its mapped device,
+    /// which has it open.
+    fn shared_part(&self, word: &DeviceWord, parts: &Claims) -> Result<Arc<dyn Disk>> {
+        self.part(word, parts)
+    }
+
     /// The word with its path, if it is a device's number.
     fn resolve(&self, word: &DeviceWord) -> Result<DeviceWord> {
         Ok(word.clone())
@@ -57,6 +63,9 @@ pub trait Opener {
 pub struct BuildOptions {
     /// Format a cache device even if it may hold something else.
     pub force_format: bool,
+    /// Another table of the mapped device is active: what it serves changes until this one takes
+    /// effect.
+    pub is_live: bool,
     /// A fresh random number: names this attach.
     pub attach_id: u64,
     /// Sizes of a pcache's segments other than the kernel's, for simulations.
@@ -72,6 +81,7 @@ impl BuildOptions {
     pub fn named(attach_id: u64) -> BuildOptions {
         BuildOptions {
             force_format: false,
+            is_live: false,
             attach_id,
             geometry: None,
             replay: None,
@@ -147,11 +157,37 @@ impl<'a> Opening<'a> {
 
     /// Opens the disk that a cache keeps its data on, which no other word of the table may name.
     pub fn cache_disk(&mut self, word: &DeviceWord, lookup_failed: &str) -> Result<Arc<dyn Disk>> {
+        self.cache_disk_by(word, lookup_failed, |opener, word, parts| opener.part(word, parts))
+    }
+
+    /// The same, of a cache that takes over from one of the active table.
+    pub fn taken_cache_disk(
+        &mut self,
+        word: &DeviceWord,
+        lookup_failed: &str,
+    ) -> Result<Arc<dyn Disk>> {
+        let open: OpenDisk = |opener, word, parts| opener.shared_part(word, parts);
+        self.cache_disk_by(word, lookup_failed, open)
+    }
+
+    /// The origin of such a cache.
+    pub fn taken_disk(&mut self, word: &DeviceWord, lookup_failed: &str) -> Result<Arc<dyn Disk>> {
+        word.refuse_seek()?;
+        self.opened(word, lookup_failed, |opener, word, parts| opener.shared_part(word, parts))
+    }
+
+    fn cache_disk_by(
+        &mut self,
+        word: &DeviceWord,
+        lookup_failed: &str,
+        open: OpenDisk,
+    ) -> Result<Arc<dyn Disk>> {
+        word.refuse_seek()?;
         if self.disks.contains_key(&word.word.text) {
             let what = "a cache has its device alone, and another word of the table names it, too";
             return Err(word.error(Kind::Invalid, what));
         }
-        let disk = self.disk_as(word, lookup_failed)?;
+        let disk = self.opened(word, lookup_failed, open)?;
         self.taken.insert(word.word.text.clone());
         Ok(disk)
     }

@@ -149,6 +149,7 @@ impl Machine {
         };
         let options = BuildOptions {
             force_format: false,
+            is_live: false,
             attach_id: setup.seed << 16 | self.attaches,
             geometry,
             // Most servers serve before they have replayed the log.

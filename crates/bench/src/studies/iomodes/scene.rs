@@ -67,7 +67,7 @@ fn open(clients: &[Client]) -> Result<Vec<Arc<FileDisk>>> {
     let one = |client: &Client| {
         let options =
             FileOptions { io: client.io, window: client.window, ..FileOptions::default() };
-        crate::rig::open_when_free(|| FileDisk::open_within(&client.path, &options, None, &budget))
+        crate::rig::open_when_free(|| FileDisk::open_within(&client.path, &options, &[], &budget))
     };
     clients.iter().map(|client| Ok(Arc::new(one(client)?))).collect()
 }

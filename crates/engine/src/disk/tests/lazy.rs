@@ -13,7 +13,7 @@ use crate::units::MIB;
 
 fn lazy(path: &Path, reads: ReadMode, window: Option<u64>, budget: &Budget) -> Arc<FileDisk> {
     let options = FileOptions { io: IoMode::Lazy, reads, window, ..FileOptions::default() };
-    Arc::new(FileDisk::open_within(path, &options, None, budget).unwrap())
+    Arc::new(FileDisk::open_within(path, &options, &[], budget).unwrap())
 }
 
 /// Whether the kernel says what the page cache holds of a file that is really on a disk.
