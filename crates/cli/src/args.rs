@@ -381,8 +381,9 @@ pub struct MessageArgs {
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Tables may use what the device has open: a linear can grow, a delay slip in, and a cache grow,
-shrink, or change its mode (dirty blocks must not be cut off). A pcache or writecache takes no second
-table: remove the device and create it again. A table that cannot take effect leaves the old one.
+shrink, or change its mode (dirty blocks must not be cut off). A pcache or writecache takes no
+second table: remove the device and create it again. A table that cannot take effect leaves the old
+one.
 
 Example:
   udm load vol --table '0 204800 linear /data/other.img 0' && udm resume vol")]

@@ -32,9 +32,9 @@ pub struct Given {
 }
 
 impl Given {
-    /// The inactive table, if there is one, is active now.
-    pub fn take_effect(&mut self) {
-        if let Some(table) = self.inactive.take() {
+    /// The inactive table, if there is one, is active now; or it could not be, and is gone.
+    pub fn end_change(&mut self, is_active: bool) {
+        if let Some(table) = self.inactive.take().filter(|_| is_active) {
             self.active = table;
         }
     }

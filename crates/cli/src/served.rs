@@ -148,7 +148,7 @@ impl Served {
         *lock(&served.background) = Some(background);
         served.load_with(&spec.table, &directory, &how)?;
         served.device.resume().inspect_err(|_| served.device.clear())?;
-        lock(&served.given).take_effect();
+        lock(&served.given).end_change(true);
         Ok(served)
     }
 
@@ -194,22 +194,15 @@ impl Served {
         if was_active && self.has_inactive_table() {
             self.wait_for_suspend(watch)?;
         }
-        if let Err(error) = self.device.resume() {
-            // A table that could not take effect is gone, and the old one is there.
-            if !self.has_inactive_table() {
-                lock(&self.given).inactive = None;
-            }
-            if was_active {
-                self.device.cancel_suspend()?;
-            }
-            return Err(error.into());
-        }
-        lock(&self.given).take_effect();
-        if *lock(&self.drainers) > 0 {
+        let resumed = self.device.resume();
+        lock(&self.given).end_change(resumed.is_ok());
+        match resumed {
             // Also what has come in the place of what was being drained.
-            self.device.set_draining(true);
+            Ok(()) if *lock(&self.drainers) > 0 => self.device.set_draining(true),
+            Err(_) if was_active => self.device.cancel_suspend()?,
+            _ => {}
         }
-        Ok(())
+        Ok(resumed?)
     }
 
     fn wait_for_suspend(&self, watch: &Watch) -> Result<()> {

@@ -27,7 +27,7 @@ impl Bench {
         Bench { udm, uri }
     }
 
-    /// A table with so many MiB of cached blocks and of origin, in this mode.
+    /// A table of this many MiB of cached blocks and of origin, in this mode.
     fn table(cache: u64, origin: u64, mode: &str) -> String {
         format!(
             "0 {} cache hot.img?size=4M hot.img?offset=4M&size={cache}M slow.img 64 2 metadata2 \

@@ -1,8 +1,8 @@
 //! Taking a clean cache off its devices, so that nothing takes them for a cache again.
 //!
 //! 1. The origin is flushed, and then the superblock goes, durably: from then on there is no cache.
-//! 2. What is left of the metadata goes, and of the cache device what tells a file system: its first
-//!    block may be an origin's, with a file system at its front.
+//! 2. What is left of the metadata goes, and of the cache device what tells a file system: its
+//!    first block may be an origin's, with a file system at its front.
 
 use super::drain::Devices;
 use super::metadata::load;

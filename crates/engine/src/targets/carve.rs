@@ -20,7 +20,7 @@ use crate::units::{GIB, KIB, MIB, SECTOR, human_bytes};
 const USUAL_BLOCK_BYTES: u64 = 64 * KIB;
 /// Blocks grow beyond that before there are more of them than this, of which the kernel warns.
 const USUAL_SLOTS_MAX: u64 = 1 << 20;
-/// What thin-provisioning-tools recommend for metadata: so much, and so much for each slot.
+/// What thin-provisioning-tools recommend for metadata: this, and some for each slot.
 const METADATA_BYTES: u64 = 4 * MIB;
 const METADATA_BYTES_OF_SLOT: u64 = 28;
 
@@ -92,9 +92,9 @@ fn found(wanted: &Wanted<'_>, shape: &Shape) -> Result<Layout> {
     let needed = slots.saturating_mul(block_bytes).saturating_add(metadata_bytes);
     if slots == 0 || metadata_bytes == 0 || needed > wanted.fast_bytes {
         return invalid(&format!(
-            "{} begins with the metadata of a cache of {slots} blocks of {}, which take {} together \
-             with it, and has {}: either their data is on another device, and a table names all \
-             three (--table), or the device was cut short",
+            "{} begins with the metadata of a cache of {slots} blocks of {}, which take {} \
+             together with it, and has {}: either their data is on another device, and a table \
+             names all three (--table), or the device was cut short",
             wanted.fast,
             human_bytes(block_bytes),
             human_bytes(needed),
