@@ -401,7 +401,7 @@ impl Export {
     /// found.
     pub fn with_background(device: &Arc<Device>, socket: &Path, name: &str) -> Result<Export> {
         let background = Queue::background(name, device)?;
-        let server = Server::start(device, &Uri::Unix(socket.to_path_buf()))?;
+        let server = Server::start(device, &Uri::unix(socket))?;
         Ok(Export { _server: server, _background: background })
     }
 }

@@ -458,7 +458,9 @@ pub struct WaitArgs {
 
 /// Arguments of `export`.
 #[derive(Debug, Args)]
-#[command(after_help = "Example:\n  udm export vol nbd://127.0.0.1:10809")]
+#[command(after_help = "Examples:
+  udm export vol nbd://127.0.0.1:10809
+  udm export vol 'nbds://0.0.0.0:10809?tls=/etc/udm/pki'")]
 pub struct ExportArgs {
     /// The device's name
     pub name: DeviceName,

@@ -274,9 +274,10 @@ impl Served {
 
     /// Closes a door.
     pub fn remove_export(&self, uri: &str, force: bool) -> Result<()> {
-        let uri: Uri = uri.parse()?;
+        let parsed = uri.parse::<Uri>();
+        let is_it = |it: Uri| it.is_at(uri) || parsed.as_ref().is_ok_and(|uri| *uri == it);
         let mut doors = lock(&self.doors);
-        let Some(at) = doors.iter().position(|door| door.uri() == uri) else {
+        let Some(at) = doors.iter().position(|door| is_it(door.uri())) else {
             bail!("no export {uri}; `udm info` lists them");
         };
         match doors[at].clients() {

@@ -8,18 +8,27 @@ use udm::error::{Error, Result};
 use crate::{nbd, vhost};
 
 /// All forms, for people.
-pub const FORMS: &str = "nbd+unix:///PATH, nbd://ADDR:PORT, or vhost-user:///PATH";
+pub const FORMS: &str = "nbd+unix:///PATH, nbd://ADDR:PORT, nbds://ADDR:PORT?tls=FOLDER, or \
+    vhost-user:///PATH";
 
 /// The address of a door.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Uri {
-    /// `nbd+unix:///PATH` or `nbd://ADDR:PORT`.
+    /// `nbd+unix:///PATH`, `nbd://ADDR:PORT`, or one of them with `nbds`.
     Nbd(nbd::Uri),
     /// `vhost-user:///PATH`.
     Vhost(vhost::Uri),
 }
 
 impl Uri {
+    /// Whether `text` names this place: as it was opened, without its options, or as clients write
+    /// it.
+    pub fn is_at(&self, text: &str) -> bool {
+        let own = self.to_string();
+        let place = own.split('?').next().unwrap_or(&own);
+        text == own || text == place || text == self.for_clients()
+    }
+
     /// The same in the form that clients take.
     pub fn for_clients(&self) -> String {
         match self {

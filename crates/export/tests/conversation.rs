@@ -26,6 +26,7 @@ fn export(size_bytes: u64) -> Export {
         block_bytes: 512,
         has_discard: true,
         is_read_only: false,
+        needs_tls: false,
     }
 }
 

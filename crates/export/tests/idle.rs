@@ -47,7 +47,7 @@ fn silent_clients_cost_nothing() {
     let target = Linear::new(&args, 1 << 20, Arc::new(RamDisk::new(1 << 20, 512))).unwrap();
     let loaded = LoadedTable::single(Arc::new(target), 1 << 20);
     let device = Device::with_table("memory", loaded).unwrap();
-    let server = Server::start(&device, &Uri::Unix(path.clone())).unwrap();
+    let server = Server::start(&device, &Uri::unix(&path)).unwrap();
     let mut clients: Vec<UnixStream> = (0..4).map(|_| connect(&path)).collect();
     for _ in 0..200 {
         clients.iter_mut().for_each(read);

@@ -16,6 +16,7 @@ use udm::sync::Arc;
 use udm::table::{DeviceWord, Table};
 use udm::units::KIB;
 use udm::world::{self, BuildOptions, Opener};
+use udm_export::socket::Access;
 use udm_export::{Door, Uri, nbd};
 
 use crate::runtime::RuntimeDir;
@@ -98,7 +99,9 @@ pub fn wipe(table: &Table, _: &RuntimeDir) -> Result<()> {
 /// Opens a way in, if that is a socket in a folder of ours.
 pub fn open_door(device: &Arc<Device>, uri: &Uri) -> Result<Box<dyn Door>> {
     match uri {
-        Uri::Nbd(nbd::Uri::Unix(path)) if path.parent() == Some(&*crate::calls::folder()) => {
+        Uri::Nbd(nbd::Uri { place: nbd::uri::Place::Unix(path, access), tls: None })
+            if path.parent() == Some(&*crate::calls::folder()) && *access == Access::default() =>
+        {
             udm_export::open(device, uri)
         }
         _ => Err(Error::new(Kind::Refused, format!("{uri}: not here"))),

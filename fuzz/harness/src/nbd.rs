@@ -251,6 +251,7 @@ impl Bench {
             block_bytes: 512,
             has_discard: true,
             is_read_only: false,
+            needs_tls: false,
         };
         Bench {
             connection: Connection::new(export).knowing(Arc::new(Stripes(size_bytes))),

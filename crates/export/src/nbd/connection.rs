@@ -60,6 +60,8 @@ pub struct Connection {
     payload_is_out: bool,
     /// Whole requests wait in `input` until the session has room.
     is_stalled: bool,
+    /// STARTTLS was answered; nothing is parsed until what comes is decrypted.
+    awaits_tls: bool,
     known: Option<Arc<dyn Known>>,
     standing: Arc<Standing>,
     /// It has made a request; the standing says so.
@@ -111,6 +113,7 @@ impl Connection {
             is_mute: false,
             payload_is_out: false,
             is_stalled: false,
+            awaits_tls: false,
             known: None,
             standing: Arc::default(),
             is_used: false,
@@ -134,6 +137,34 @@ impl Connection {
         self.violation
     }
 
+    /// Whether the client asked for TLS and was answered: what is received and sent from now on,
+    /// after the replies that wait, has to be plain text that TLS carries.
+    pub fn awaits_tls(&self) -> bool {
+        self.awaits_tls && !self.is_deaf
+    }
+
+    /// TLS carries everything from now on.
+    pub fn tls_begins(&mut self) {
+        self.awaits_tls = false;
+    }
+
+    /// Whether nothing more is taken from the client.
+    pub fn is_deaf(&self) -> bool {
+        self.is_deaf
+    }
+
+    /// Whether nothing more is sent.
+    pub fn is_mute(&self) -> bool {
+        self.is_mute
+    }
+
+    /// The client sends no more.
+    pub fn hung_up(&mut self) {
+        if !self.is_deaf {
+            self.hang_up();
+        }
+    }
+
     fn replies(&mut self) -> &mut Replies {
         match &mut self.phase {
             Phase::Handshake { replies, .. } => replies,
@@ -143,7 +174,7 @@ impl Connection {
 
     /// Parses as much of the input as is complete.
     fn advance(&mut self, bios: &mut VecDeque<Bio>, pool: &mut BufferPool) {
-        while !self.is_deaf && self.taken < self.filled {
+        while !self.is_deaf && !self.awaits_tls && self.taken < self.filled {
             let input = &self.input.as_slice()[self.taken..self.filled];
             let result = match &mut self.phase {
                 Phase::Handshake { .. } => self.handshake(pool),
@@ -154,6 +185,9 @@ impl Connection {
                 Ok(count) => self.taken += count,
                 Err(violation) => self.give_up(violation),
             }
+        }
+        if self.awaits_tls && self.taken < self.filled {
+            self.give_up(Violation::Unencrypted);
         }
         if let Phase::Transmission(session) = &self.phase {
             self.is_deaf |= session.is_closing();
@@ -185,6 +219,7 @@ impl Connection {
         match progress {
             Progress::Waiting => {}
             Progress::Over => self.is_deaf = true,
+            Progress::Secure => self.awaits_tls = true,
             Progress::Agreed(agreement) => {
                 let replies = std::mem::take(replies);
                 let known = self.known.clone();

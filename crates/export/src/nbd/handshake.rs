@@ -29,6 +29,8 @@ pub struct Export {
     pub has_discard: bool,
     /// Whether writes are refused.
     pub is_read_only: bool,
+    /// Whether clients have to encrypt.
+    pub needs_tls: bool,
 }
 
 impl Export {
@@ -72,6 +74,8 @@ pub enum Progress {
     Waiting,
     /// The next byte is the transmission's.
     Agreed(Agreement),
+    /// The next byte is TLS's; what it encrypts goes on here.
+    Secure,
     /// The client said good-bye; close once everything is sent.
     Over,
 }
@@ -90,6 +94,8 @@ pub struct Handshake {
     export: Export,
     state: State,
     options: u32,
+    /// Everything from here on is encrypted.
+    is_secure: bool,
     no_zeroes: bool,
     is_structured: bool,
     /// The export name that the chosen contexts belong to.
@@ -105,6 +111,7 @@ impl Handshake {
             export,
             state: State::ClientFlags,
             options: 0,
+            is_secure: false,
             no_zeroes: false,
             is_structured: false,
             context_of: None,
@@ -128,11 +135,11 @@ impl Handshake {
                 State::Over => (0, Progress::Over),
             };
             taken += step;
-            if progress != Progress::Waiting {
+            if !matches!(progress, Progress::Waiting | Progress::Secure) {
                 self.state = State::Over;
                 return Ok((taken, progress));
             }
-            if step == 0 {
+            if step == 0 || progress == Progress::Secure {
                 return Ok((taken, progress));
             }
         }
@@ -195,12 +202,16 @@ impl Handshake {
         data: &[u8],
         out: &mut Vec<u8>,
     ) -> Result<Progress, Violation> {
+        let is_locked = self.export.needs_tls && !self.is_secure;
         let verdict = match option {
+            option::EXPORT_NAME if is_locked => return Err(Violation::ExportName),
             option::EXPORT_NAME => return self.export_name(data, out),
             option::ABORT => {
                 proto::encode_option_reply(option, reply::ACK, &[], out);
                 return Ok(Progress::Over);
             }
+            option::STARTTLS => self.start_tls(data),
+            _ if is_locked => Err((reply::ERR_TLS_REQD, "this server speaks after STARTTLS only")),
             option::GO | option::INFO => self.go(option, data, out),
             option::LIST => self.list(data, out),
             option::STRUCTURED_REPLY => self.structured_reply(data),
@@ -261,6 +272,23 @@ impl Handshake {
         let name = proto::encode_server(&self.export.name);
         proto::encode_option_reply(option::LIST, reply::SERVER, &name, out);
         Ok(Progress::Waiting)
+    }
+
+    fn start_tls(&mut self, data: &[u8]) -> Verdict {
+        if !self.export.needs_tls {
+            return Err((
+                reply::ERR_UNSUP,
+                "this server has no TLS: nbds:// is the address of one",
+            ));
+        }
+        if !data.is_empty() {
+            return Err((reply::ERR_INVALID, "STARTTLS carries no data"));
+        }
+        if self.is_secure {
+            return Err((reply::ERR_INVALID, "everything is encrypted already"));
+        }
+        self.is_secure = true;
+        Ok(Progress::Secure)
     }
 
     fn structured_reply(&mut self, data: &[u8]) -> Verdict {

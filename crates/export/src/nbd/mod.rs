@@ -7,6 +7,7 @@
 //! | [`known`] | what is known of the device without reading it |
 //! | [`session`], [`replies`] | requests to bios, finished bios to replies |
 //! | [`connection`] | a client from greeting to good-bye, with one receive buffer |
+//! | [`secure`], [`tls`] | the same under TLS; certificates and keys |
 //! | [`uri`], [`listener`] | where to listen |
 //! | this one | a server: its door, its connections, its end |
 //!
@@ -20,12 +21,15 @@ pub mod known;
 pub mod listener;
 pub mod proto;
 pub mod replies;
+pub mod secure;
 pub mod session;
+pub mod tls;
 pub mod uri;
 
 use std::os::fd::OwnedFd;
 use std::time::Instant;
 
+use rustls::ServerConfig;
 use udm::device::Device;
 use udm::error::{Error, Kind, Result};
 use udm::limits::{Limit, limit};
@@ -41,6 +45,7 @@ use crate::socket::SocketFile;
 
 use connection::{Connection, Standing};
 use handshake::Export;
+use secure::Secured;
 pub use uri::Uri;
 
 /// Most connections to one server. One more replaces the oldest that is still in its handshake; if
@@ -114,6 +119,8 @@ pub struct Connections {
 struct Clients {
     device: Arc<Device>,
     uri: Uri,
+    /// What TLS needs, where clients have to encrypt.
+    tls: Option<Arc<ServerConfig>>,
     counts: Mutex<Connections>,
     queues: Mutex<Vec<Place>>,
     /// Those that were closed to make room.
@@ -152,10 +159,12 @@ pub struct Server {
 impl Server {
     /// Serves `device` at `uri`.
     pub fn start(device: &Arc<Device>, uri: &Uri) -> Result<Server> {
+        let tls = uri.tls.as_ref().map(tls::configure).transpose()?;
         let (socket, uri, socket_file) = listener::listen(uri)?;
         let clients = Arc::new(Clients {
             device: device.clone(),
             uri,
+            tls,
             counts: Mutex::new(Connections::default()),
             queues: Mutex::new(Vec::new()),
             leaving: Mutex::new(Vec::new()),
@@ -278,15 +287,6 @@ impl Clients {
             counts.current += 1;
             counts.accepted
         };
-        let clients = self.clone();
-        let farewell = move |conversation: Connection| {
-            let mut counts = lock(&clients.counts);
-            counts.current -= 1;
-            if let Some(violation) = conversation.violation() {
-                counts.violations += 1;
-                counts.last_violation = Some(violation.to_string());
-            }
-        };
         let limits = self.device.limits();
         let conversation = Connection::new(Export {
             name: self.device.name(),
@@ -294,16 +294,39 @@ impl Clients {
             block_bytes: limits.block_bytes,
             has_discard: limits.has_discard,
             is_read_only: self.device.is_read_only(),
+            needs_tls: self.tls.is_some(),
         });
         let conversation = conversation.knowing(self.device.clone());
         let name = format!("udm-nbd-{number}");
         let standing = conversation.standing();
-        let queue = Queue::serve(&name, &self.device, connection, conversation, farewell);
+        let queue = match &self.tls {
+            None => Queue::serve(&name, &self.device, connection, conversation, {
+                let clients = self.clone();
+                move |it: Connection| clients.farewell(it.violation().map(|why| why.to_string()))
+            }),
+            Some(tls) => {
+                let secured = Secured::new(conversation, tls.clone());
+                Queue::serve(&name, &self.device, connection, secured, {
+                    let clients = self.clone();
+                    move |it: Secured| clients.farewell(it.violation())
+                })
+            }
+        };
         let queue = queue.inspect_err(|_| {
             let mut counts = lock(&self.counts);
             counts.accepted -= 1;
             counts.current -= 1;
         })?;
         Ok(Place { queue, standing, since: Instant::now() })
+    }
+
+    /// A client has gone.
+    fn farewell(&self, violation: Option<String>) {
+        let mut counts = lock(&self.counts);
+        counts.current -= 1;
+        if violation.is_some() {
+            counts.violations += 1;
+            counts.last_violation = violation;
+        }
     }
 }

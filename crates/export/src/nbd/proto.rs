@@ -39,6 +39,9 @@ pub enum Violation {
     /// Skipping this much is not sane.
     #[error("write of {0} bytes, more than twice the maximum")]
     WriteLength(u32),
+    /// Somebody between could have written them: what follows STARTTLS has to be encrypted.
+    #[error("bytes followed STARTTLS before its answer")]
+    Unencrypted,
     /// The client went away in the middle of a message.
     #[error("connection ended inside a message")]
     Truncated,
@@ -109,6 +112,8 @@ pub mod reply {
     pub const ERR_UNSUP: u32 = ERROR | 1;
     /// Option's data is wrong.
     pub const ERR_INVALID: u32 = ERROR | 3;
+    /// Only after STARTTLS.
+    pub const ERR_TLS_REQD: u32 = ERROR | 5;
     /// No such export.
     pub const ERR_UNKNOWN: u32 = ERROR | 6;
     /// The option's data is too long.
