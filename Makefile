@@ -14,6 +14,8 @@ SEED ?= $(shell date +%s)
 EXPLORE = $(CARGO) test --locked -p udm --features mutants --test explore
 # The same for the target cache.
 CACHE_NET = $(CARGO) test --locked -p udm --features mutants --test cache
+# Flushes of disks, the same.
+FLUSHES = $(CARGO) test --locked -p udm --features mutants --lib disk::
 # The simulation, with those deliberate bugs that it must find.
 SIMULATE = $(CARGO) test --locked -p udm --features mutants --test simulate -- --own-mutants
 # Interleavings of threads, and of memory accesses, with deliberate bugs to find.
@@ -75,6 +77,7 @@ prove:
 	@scripts/install-tools.sh
 	$(CLIPPY_NETS)
 	$(EXPLORE) every_mutant
+	$(FLUSHES)
 	$(CACHE_NET) every_mutant
 	$(SIMULATE)
 	$(SCHEDULES)

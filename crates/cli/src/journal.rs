@@ -87,6 +87,7 @@ struct Line {
     pauses: Spell,
     full: Spell,
     failure: Option<String>,
+    paced_by: Option<&'static str>,
 }
 
 impl Line {
@@ -124,6 +125,11 @@ impl Line {
                 say(format!("the cache has room again: {count} requests waited in {seconds} s"));
             }
             None => {}
+        }
+        if self.paced_by != health.paced_by {
+            self.paced_by = health.paced_by;
+            let way = health.paced_by.unwrap_or("the kernel");
+            say(format!("what io=lazy writes is written out by {way}"));
         }
         if self.failure != health.medium_failure {
             self.failure.clone_from(&health.medium_failure);
@@ -244,5 +250,21 @@ mod tests {
             ["writecache at 8: the cache device takes no more writes: it was cut short"]
         );
         assert!(look(11, 20, Some("it was cut short")).is_empty());
+    }
+
+    #[test]
+    fn how_lazy_writes_get_out_is_said_when_the_first_was_refused() {
+        let now = Instant::now();
+        let mut journal = Journal::default();
+        let mut look = |paced_by| {
+            let health = Health { paced_by, ..Health::default() };
+            journal.look(&[(0, "linear", health)], &[], now)
+        };
+        assert!(look(None).is_empty());
+        let way = Some("sync_file_range: RWF_DONTCACHE is refused here");
+        let said = "linear at 0: what io=lazy writes is written out by sync_file_range: \
+                    RWF_DONTCACHE is refused here";
+        assert_eq!(look(way), [said]);
+        assert!(look(way).is_empty());
     }
 }

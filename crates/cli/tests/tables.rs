@@ -187,3 +187,24 @@ fn holes_of_the_origin_are_told_and_never_where_the_cache_has_data() {
         udm.ok(&["remove", "vol"]);
     }
 }
+
+#[test]
+fn a_mixed_lazy_device_is_made_again_from_its_table() {
+    let udm = Udm::new();
+    udm.file("disk.img", 4 * MIB);
+    let uri = udm.uri("l.sock");
+    let word = "disk.img?io=lazy,read=buffered&window=16M";
+    let line = format!("0 8192 linear {word} 0");
+    udm.ok(&["create", "l", "--table", &line, "--export", &uri]);
+    let data = pattern(11, 4 * MIB as usize);
+    write_export(&udm, &uri, &data);
+    let table = udm.ok(&["table", "l"]);
+    assert!(table.contains("disk.img?io=lazy,read=buffered&window=16M"), "{table}");
+    let has_window = || udm.ok(&["status", "l", "--all"]).contains("16777216");
+    assert!(has_window());
+    udm.ok(&["remove", "l"]);
+    udm.ok(&["create", "l", "--table", table.trim_end(), "--export", &uri]);
+    assert_eq!(udm.ok(&["table", "l"]), table);
+    assert!(has_window());
+    assert!(read_export(&udm, &uri) == data);
+}

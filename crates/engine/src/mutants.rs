@@ -68,6 +68,18 @@ list_mutants! {
     AsleepAtOnce,
     }
 
+    /// What only flushes of several rings show, of which some fail.
+    FLUSHES {
+    /// A flush begins while another is under way.
+    FlushesOverlap,
+    /// A good flush counts for writes that ended after it began.
+    FlushCoversLater,
+    /// Only the flush that failed hears of it.
+    FailureSaidToOne,
+    /// A flush that fails does not fail for those that wait for the next one.
+    WaitingUntold,
+    }
+
     /// What only tables of several lines, and requests of several pieces of which some fail, show.
     PIECES {
     /// Of a request across lines, the last child's status counts.

@@ -234,6 +234,11 @@ pub(crate) fn pacing_facts(origin: &dyn Disk) -> Vec<Fact> {
     ]
 }
 
+/// How pages of a lazy slow device get there, once it is known that the kernel does not push them.
+pub(crate) fn refused_push(origin: &dyn Disk) -> Option<&'static str> {
+    origin.pacing().filter(|pacing| pacing.is_push_refused).map(|pacing| pacing.way)
+}
+
 /// What a server logs when it changes. Cheap: it is read every second.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Health {
@@ -241,6 +246,8 @@ pub struct Health {
     pub origin: DiskErrors,
     /// I/O of a cache device that is a disk, and failed.
     pub medium: DiskErrors,
+    /// How pages of a lazy slow device get there if the kernel does not push them by itself.
+    pub paced_by: Option<&'static str>,
     /// Whether write-back meets errors, and pauses.
     pub is_failing: bool,
     /// Batches of write-back that failed.

@@ -2,7 +2,9 @@
 
 use crate::limits::{Limit, limit};
 use crate::sync::atomic::Ordering;
-use crate::target::{Fact, Health, OnlyCached, count, flag, number, origin_facts, text};
+use crate::target::{
+    Fact, Health, OnlyCached, count, flag, number, origin_facts, refused_push, text,
+};
 
 use super::metadata::counts::BLOCKS_MAX;
 use super::{Cache, SLOTS_MAX, background, blocks, commit, copy};
@@ -67,6 +69,7 @@ impl Cache {
         };
         Health {
             origin: self.origin.disk().errors(),
+            paced_by: refused_push(&**self.origin.disk()),
             medium: self.cache.disk().errors(),
             is_failing,
             failed_batches: self.counts.failed_batches.load(Ordering::Relaxed),

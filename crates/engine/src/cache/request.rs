@@ -304,7 +304,7 @@ impl Cache {
         }
         let sides = [&self.cache, &self.origin];
         let marks = sides.map(|side| side.mark());
-        let mut owing = [0, 1].into_iter().filter(|nth| sides[*nth].owes_flush()).peekable();
+        let mut owing = [0, 1].into_iter().filter(|nth| sides[*nth].owes_clients()).peekable();
         if owing.peek().is_none() {
             return self.end_flush_of_client(bio, Ok(()), port);
         }

@@ -45,6 +45,13 @@ impl Side {
         self.flushed.load(Ordering::SeqCst) < self.written.load(Ordering::SeqCst)
     }
 
+    /// Whether a client's flush has to get to the disk: it may have to hear there of one that
+    /// failed, also if another's has succeeded since.
+    #[inline]
+    pub(super) fn owes_clients(&self) -> bool {
+        self.owes_flush() || self.disk.is_owing()
+    }
+
     /// A flush that begins now covers writes up to here.
     pub(super) fn mark(&self) -> u64 {
         self.written.load(Ordering::SeqCst)
@@ -68,5 +75,38 @@ impl Side {
     /// Whether a flush failed of which no client has heard. The caller tells one.
     pub(super) fn take_unheard(&self) -> bool {
         self.is_unheard.swap(false, Ordering::SeqCst)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::buffer::Buffer;
+    use crate::disk::{Effect, Fault, Ring, SimDisk};
+
+    /// Carries out what must succeed or fail.
+    fn run(io: DiskIo, ring: &mut Ring) -> Result<(), Status> {
+        io.disk.clone().start(io, ring);
+        ring.pop_completed().unwrap().result
+    }
+
+    #[test]
+    fn a_good_flush_of_one_client_does_not_keep_anothers_from_the_disk() {
+        let sim = Arc::new(SimDisk::new(1 << 20, 512));
+        sim.say_to_all();
+        let disk: Arc<dyn Disk> = sim.clone();
+        let it = Side::new(disk.clone());
+        let [mut first, mut second, mut third] = [(); 3].map(|()| Ring::without_kernel());
+        let write = DiskIo::new(&disk, Op::Write, 0, Buffer::zeroed(512), 0);
+        run(write, &mut first).unwrap();
+        it.count_write();
+        sim.inject(Fault::new(Effect::Fail(Status::Io)).of(Op::Flush).times(1));
+        run(it.flush(0), &mut second).unwrap_err();
+        assert!(it.owes_flush());
+        run(it.flush(0), &mut third).unwrap();
+        it.flushed(2, Ok(()));
+        assert!(!it.owes_flush() && it.owes_clients());
+        assert_eq!(run(it.flush(0), &mut first), Err(Status::Io));
+        assert!(!it.owes_clients());
     }
 }

@@ -13,7 +13,9 @@
 //! 3. fdatasync works on the inode, so a flush through one descriptor covers both.
 //! 4. The size is the one at the time of opening. What was cut off since fails, and all writes with
 //!    it: see `whole`.
-//! 5. A disk may be a part of a file. An I/O's offset counts from the part's start, what is asked
+//! 5. One flush is under way at a time, and a failed one is said to all who must know: see
+//!    `flushes`.
+//! 6. A disk may be a part of a file. An I/O's offset counts from the part's start, what is asked
 //!    of the kernel from the file's; and a file that is cut is cut for all of its parts.
 
 use std::ops::Range;
@@ -23,6 +25,7 @@ use std::path::Path;
 use super::claims::Claims;
 use super::errors::DiskErrors;
 use super::files::Files;
+use super::flushing::Lead;
 use super::holes;
 use super::lazy::{Budget, Pacing, Reservation, Waiter};
 use super::open::{FileOptions, Opened, open};
@@ -90,6 +93,12 @@ impl FileDisk {
         let _ = rustix::fs::fadvise(&self.files.buffered, 0, None, rustix::fs::Advice::DontNeed);
     }
 
+    /// Lets this many of the next flushes fail.
+    #[cfg(test)]
+    pub(super) fn fail_flushes(&self, count: u64) {
+        self.files.flushing.faults.store(count, crate::sync::statics::atomic::Ordering::Relaxed);
+    }
+
     /// Pretends that direct I/O needs this alignment.
     #[cfg(test)]
     pub(super) fn coarsen(&mut self, granule: u64) {
@@ -123,6 +132,9 @@ impl Disk for FileDisk {
         }
         let at = self.files.start + io.offset;
         let write = is_change.then(|| self.files.whole.begin_write(at, io.len));
+        if is_change {
+            self.files.flushing.begin_write(ring);
+        }
         let mut job = Box::new(FileJob {
             io,
             files: self.files.clone(),
@@ -133,7 +145,15 @@ impl Disk for FileDisk {
             is_buffered: self.files.direct.is_none(),
             flags: 0,
             reservation: None,
+            ring: ring.id(),
+            lead: None,
         });
+        if way == Way::Sync {
+            match self.files.flushing.clone().ask(job, ring) {
+                Some(leads) => job = leads,
+                None => return,
+            }
+        }
         let memory = std::mem::replace(&mut job.io.buffer, Buffer::empty());
         match job.next(memory) {
             Next::Call(work) => ring.start(work),
@@ -202,6 +222,10 @@ impl Disk for FileDisk {
     fn begins_at(&self) -> u64 {
         self.files.start
     }
+
+    fn is_owing(&self) -> bool {
+        self.files.flushing.is_owing()
+    }
 }
 
 /// Entries of the ring of [`Disk::carry_out`].
@@ -235,7 +259,7 @@ const ZERO_MODES: [i32; 2] = [PUNCH, ZERO];
 /// An I/O on its way through one or more calls. While a call is in flight, the I/O's buffer is
 /// in the [`Work`].
 #[derive(Debug)]
-struct FileJob {
+pub(super) struct FileJob {
     io: DiskIo,
     files: Arc<Files>,
     /// The ticket of a write to a file in flight.
@@ -250,6 +274,10 @@ struct FileJob {
     flags: i32,
     /// The part of the budget that the write in flight has.
     reservation: Option<Reservation>,
+    /// The number of its ring.
+    ring: u64,
+    /// Held by who makes a flush.
+    pub(super) lead: Option<Lead>,
 }
 
 /// How an I/O goes on.
@@ -291,8 +319,16 @@ impl Job<DiskIo> for FileJob {
 }
 
 impl FileJob {
+    /// The call of a flush.
+    pub(super) fn sync(self: Box<Self>) -> Work {
+        let (file, memory) = (self.files.buffered.clone(), Memory::One(Buffer::empty()));
+        Work { file, call: Call::Sync, memory, owner: self, is_awaited: true }
+    }
+
     /// Continues after a call that ended with `result` (negative: an errno).
     fn advance(mut self: Box<Self>, memory: Buffer, result: i32) -> Next {
+        #[cfg(test)]
+        let result = self.files.flushing.spoilt(self.way == Way::Sync, result);
         if let (Some(reservation), Some(lazy)) = (self.reservation.take(), &self.files.lazy) {
             if result > 0 {
                 let offset = self.files.start + self.io.offset + self.done;
@@ -428,7 +464,16 @@ impl FileJob {
         })
     }
 
-    fn end(mut self, memory: Buffer, mut result: std::result::Result<(), Status>) -> DiskIo {
+    pub(super) fn end(
+        mut self,
+        memory: Buffer,
+        mut result: std::result::Result<(), Status>,
+    ) -> DiskIo {
+        match (self.io.op, self.lead.take()) {
+            (Op::Flush, Some(lead)) => result = lead.end(result),
+            (Op::Flush | Op::Read, _) => {}
+            _ => self.files.flushing.end_write(self.ring),
+        }
         if let (Op::Flush, Ok(()), Some(lazy)) = (self.io.op, result, &self.files.lazy) {
             lazy.flushed();
         }

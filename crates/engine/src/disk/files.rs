@@ -4,6 +4,7 @@ use std::os::fd::OwnedFd;
 
 use super::DiskIo;
 use super::errors::Errors;
+use super::flushing::Flushing;
 use super::lazy::Lazy;
 use super::whole::Whole;
 use crate::bio::Op;
@@ -38,6 +39,8 @@ pub(super) struct Files {
     pub whole: Arc<Whole>,
     /// What went wrong.
     pub errors: Errors,
+    /// Flushes under way, and who must hear of one that failed.
+    pub flushing: Arc<Flushing>,
 }
 
 impl Files {

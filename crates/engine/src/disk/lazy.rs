@@ -16,13 +16,14 @@
 //!    is written out once more.
 //! 4. None of this is a flush: durability comes from fdatasync, as in every other mode. The thread
 //!    has a descriptor of its own: the kernel reports a failed write-out to each open file once,
-//!    and it must be the flush that hears of it.
+//!    and flushes must hear of it, too.
 
 use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::thread::ThreadId;
 use std::time::Duration;
 
+use super::flushing::Flushing;
 use super::open::ReadMode;
 use super::pacer::{Pacer, Run, Step, Usage, Writer};
 use super::pagecache;
@@ -84,6 +85,8 @@ pub struct Pacing {
     pub failed: u64,
     /// How this file's pages get to the device, and why so.
     pub way: &'static str,
+    /// Whether a write has shown that the kernel does not push them by itself.
+    pub is_push_refused: bool,
 }
 
 /// A waiting write, and how to make its reservation.
@@ -135,6 +138,7 @@ struct Inner {
     failed: AtomicU64,
     thread: Mutex<Option<ThreadId>>,
     ended: Condvar,
+    flushing: Arc<Flushing>,
 }
 
 impl Lazy {
@@ -142,9 +146,9 @@ impl Lazy {
     pub(super) fn new(
         file: OwnedFd,
         name: &str,
-        window: u64,
-        reads: ReadMode,
+        (window, reads): (u64, ReadMode),
         budget: &Budget,
+        flushing: &Arc<Flushing>,
     ) -> Result<Arc<Lazy>> {
         let shared = budget.0.clone();
         let inner = Arc::new(Inner {
@@ -156,6 +160,7 @@ impl Lazy {
             failed: AtomicU64::new(0),
             thread: Mutex::new(None),
             ended: Condvar::new(),
+            flushing: flushing.clone(),
         });
         let number = lock(&shared.pacer).open(window);
         let lazy = Arc::new(Lazy { number, shared: shared.clone(), inner: inner.clone() });
@@ -234,6 +239,7 @@ impl Lazy {
             again: self.inner.again.load(Ordering::Relaxed),
             failed: self.inner.failed.load(Ordering::Relaxed),
             way: self.inner.way.words(),
+            is_push_refused: matches!(self.inner.way.found(), Way::Refused | Way::InWriter),
         }
     }
 }
@@ -321,8 +327,8 @@ impl Background {
         true
     }
 
-    /// Waits for the write-out of a batch. A failure does not matter here: the kernel does not keep
-    /// such pages dirty, and the flush reports it.
+    /// Waits for the write-out of a batch. The kernel does not keep pages dirty that it could not
+    /// write. All flushes that cover them have to fail.
     fn wait(&self, runs: &[Run]) {
         let Range { start, end } = span(runs);
         let (file, len) = (&self.inner.file, end - start);
@@ -339,6 +345,7 @@ impl Background {
         }
         if !is_good {
             self.inner.failed.fetch_add(1, Ordering::Relaxed);
+            self.inner.flushing.write_out_failed();
         }
         self.forget(runs);
     }

@@ -10,7 +10,10 @@
 //! 2. A completed write is visible to every later read. It is durable only after a flush that was
 //!    started later completes with success. Each sector of 512 bytes is written whole or not at
 //!    all.
-//! 3. A failed flush means: anything written since the last good flush may be lost for ever.
+//! 3. A failed flush means: anything written since the last good flush may be lost for ever. Files
+//!    and block devices say so to all who must know: the flushes that were asked for before it
+//!    failed fail too, and so does the next flush of every ring that has written since the last
+//!    good one. Other disks may say it to one flush only, and targets must cope with that.
 //! 4. Every started I/O completes exactly once. I/Os in flight at the same time have no order.
 //! 5. A part that was there when the disk was opened and is gone now fails for ever; a disk that
 //!    lost a part takes no more writes and flushes.
@@ -23,10 +26,13 @@ use crate::sync::Arc;
 use crate::units::SECTOR;
 
 mod claims;
+mod debts;
 mod errors;
 mod fault;
 mod file;
 mod files;
+mod flushes;
+mod flushing;
 mod holes;
 mod identity;
 mod lazy;
@@ -156,6 +162,12 @@ pub trait Disk: Send + Sync + std::fmt::Debug {
     /// The I/O errors so far.
     fn errors(&self) -> DiskErrors {
         DiskErrors::default()
+    }
+
+    /// Whether a flush has failed of which not all rings have heard that must: then every client's
+    /// flush must get here.
+    fn is_owing(&self) -> bool {
+        false
     }
 
     /// How the write-out of what was written to it is doing, if it is paced.

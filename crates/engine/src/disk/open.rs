@@ -9,6 +9,7 @@ use rustix::io::ReadWriteFlags;
 use super::claims::Claims;
 use super::errors::Errors;
 use super::files::Files;
+use super::flushing::Flushing;
 use super::identity;
 use super::lazy::{Budget, Lazy};
 use super::pacer;
@@ -162,7 +163,8 @@ pub(super) fn open(
     }
 
     let mut ways = Ways::open(path, &name, options, &file, &stat, logical_block)?;
-    ways.pace(path, &name, options, &file, &stat, budget)?;
+    let flushing = Arc::new(Flushing::default());
+    ways.pace(path, &name, options, (&file, &stat), budget, &flushing)?;
     let limits = DiskLimits {
         size_bytes: part.end - part.start,
         block_bytes: logical_block,
@@ -183,6 +185,7 @@ pub(super) fn open(
         whole,
         start: part.start,
         errors: Errors::default(),
+        flushing,
         _claim: claim,
         buffered: file,
         direct: ways.direct,
@@ -255,9 +258,9 @@ impl Ways {
         path: &Path,
         name: &str,
         options: &FileOptions,
-        file: &OwnedFd,
-        stat: &Statx,
+        (file, stat): (&OwnedFd, &Statx),
         budget: &Budget,
+        flushing: &Arc<Flushing>,
     ) -> Result<()> {
         if options.io != IoMode::Lazy {
             return Ok(());
@@ -270,7 +273,7 @@ impl Ways {
             let (again, _) = open_again(path, stat, OFlags::RDWR)
                 .map_err(|errno| Error::from_io("opening", name, errno.into()))?;
             let window = options.window.unwrap_or(LAZY_WINDOW_BYTES);
-            self.lazy = Some(Lazy::new(again, name, window, options.reads, budget)?);
+            self.lazy = Some(Lazy::new(again, name, (window, options.reads), budget, flushing)?);
         }
         Ok(())
     }

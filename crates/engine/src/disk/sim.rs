@@ -12,17 +12,20 @@
 //!    still become so, it is gone, or (worst, and what page caches do) it stays readable but
 //!    no later flush makes it durable.
 //! 4. A discarded sector reads as zeroes or as before; either is possible.
-//! 5. All choices come from the caller's stream of numbers or from the disk's own seed.
+//! 5. It says so to that flush only, unless it is to behave as files do ([`SimDisk::say_to_all`]).
+//! 6. All choices come from the caller's stream of numbers or from the disk's own seed.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 
+use super::debts::Debts;
 use super::fault::{Effect, Fault};
 use super::ram::{Counters, DiskCounts};
 use super::{Disk, DiskIo, DiskLimits, Ring, carry_out_with, check};
 use crate::bio::Op;
 use crate::error::Status;
 use crate::prng::Prng;
+use crate::ring::number_of_the_next;
 use crate::sync::{Arc, Mutex, lock};
 use crate::units::SECTOR;
 
@@ -50,6 +53,8 @@ struct State {
     is_holding: bool,
     faults: Vec<Fault>,
     prng: Prng,
+    /// Who must hear of a failed flush, if all are to hear who must.
+    debts: Option<Debts>,
 }
 
 struct Held {
@@ -57,6 +62,8 @@ struct Held {
     ring: u64,
     /// The number of the last write that had taken effect when this was started.
     sequence: u64,
+    /// The same moment, for those who must hear of a failed flush.
+    moment: u64,
     /// The effect of a fault on it.
     effect: Option<Effect>,
 }
@@ -98,6 +105,7 @@ impl SimDisk {
             is_holding,
             faults: Vec::new(),
             prng: Prng::new(0),
+            debts: None,
         };
         SimDisk { limits, counters: Counters::default(), state: Mutex::new(state) }
     }
@@ -115,6 +123,11 @@ impl SimDisk {
     /// Adds a fault. An I/O meets the first fault that fits it.
     pub fn inject(&self, fault: Fault) {
         lock(&self.state).faults.push(fault);
+    }
+
+    /// From now on, failed flushes are said to all who must know, as files do it.
+    pub fn say_to_all(&self) {
+        lock(&self.state).debts = Some(Debts::default());
     }
 
     /// Removes all faults. I/O that was stuck is held like any other.
@@ -279,13 +292,19 @@ impl Disk for SimDisk {
         let mut state = lock(&self.state);
         let effect = state.faults.iter_mut().find_map(|fault| fault.meet(&io));
         let sequence = state.sequence;
-        let held = Held { io, ring: ring.id(), sequence, effect };
+        state.note_start(&io, ring);
+        let moment = state.debts.as_ref().map_or(0, Debts::now);
+        let held = Held { io, ring: ring.id(), sequence, moment, effect };
         if state.is_holding || effect == Some(Effect::Stick) {
             return state.held.push(held);
         }
         let (io, result) = state.carry_out(held);
         drop(state);
         ring.finish(io, result);
+    }
+
+    fn is_owing(&self) -> bool {
+        lock(&self.state).debts.as_ref().is_some_and(Debts::has_any)
     }
 
     /// Held I/O is completed in an order of the disk's own; stuck I/O fails.
@@ -333,7 +352,34 @@ impl State {
         possible
     }
 
+    /// A change begins, for those who must hear of a failed flush.
+    fn note_start(&mut self, io: &DiskIo, ring: &Ring) {
+        if let (Op::Write | Op::WriteZeroes | Op::Discard, Some(debts)) = (io.op, &mut self.debts) {
+            debts.begin_write(ring.id(), || ring.life());
+        }
+    }
+
     fn carry_out(&mut self, held: Held) -> (DiskIo, Result<(), Status>) {
+        let (ring, moment) = (held.ring, held.moment);
+        let (io, result) = self.do_it(held);
+        let result = match (io.op, &mut self.debts) {
+            (Op::Flush, Some(debts)) => {
+                match result {
+                    Ok(()) => debts.succeeded(moment),
+                    Err(_) => debts.failed(number_of_the_next()),
+                }
+                if debts.collect(ring) { Err(Status::Io) } else { result }
+            }
+            (Op::Read | Op::Flush, _) | (_, None) => result,
+            (_, Some(debts)) => {
+                debts.end_write(ring);
+                result
+            }
+        };
+        (io, result)
+    }
+
+    fn do_it(&mut self, held: Held) -> (DiskIo, Result<(), Status>) {
         let target = held.target();
         let Held { mut io, sequence, effect, .. } = held;
         if let Some(Effect::Fail(status)) = effect {

@@ -86,7 +86,9 @@ use crate::error::{Result, Status};
 use crate::per_port::PerPort;
 use crate::sync::Arc;
 use crate::sync::atomic::Ordering;
-use crate::target::{Dirty, Events, Extent, Fact, Health, OnlyCached, Port, Target, TargetLimits};
+use crate::target::{
+    Dirty, Events, Extent, Fact, Health, OnlyCached, Port, Target, TargetLimits, refused_push,
+};
 use crate::units::Nanos;
 
 pub use args::{TableArgs, WORDS, WritebackOrder};
@@ -225,6 +227,7 @@ impl Target for Pcache {
             failed_batches: self.counters.writeback_failures.load(Ordering::Relaxed),
             medium_failure: failure.map(|failure| failure.to_string()).or(has_failed),
             waited: self.signals.room().waited.load(Ordering::Relaxed),
+            paced_by: refused_push(&*self.backing),
             ..Health::default()
         }
     }

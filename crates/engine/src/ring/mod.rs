@@ -35,9 +35,17 @@ pub(crate) use kernel::{WAYS, Way};
 pub use mailbox::{Errand, Mailbox};
 
 use crate::error::{Error, Result};
-use crate::sync::Arc;
 use crate::sync::statics::atomic::{AtomicU64, Ordering};
+use crate::sync::{Arc, Weak};
 use kernel::{Ended, Entries, Kernel, Message};
+
+/// Numbers of rings.
+static RINGS: AtomicU64 = AtomicU64::new(0);
+
+/// All rings that exist have lower numbers.
+pub(crate) fn number_of_the_next() -> u64 {
+    RINGS.load(Ordering::Relaxed)
+}
 
 /// A call that a job wants next, and the job.
 pub(crate) type Work<D> = kernel::Work<Box<dyn Job<D>>>;
@@ -69,8 +77,10 @@ enum Owner<D> {
 /// One thread's window to the kernel.
 #[derive(Debug)]
 pub struct Ring<D> {
-    /// Unique in this process, over all rings that exist or existed.
+    /// Unique in this process, over all rings that exist or existed. They rise.
     id: u64,
+    /// Others see by it that the ring is gone.
+    life: Arc<()>,
     completed: VecDeque<D>,
     waiting: VecDeque<Work<D>>,
     /// Awaited jobs with the kernel.
@@ -118,9 +128,9 @@ impl<D> Ring<D> {
     /// A ring for I/O that completes without the kernel, as that of disks in memory does. Files,
     /// block devices and sockets cannot be used through it; trying panics.
     pub fn without_kernel() -> Ring<D> {
-        static RINGS: AtomicU64 = AtomicU64::new(0);
         Ring {
             id: RINGS.fetch_add(1, Ordering::Relaxed),
+            life: Arc::new(()),
             completed: VecDeque::new(),
             waiting: VecDeque::new(),
             awaited: 0,
@@ -199,6 +209,11 @@ impl<D> Ring<D> {
     /// Tells this ring from all others, for disks that hold I/O.
     pub(crate) fn id(&self) -> u64 {
         self.id
+    }
+
+    /// Has no owner once the ring is gone.
+    pub(crate) fn life(&self) -> Weak<()> {
+        Arc::downgrade(&self.life)
     }
 
     /// Starts a job's first call, or queues it.

@@ -22,7 +22,7 @@ use crate::error::{Error, Kind, Result};
 use crate::per_port::PerPort;
 use crate::sync::Arc;
 use crate::table::{DeviceWord, Word};
-use crate::target::{Extent, Health, Port, TargetLimits};
+use crate::target::{Extent, Health, Port, TargetLimits, refused_push};
 use crate::units::SECTOR;
 
 /// Two words of a table line: a device, and the sector on it where the mapping starts.
@@ -82,7 +82,8 @@ impl Mapping {
     }
 
     fn health(&self) -> Health {
-        Health { origin: self.disk.errors(), ..Health::default() }
+        let paced_by = refused_push(&*self.disk);
+        Health { origin: self.disk.errors(), paced_by, ..Health::default() }
     }
 
     /// Device and start sector, as the table line has them.

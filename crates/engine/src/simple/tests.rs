@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::device::{Device, LoadedTable};
-use crate::disk::RamDisk;
+use crate::disk::{Effect, Fault, RamDisk, SimDisk};
 use crate::error::Status;
 use crate::local::{Local, ManualClock};
 use crate::target::Target;
@@ -52,6 +52,30 @@ fn linear_maps_and_follows_fua_with_a_flush() {
     let mut bytes = [0; 1024];
     disk.peek(16 * 512, &mut bytes);
     assert_eq!((bytes[0], bytes[512]), (3, 4));
+}
+
+#[test]
+fn each_client_of_a_linear_device_hears_once_of_a_failed_flush() {
+    let disk = Arc::new(SimDisk::new(MIB, 512));
+    disk.say_to_all();
+    let args = LinearArgs::parse(&words("d 0")).unwrap();
+    let device = device(Linear::new(&args, LEN, disk.clone()).unwrap());
+    let mut clients: Vec<Local> = (0..3).map(|_| Local::without_kernel(&device).unwrap()).collect();
+    for client in &mut clients[..2] {
+        client.write_at(&[3; 512], 0, false).unwrap();
+    }
+    disk.inject(Fault::new(Effect::Fail(Status::Io)).of(Op::Flush).times(1));
+    assert_eq!(clients[2].flush(), Err(Status::Io), "it asked");
+    for expected in [Err(Status::Io), Ok(())] {
+        clients[..2].iter_mut().for_each(|client| assert_eq!(client.flush(), expected));
+        assert_eq!(clients[2].flush(), Ok(()));
+    }
+    // FUA is a flush, too.
+    clients[0].write_at(&[3; 512], 0, false).unwrap();
+    disk.inject(Fault::new(Effect::Fail(Status::Io)).of(Op::Flush).times(1));
+    assert_eq!(clients[1].flush(), Err(Status::Io));
+    assert_eq!(clients[0].write_at(&[3; 512], 512, true), Err(Status::Io));
+    assert_eq!(clients[0].write_at(&[3; 512], 512, true), Ok(()));
 }
 
 #[test]

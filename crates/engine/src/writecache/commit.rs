@@ -154,7 +154,7 @@ impl Writecache {
     /// Everything that is complete becomes durable, then the bio is done.
     pub(super) fn make_durable(&self, bio: Bio, port: &mut Port) {
         let bypassed = self.origin.bypassed();
-        match self.origin.owes_flush() {
+        match self.origin.owes_clients() {
             true => self.emit_flush(FlushJob { bio: Some(bio), bypassed }, port),
             false => self.settle(bio, port),
         }

@@ -77,7 +77,9 @@ use crate::per_port::PerPort;
 use crate::room::Room;
 use crate::sync::Arc;
 use crate::sync::atomic::Ordering;
-use crate::target::{Dirty, Events, Extent, Fact, Health, OnlyCached, Port, Target, TargetLimits};
+use crate::target::{
+    Dirty, Events, Extent, Fact, Health, OnlyCached, Port, Target, TargetLimits, refused_push,
+};
 use crate::units::Nanos;
 
 pub use args::{Mode, TableArgs, WORDS};
@@ -295,6 +297,7 @@ impl Target for Writecache {
         let has_failed = self.has_failed().then(|| "it refused a write or a flush".to_owned());
         Health {
             origin: self.origin.disk().errors(),
+            paced_by: refused_push(&**self.origin.disk()),
             medium: self.device.errors(),
             is_failing: self.background.is_failing(),
             failed_batches: self.counts.writeback_failures.load(Ordering::Relaxed),

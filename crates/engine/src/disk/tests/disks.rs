@@ -259,6 +259,7 @@ fn a_flush_hears_of_a_write_out_that_failed_before() {
     for io in [IoMode::Buffered, IoMode::Lazy] {
         let disk = open(&device.0, io);
         let mut ring = Ring::new(8).unwrap();
+        let (mut other, mut reader) = (Ring::new(8).unwrap(), Ring::new(8).unwrap());
         let mib = |ring: &mut Ring, at: u64| {
             write(&disk, ring, at << 20, &pattern(1 << 20, at)).unwrap();
         };
@@ -268,7 +269,13 @@ fn a_flush_hears_of_a_write_out_that_failed_before() {
         // More than a window into what has room: in mode lazy a sweep has met the error by now, and
         // what is left to be written out meets none.
         (0..32).for_each(|_| mib(&mut ring, 0));
+        mib(&mut other, 0);
         assert_eq!(bare(&disk, &mut ring, Op::Flush, 0, 0), Err(Status::Io), "{io:?}");
+        // The kernel has said it, once.
+        assert_eq!(bare(&disk, &mut reader, Op::Flush, 0, 0), Ok(()), "{io:?}");
+        assert_eq!(bare(&disk, &mut other, Op::Flush, 0, 0), Err(Status::Io), "{io:?}");
+        assert_eq!(bare(&disk, &mut other, Op::Flush, 0, 0), Ok(()), "{io:?}");
+        assert_eq!(bare(&disk, &mut ring, Op::Flush, 0, 0), Ok(()), "{io:?}");
     }
 }
 

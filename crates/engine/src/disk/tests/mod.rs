@@ -2,7 +2,9 @@
 
 mod conformance;
 mod disks;
+mod flushing;
 mod lazy;
+mod paced;
 mod parts;
 mod sim;
 

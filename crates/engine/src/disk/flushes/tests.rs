@@ -1,0 +1,297 @@
+//! Flushes against a model: a page cache that loses pages and says so once, and rings that write
+//! and flush, driven by a seed.
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::prng::Prng;
+use crate::sync::Arc;
+
+/// A flush of a ring: the ring, and how many of its writes had ended when it was asked for.
+type Asked = (usize, usize);
+
+/// A write: whether it has ended, and whether it is lost, and its ring has not heard of that.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Page {
+    InFlight,
+    Dirty,
+    Durable,
+    Lost,
+}
+
+struct World {
+    flushes: Flushes<Asked>,
+    lives: Vec<Arc<()>>,
+    /// All writes of each ring.
+    pages: Vec<Vec<Page>>,
+    /// Calls to the kernel that have not ended: who leads each, and how many writes of each ring
+    /// it covers.
+    calls: Vec<(Asked, Vec<usize>)>,
+    /// The kernel owes the next call an error.
+    is_unreported: bool,
+    /// Whether flushes hear of what a write-out has lost; if not, only the write-out does.
+    says_to_flushes: bool,
+    failures: usize,
+    told: Vec<usize>,
+    wrong: Option<String>,
+    prng: Prng,
+}
+
+impl World {
+    fn new(rings: usize, says_to_flushes: bool, seed: u64) -> World {
+        World {
+            flushes: Flushes::default(),
+            lives: (0..rings).map(|_| Arc::default()).collect(),
+            pages: vec![Vec::new(); rings],
+            calls: Vec::new(),
+            is_unreported: false,
+            says_to_flushes,
+            failures: 0,
+            told: vec![0; rings],
+            wrong: None,
+            prng: Prng::new(seed),
+        }
+    }
+
+    fn step(&mut self) {
+        let ring = self.prng.below(self.lives.len() as u64) as usize;
+        match self.prng.below(10) {
+            0..3 => {
+                let life = Arc::downgrade(&self.lives[ring]);
+                self.flushes.debts.begin_write(ring as u64, || life);
+                self.pages[ring].push(Page::InFlight);
+            }
+            3..6 => self.end_write(ring),
+            6 | 7 => self.ask(ring),
+            8 => self.end_call(),
+            _ => self.write_out(),
+        }
+    }
+
+    fn end_write(&mut self, ring: usize) {
+        let Some(page) = self.pages[ring].iter_mut().find(|page| **page == Page::InFlight) else {
+            return;
+        };
+        *page = Page::Dirty;
+        self.flushes.debts.end_write(ring as u64);
+    }
+
+    fn ask(&mut self, ring: usize) {
+        let asked = (ring, ended_of(&self.pages[ring]));
+        match self.flushes.try_lead(ring as u64) {
+            true => self.begin_call(asked),
+            false => self.flushes.wait(ring as u64, asked),
+        }
+    }
+
+    fn begin_call(&mut self, led: Asked) {
+        self.calls.push((led, self.pages.iter().map(|pages| ended_of(pages)).collect()));
+    }
+
+    /// Some dirty page reaches the device, or is lost.
+    fn write_out(&mut self) {
+        let ring = self.prng.below(self.lives.len() as u64) as usize;
+        let Some(page) = self.pages[ring].iter_mut().find(|page| **page == Page::Dirty) else {
+            return;
+        };
+        if !self.prng.one_in(4) {
+            *page = Page::Durable;
+            return;
+        }
+        *page = Page::Lost;
+        self.failures += 1;
+        match self.says_to_flushes {
+            true => self.is_unreported = true,
+            false => self.flushes.write_out_failed(self.lives.len() as u64),
+        }
+    }
+
+    /// One of the kernel's calls has written all out that was dirty when it began, and ends.
+    fn end_call(&mut self) {
+        if self.calls.is_empty() {
+            return;
+        }
+        let nth = self.prng.below(self.calls.len() as u64) as usize;
+        let (led, covered) = self.calls.remove(nth);
+        let mut is_lost = false;
+        for (pages, covered) in self.pages.iter_mut().zip(covered) {
+            for page in pages[..covered].iter_mut().filter(|page| **page == Page::Dirty) {
+                let fails = self.prng.one_in(16);
+                *page = if fails { Page::Lost } else { Page::Durable };
+                is_lost |= fails;
+            }
+        }
+        self.failures += usize::from(is_lost);
+        let is_good = !(std::mem::take(&mut self.is_unreported) || is_lost);
+        let result = if is_good { Ok(()) } else { Err(Status::Io) };
+        let ended = self.flushes.ended(result, self.lives.len() as u64);
+        self.answer(led, ended.own);
+        ended.others.into_iter().for_each(|(asked, result)| self.answer(asked, result));
+        ended.leader.into_iter().for_each(|led| self.begin_call(led));
+    }
+
+    fn answer(&mut self, (ring, writes): Asked, result: Result<(), Status>) {
+        let lost = self.pages[ring].iter_mut().filter(|page| **page == Page::Lost);
+        if result.is_err() {
+            self.told[ring] += 1;
+            return lost.for_each(|page| *page = Page::Durable);
+        }
+        if self.pages[ring][..writes].iter().any(|page| *page != Page::Durable) {
+            self.wrong = Some(format!("ring {ring} believes in {writes} writes"));
+        }
+    }
+
+    /// What is wrong after many steps, if anything.
+    fn run(mut self) -> Option<String> {
+        for _ in 0..400 {
+            self.step();
+            self.wrong = self.wrong.take().or_else(|| {
+                (self.calls.len() > 1).then(|| "two flushes at the same time".to_owned())
+            });
+            if self.wrong.is_some() {
+                return self.wrong;
+            }
+        }
+        // A last flush of each ring ends, and all who have asked hear.
+        for ring in 0..self.lives.len() {
+            while self.pages[ring].contains(&Page::InFlight) {
+                self.end_write(ring);
+            }
+            self.ask(ring);
+        }
+        while !self.calls.is_empty() {
+            self.end_call();
+        }
+        let (told, failures) = (&self.told, self.failures);
+        let is_over = self.flushes.waiting.is_empty() && self.flushes.under_way.is_none();
+        self.wrong = self.wrong.take().or_else(|| (!is_over).then(|| "someone waits".to_owned()));
+        self.wrong.or_else(|| {
+            // A failed flush fails for each flush that it was made for.
+            let most = 8 * failures;
+            told.iter().any(|told| *told > most).then(|| format!("{told:?} of {failures}"))
+        })
+    }
+}
+
+/// How many writes have ended. They end in their order here.
+fn ended_of(pages: &[Page]) -> usize {
+    pages.iter().filter(|page| **page != Page::InFlight).count()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(600))]
+
+    #[test]
+    fn no_ring_believes_in_what_is_lost(
+        rings in 1_usize..5,
+        says_to_flushes in any::<bool>(),
+        seed in any::<u64>(),
+    ) {
+        prop_assert_eq!(World::new(rings, says_to_flushes, seed).run(), None);
+    }
+}
+
+#[cfg(feature = "mutants")]
+#[test]
+fn the_model_finds_deliberate_bugs() {
+    for mutant in Mutant::FLUSHES {
+        crate::mutants::set(Some(*mutant));
+        let is_found = (0..400).any(|seed| World::new(4, seed % 2 == 0, seed).run().is_some());
+        crate::mutants::set(None);
+        assert!(is_found, "{mutant:?}");
+    }
+}
+
+/// Writes of rings that are all there.
+struct Plain {
+    flushes: Flushes<u64>,
+    life: Arc<()>,
+}
+
+impl Plain {
+    fn new() -> Plain {
+        Plain { flushes: Flushes::default(), life: Arc::default() }
+    }
+
+    fn write(&mut self, ring: u64) {
+        self.flushes.debts.begin_write(ring, || Arc::downgrade(&self.life));
+        self.flushes.debts.end_write(ring);
+    }
+
+    fn flush(&mut self, ring: u64, result: Result<(), Status>) -> Result<(), Status> {
+        assert!(self.flushes.try_lead(ring));
+        let Ended { own, others, leader } = self.flushes.ended(result, 100);
+        assert!(others.is_empty() && leader.is_none());
+        own
+    }
+}
+
+const FAILED: Result<(), Status> = Err(Status::NoSpace);
+
+#[test]
+fn a_failure_is_said_once_to_each_ring_with_unflushed_writes_and_to_no_other() {
+    let mut plain = Plain::new();
+    plain.write(3);
+    assert_eq!(plain.flush(9, Ok(())), Ok(()));
+    plain.write(1);
+    plain.write(2);
+    assert!(!plain.flushes.debts.has_any());
+    assert_eq!(plain.flush(1, FAILED), FAILED);
+    assert!(plain.flushes.debts.has_any());
+    assert_eq!(plain.flush(1, Ok(())), Ok(()), "it has heard of it");
+    assert_eq!(plain.flush(3, Ok(())), Ok(()), "what it wrote was flushed before");
+    assert_eq!(plain.flush(4, Ok(())), Ok(()), "it wrote nothing");
+    assert_eq!(plain.flush(2, Ok(())), Err(Status::Io), "a good flush covers nothing that is lost");
+    assert_eq!(plain.flush(2, Ok(())), Ok(()));
+    assert!(!plain.flushes.debts.has_any());
+    // The next failure is about later writes.
+    plain.write(2);
+    assert_eq!(plain.flush(2, FAILED), FAILED);
+    assert_eq!(plain.flush(1, Ok(())), Ok(()));
+}
+
+#[test]
+fn who_asks_while_a_flush_fails_hears_of_it_and_others_share_the_next() {
+    let mut flushes = Flushes::default();
+    assert!(flushes.try_lead(1));
+    for ring in [2, 3, 4] {
+        assert!(!flushes.try_lead(ring));
+        flushes.wait(ring, ring);
+    }
+    let ended = flushes.ended(Ok(()), 9);
+    assert_eq!((ended.own, ended.others, ended.leader), (Ok(()), vec![], Some(2)));
+    assert!(!flushes.try_lead(5));
+    flushes.wait(5, 5);
+    let ended = flushes.ended(FAILED, 9);
+    assert_eq!(ended.own, FAILED);
+    assert_eq!(ended.others, [(3, FAILED), (4, FAILED), (5, FAILED)]);
+    assert_eq!(ended.leader, None);
+    assert!(flushes.try_lead(6));
+    assert_eq!(flushes.ended(Ok(()), 9).own, Ok(()));
+}
+
+#[test]
+fn a_ring_that_comes_later_hears_what_a_ring_that_is_gone_should_have_heard() {
+    let mut plain = Plain::new();
+    plain.write(1);
+    plain.write(2);
+    plain.life = Arc::default();
+    assert_eq!(plain.flush(7, FAILED), FAILED);
+    assert_eq!(plain.flush(8, Ok(())), Ok(()), "it was there when it failed");
+    assert_eq!(plain.flush(101, Ok(())), Err(Status::Io));
+    assert_eq!(plain.flush(102, Ok(())), Ok(()), "one for all that are gone");
+    assert!(!plain.flushes.debts.has_any());
+}
+
+#[test]
+fn rings_that_are_gone_take_no_memory() {
+    let mut plain = Plain::new();
+    for ring in 0..10_000 {
+        plain.life = Arc::default();
+        plain.write(ring);
+    }
+    let rings = plain.flushes.debts.rings();
+    assert!(rings < 200, "{rings}");
+    assert_eq!(plain.flush(20_000, FAILED), FAILED);
+    assert_eq!(plain.flush(20_001, Ok(())), Err(Status::Io));
+}
