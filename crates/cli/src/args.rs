@@ -458,9 +458,21 @@ pub struct WaitArgs {
 
 /// Arguments of `export`.
 #[derive(Debug, Args)]
-#[command(after_help = "Examples:
+#[command(after_help = "\
+Which door for what:
+  a virtual machine       vhost-user:///PATH: rings in the guest's memory, one thread for each
+  a program in C          none: libudm has the device in the program's own process
+  a mount on this host    nbd+unix:///PATH, and nbd-client
+  another host            nbds://ADDR:PORT?tls=FOLDER: NBD over TLS
+
+vhost-user:///PATH?poll=auto looks at rings before it sleeps, as long as it pays and at most a tenth
+of the time in vain; ?poll=always never sleeps, and takes a processor for each ring. `udm info`
+prints how much of it was in vain.
+
+Examples:
   udm export vol nbd://127.0.0.1:10809
-  udm export vol 'nbds://0.0.0.0:10809?tls=/etc/udm/pki'")]
+  udm export vol 'nbds://0.0.0.0:10809?tls=/etc/udm/pki'
+  udm export vol 'vhost-user:///run/udm/vol.vhost?poll=auto'")]
 pub struct ExportArgs {
     /// The device's name
     pub name: DeviceName,

@@ -9,7 +9,7 @@ use crate::{nbd, vhost};
 
 /// All forms, for people.
 pub const FORMS: &str = "nbd+unix:///PATH, nbd://ADDR:PORT, nbds://ADDR:PORT?tls=FOLDER, or \
-    vhost-user:///PATH";
+    vhost-user:///PATH[?poll=auto]";
 
 /// The address of a door.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -16,6 +16,7 @@ use udm::device::Device;
 use udm::disk::RamDisk;
 use udm::sync::Arc;
 use udm_export::Door;
+use udm_export::vhost::poll::Poll;
 use udm_export::vhost::{Server, Uri};
 
 const DISK_BYTES: u64 = 8 << 20;
@@ -35,7 +36,8 @@ impl Served {
     fn with(device: Arc<Device>) -> Served {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("socket");
-        let server = Server::start(&device, &Uri { path: path.clone() }).unwrap();
+        let server =
+            Server::start(&device, &Uri { path: path.clone(), poll: Poll::Never }).unwrap();
         Served { _folder: folder, path, device, server }
     }
 

@@ -19,6 +19,7 @@ use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use udm::disk::RamDisk;
 use udm::sync::Arc;
 use udm_export::Door;
+use udm_export::vhost::poll::Poll;
 use udm_export::vhost::{Clients, Server, Uri};
 
 struct Served {
@@ -32,7 +33,8 @@ impl Served {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("socket");
         let device = linear(Arc::new(RamDisk::new(8 << 20, 512)));
-        let server = Server::start(&device, &Uri { path: path.clone() }).unwrap();
+        let server =
+            Server::start(&device, &Uri { path: path.clone(), poll: Poll::Never }).unwrap();
         Served { _folder: folder, path, server }
     }
 

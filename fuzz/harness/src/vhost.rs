@@ -26,6 +26,7 @@ use udm::units::{BIO_BYTES_MAX, KIB, SECTOR};
 use udm_export::vhost::counts::Counts;
 use udm_export::vhost::inflight::{Extent, Notes, Tracker};
 use udm_export::vhost::memory::Memory;
+use udm_export::vhost::poll::Poll;
 use udm_export::vhost::proto::{
     Header, Message, Region, Request as Asked, RingAddresses, Violation, feature,
 };
@@ -336,7 +337,7 @@ struct Client {
 fn messages(input: &mut Input<'_>) {
     let device = device();
     let counts = Arc::new(Counts::default());
-    let mut session = Session::new("udm-fuzz", &device, counts);
+    let mut session = Session::new("udm-fuzz", &device, Poll::Never, counts);
     let memory_file = memfd(MEMORY_BYTES);
     let mut memory = Memory::default();
     let region = Region { guest: 0, len: MEMORY_BYTES, user: 0, offset: 0 };

@@ -1,7 +1,8 @@
 //! Counts of a server's clients, shared by all of their threads.
 
-use udm::sync::{Mutex, lock};
+use udm::sync::{Arc, Mutex, lock};
 
+use super::poll::Spent;
 use super::proto::Violation;
 
 /// Counts of a server's clients.
@@ -23,17 +24,21 @@ pub struct Clients {
 
 /// The same, shared.
 #[derive(Debug, Default)]
-pub struct Counts(Mutex<Clients>);
+pub struct Counts {
+    clients: Mutex<Clients>,
+    /// Time spent looking at rings.
+    pub polled: Arc<Spent>,
+}
 
 impl Counts {
     /// What they are now.
     pub fn get(&self) -> Clients {
-        lock(&self.0).clone()
+        lock(&self.clients).clone()
     }
 
     /// A client has come. Returns how many came before, and it.
     pub fn has_come(&self) -> u64 {
-        let mut clients = lock(&self.0);
+        let mut clients = lock(&self.clients);
         clients.accepted += 1;
         clients.current += 1;
         clients.accepted
@@ -41,7 +46,7 @@ impl Counts {
 
     /// A client has gone, because of what it did if there is a violation.
     pub fn has_gone(&self, violation: Option<&Violation>) {
-        let mut clients = lock(&self.0);
+        let mut clients = lock(&self.clients);
         clients.current -= 1;
         if let Some(violation) = violation {
             clients.violations += 1;
@@ -51,12 +56,12 @@ impl Counts {
 
     /// A client was not served.
     pub fn was_refused(&self) {
-        lock(&self.0).refused += 1;
+        lock(&self.clients).refused += 1;
     }
 
     /// A ring is broken.
     pub fn ring_is_broken(&self, violation: &Violation) {
-        let mut clients = lock(&self.0);
+        let mut clients = lock(&self.clients);
         clients.broken_rings += 1;
         clients.last_violation = Some(violation.to_string());
     }

@@ -5,6 +5,7 @@
 //! | [`proto`] | messages, and what breaks the protocol |
 //! | [`memory`] | the client's memory |
 //! | [`split`] | a ring in it |
+//! | [`poll`] | how long to look at a ring before sleeping |
 //! | [`inflight`] | which requests are in flight, for the next server |
 //! | [`request`] | requests to bios, finished bios to answers |
 //! | [`config`] | what drivers read of the device |
@@ -24,6 +25,7 @@ pub mod connection;
 pub mod counts;
 pub mod inflight;
 pub mod memory;
+pub mod poll;
 pub mod proto;
 pub mod request;
 pub mod session;
@@ -47,8 +49,12 @@ use crate::socket::{Access, SocketFile, listen_unix};
 use connection::Connection;
 pub use counts::Clients;
 use counts::Counts;
+use poll::Lookers;
 use session::Session;
 pub use uri::Uri;
+
+/// Those of all servers of this process.
+static LOOKERS: Lookers = Lookers::new();
 
 /// Most clients of one server. One more takes the place of the oldest that has no ring served; if
 /// there is none, it is closed immediately.
@@ -57,7 +63,7 @@ pub const CLIENTS_MAX: usize = 8;
 const LEAVING_MAX: usize = 8;
 
 /// Every stated maximum.
-pub fn limits() -> [Limit; 7] {
+pub fn limits() -> [Limit; 9] {
     [
         limit("vhost_clients", CLIENTS_MAX as u64, "clients of a vhost-user export"),
         limit("vhost_rings", config::QUEUES_MAX as u64, "rings of a client"),
@@ -65,6 +71,12 @@ pub fn limits() -> [Limit; 7] {
         limit("vhost_chain", split::CHAIN_MAX as u64, "descriptors of a request"),
         limit("vhost_regions", memory::REGIONS_MAX as u64, "regions of a client's memory"),
         limit("vhost_region_bytes", memory::BYTES_MAX, "a client's memory"),
+        limit("vhost_look_ns", poll::LOOK_NS_MAX, "poll=auto: looking after a request"),
+        limit(
+            "vhost_vain_percent",
+            100 / poll::VAIN_PARTS,
+            "poll=auto: the part of a ring's time that is looked at it in vain",
+        ),
         limit("vhost_held_bytes", worker::HELD_BYTES_MAX, "a ring's requests, if more than one"),
     ]
 }
@@ -143,12 +155,15 @@ impl Door for Server {
         let counts = self.shared.counts.get();
         let number = |name, count, about| Fact { name, value: FactValue::Number(count), about };
         let last = counts.last_violation.map_or(FactValue::Nothing, FactValue::Text);
+        let polled = &self.shared.counts.polled;
         vec![
             number("accepted", counts.accepted, "clients since the door was opened"),
             number("refused", counts.refused, "clients that were turned away: too many"),
             number("violations", counts.violations, "clients that broke the protocol"),
             number("broken_rings", counts.broken_rings, "rings that are not served any more"),
             Fact { name: "last_violation", value: last, about: "what the last of those did" },
+            number("polled_us", polled.looked() / 1000, "microseconds of looking at rings"),
+            number("polled_in_vain_us", polled.in_vain() / 1000, "of those the ones in vain"),
         ]
     }
 
@@ -203,7 +218,7 @@ impl Shared {
         }
         let name = format!("udm-vhost-{}", self.counts.has_come());
         let is_serving = Arc::new(AtomicBool::new(false));
-        let session = Session::new(&name, &self.device, self.counts.clone());
+        let session = Session::new(&name, &self.device, self.uri.poll, self.counts.clone());
         let (counts, serving) = (self.counts.clone(), is_serving.clone());
         let queue =
             Queue::run(&name, move |_| Ok(Connection::new(socket, session, counts, serving)));

@@ -10,10 +10,12 @@ use std::os::fd::OwnedFd;
 use udm::device::Device;
 use udm::sync::Arc;
 
+use super::LOOKERS;
 use super::config::{self, QUEUES_MAX, blk};
 use super::counts::Counts;
 use super::inflight::{Extent, Notes};
 use super::memory::{Memory, REGIONS_MAX};
+use super::poll::{Poll, Poller};
 use super::proto::{
     Message, REGION_BYTES, Region, Reply, Request, RingAddresses, Violation, feature, protocol,
     ring_addresses, u32_at, wrong,
@@ -39,6 +41,7 @@ pub struct Session {
     /// Where requests in flight are noted.
     notes: Option<Notes>,
     rings: Vec<Ring>,
+    poll: Poll,
     counts: Arc<Counts>,
 }
 
@@ -66,8 +69,8 @@ impl Ring {
 
 impl Session {
     /// A client of `device`. The threads that serve it are called `name` and a number. Broken rings
-    /// are counted in `counts`.
-    pub fn new(name: &str, device: &Arc<Device>, counts: Arc<Counts>) -> Session {
+    /// and the time of looking at rings are counted in `counts`.
+    pub fn new(name: &str, device: &Arc<Device>, poll: Poll, counts: Arc<Counts>) -> Session {
         Session {
             name: name.to_owned(),
             device: device.clone(),
@@ -78,6 +81,7 @@ impl Session {
             is_write_back: true,
             notes: None,
             rings: (0..QUEUES_MAX).map(|_| Ring::default()).collect(),
+            poll,
             counts,
         }
     }
@@ -323,11 +327,12 @@ impl Session {
         let orders = self.orders(ring);
         let name = format!("{}.{index}", self.name);
         let counts = self.counts.clone();
+        let poller = Poller::new(self.poll, &LOOKERS, counts.polled.clone());
         let tell = move |violation: &Violation| counts.ring_is_broken(violation);
         let worker = Worker::start(
             &name,
             &self.device,
-            Served { split, tracker, again, kick },
+            Served { split, tracker, again, kick, poller },
             orders,
             tell,
         );

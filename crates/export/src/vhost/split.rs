@@ -324,10 +324,19 @@ impl Split {
         passes(event, before, self.used)
     }
 
-    /// Asks the driver to kick for the next request. Look for requests again after this.
-    pub fn want_kicks(&mut self) {
+    /// Asks the driver to kick for the next request, and says whether the device may sleep until
+    /// then: nothing is there already.
+    pub fn may_sleep(&mut self) -> Result<bool, Violation> {
+        self.ask_and_look(|| ())
+    }
+
+    /// The driver publishes, then reads the wish; so the wish comes first here, and then the look.
+    /// Each side sees the other's, or both do. `between` is what a test's driver does meanwhile.
+    fn ask_and_look(&mut self, between: impl FnOnce()) -> Result<bool, Violation> {
         self.tell(self.next, 0);
         fence(Ordering::SeqCst);
+        between();
+        Ok(self.available()? == 0)
     }
 
     /// Asks the driver not to kick.

@@ -247,8 +247,37 @@ fn the_driver_is_called_when_it_wants_that() {
     }
     world.ring.refuse_kicks();
     assert_eq!(world.u16(USED), 1);
-    world.ring.want_kicks();
+    assert_eq!(world.ring.may_sleep(), Ok(true));
     assert_eq!(world.u16(USED), 0);
+}
+
+/// The driver publishes and reads the wish before the device's two steps, between them, or after
+/// them: it kicks, or the device does not sleep.
+#[test]
+fn nobody_sleeps_while_work_waits() {
+    for features in [ALL, 0] {
+        for (published, read) in [(0, 0), (0, 1), (0, 2), (1, 1), (1, 2), (2, 2)] {
+            let world = World::new(features);
+            let mut ring = Split::new(shape(features), &world.memory, 0).unwrap();
+            ring.refuse_kicks();
+            let kicks = std::cell::Cell::new(false);
+            let step = |now: u32| {
+                if published == now {
+                    world.publish(0);
+                }
+                if read == now {
+                    let wish = world.u16(if features == 0 { USED } else { USED + 4 + 64 });
+                    kicks.set(if features == 0 { wish & IS_QUIET == 0 } else { wish == 0 });
+                }
+            };
+            // Of earlier times: the event lies in the past.
+            world.put_u16(USED + 4 + 64, u16::MAX);
+            step(0);
+            let may_sleep = ring.ask_and_look(|| step(1)).unwrap();
+            step(2);
+            assert!(kicks.get() || !may_sleep, "{features:#x} {published} {read}");
+        }
+    }
 }
 
 #[test]

@@ -2,7 +2,8 @@
 //!
 //! 1. What can be done now is done in one turn: finished bios are answered, new requests are taken,
 //!    and the driver is called once for all of it. Then the thread sleeps until a kick, the end of
-//!    an I/O or an order comes. It asks for kicks first, and looks once more.
+//!    an I/O or an order comes. It asks for kicks first, and looks once more. With polling it looks
+//!    for a while ([`super::poll`]) before it does that.
 //! 2. Kicks and calls are files that the client has given, and may be anything. Kicks are read only
 //!    without waiting, calls are written by the ring: no client stops its thread.
 //! 3. A request is in flight once, and is answered once. A ring on which something is wrong is not
@@ -28,6 +29,7 @@ use crate::budget::{BUDGET, Share};
 
 use super::inflight::Tracker;
 use super::memory::Memory;
+use super::poll::Poller;
 use super::proto::{Violation, wrong};
 use super::request::{
     Begun, Facts, HEADER_BYTES, ID_BYTES, Phase, Request, held_bytes, take_buffer,
@@ -42,6 +44,8 @@ const STOP_SECONDS_MAX: u64 = 20;
 const PARKED_SECONDS_MAX: u64 = 2;
 /// Time between two checks for late requests, while any is in flight.
 const LOOK_NS: Nanos = SECOND;
+/// Looks at a ring before the rest of the loop has its turn: less than a microsecond.
+const GLANCES: u32 = 16;
 /// Time between two tries to get memory that other clients hold.
 const STARVED_LOOK_NS: Nanos = SECOND / 100;
 
@@ -85,6 +89,8 @@ pub struct Served {
     pub again: Vec<u16>,
     /// How the driver says that there are requests.
     pub kick: Arc<OwnedFd>,
+    /// How long the ring is looked at before that is waited for.
+    pub poller: Poller,
 }
 
 /// What has become of a ring.
@@ -173,6 +179,7 @@ struct Serving {
     requests: Requests,
     /// The request that is being taken.
     chain: Chain,
+    poller: Poller,
     kick: Arc<OwnedFd>,
     is_kick_awaited: bool,
     calls: Calls,
@@ -202,12 +209,13 @@ impl Serving {
         let name = driver.device().name();
         let len = name.len().min(ID_BYTES);
         id[..len].copy_from_slice(&name.as_bytes()[..len]);
-        let Served { split, tracker, again, kick } = ring;
+        let Served { split, tracker, again, kick, poller } = ring;
         let by_head = (0..split.entries()).map(|_| Request::default()).collect();
         Serving {
             driver,
             requests: Requests { by_head, in_flight: 0, held_bytes: 0, has_late: false },
             chain: Chain::default(),
+            poller,
             kick,
             is_kick_awaited: false,
             // Whatever was done before this worker, the driver looks once.
@@ -389,10 +397,8 @@ impl Serving {
         if self.violation.is_some() {
             return false;
         }
-        self.ring.want_kicks();
-        let available = self.ring.available();
-        let Some(available) = self.judge(available) else { return true };
-        if available > 0 {
+        let may_sleep = self.ring.may_sleep();
+        if self.judge(may_sleep) != Some(true) {
             return true;
         }
         if !self.is_kick_awaited {
@@ -400,6 +406,23 @@ impl Serving {
             core.desk().poll_readable(&self.kick, Asks::Kick);
         }
         false
+    }
+
+    /// Looks at the ring for a moment, if that is to be done before sleeping.
+    fn looks(&mut self) -> bool {
+        if self.violation.is_some() || !self.poller.goes_on(now) {
+            return false;
+        }
+        for _ in 0..GLANCES {
+            match self.ring.available() {
+                Ok(0) => std::hint::spin_loop(),
+                // What is wrong is found in the next turn too.
+                Ok(_) | Err(_) => return true,
+            }
+        }
+        // Another thread that could run here does so now, and it may be the driver's.
+        std::thread::yield_now();
+        true
     }
 
     /// Clears the kick.
@@ -530,6 +553,7 @@ impl Role for Serving {
         }
         if has_progress {
             self.answer(core);
+            self.poller.found(now);
         }
         self.call(core);
         let mut deadline = self.look_for_late(core);
@@ -546,7 +570,7 @@ impl Role for Serving {
                 core.ring_mut().submit();
                 return Turn::Again;
             }
-        } else if self.await_kick(core) {
+        } else if self.looks() || self.await_kick(core) {
             core.ring_mut().submit();
             return Turn::Again;
         }

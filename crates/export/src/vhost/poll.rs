@@ -1,0 +1,363 @@
+//! How long one side of a ring looks at it before it sleeps.
+//!
+//! To sleep and to be woken costs both sides some 20 us, to look costs a processor. So `auto` looks
+//! as long as it has paid lately, within bounds that do not depend on what the other side does:
+//!
+//! 1. A look begins when a request (or an answer) was found, and never otherwise: a silent ring is
+//!    not looked at.
+//! 2. It ends after twice the usual time from one request to the next, and after [`LOOK_NS_MAX`] in
+//!    any case. If the next one usually comes later than that, there is no look at all.
+//! 3. Time is spent in vain if the thread sleeps in the end anyway, and as far as a look is longer
+//!    than the sleep that it replaced. At most one part in [`VAIN_PARTS`] of the time is, and
+//!    [`VAIN_NS_MAX`] that were saved up.
+//! 4. At most half of the processors look, and all but the shortest looks give theirs up to others.
+//!
+//! A look only puts the sleep off. Before it, kicks are asked for and the ring is read once more,
+//! as without looks: nobody sleeps while work waits.
+
+use std::str::FromStr;
+
+use udm::error::{Error, Kind, Result};
+use udm::sync::Arc;
+use udm::sync::statics::atomic::{AtomicU64, AtomicUsize, Ordering};
+use udm::units::Nanos;
+
+/// The longest look of `auto`.
+pub const LOOK_NS_MAX: Nanos = 100_000;
+/// The shortest, if there is one.
+const LOOK_NS_MIN: Nanos = 5_000;
+/// What a look may cost if it replaces a sleep.
+const SLEEP_NS: Nanos = 20_000;
+/// Of this many parts of the time, one may be spent in vain.
+pub const VAIN_PARTS: u64 = 10;
+/// Time that may be spent in vain before the first part of it has passed.
+pub const VAIN_NS_MAX: Nanos = 1_000_000;
+/// The usual time from one to the next is the mean of about this many.
+const GAPS: u64 = 8;
+
+/// Whether to look at a ring before sleeping.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Poll {
+    /// Sleep immediately.
+    #[default]
+    Never,
+    /// Look as long as it pays.
+    Auto,
+    /// Never sleep.
+    Always,
+}
+
+impl Poll {
+    /// As it is written.
+    pub fn name(self) -> &'static str {
+        match self {
+            Poll::Never => "never",
+            Poll::Auto => "auto",
+            Poll::Always => "always",
+        }
+    }
+}
+
+impl FromStr for Poll {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Poll> {
+        let found = [Poll::Never, Poll::Auto, Poll::Always].into_iter().find(|p| p.name() == text);
+        let wrong = || Error::new(Kind::Invalid, format!("poll={text}: auto, never or always"));
+        found.ok_or_else(wrong)
+    }
+}
+
+/// Who looks just now, of those that share processors.
+#[derive(Debug)]
+pub struct Lookers(AtomicUsize);
+
+impl Lookers {
+    /// Nobody.
+    #[expect(clippy::new_without_default, reason = "it is for statics")]
+    pub const fn new() -> Lookers {
+        Lookers(AtomicUsize::new(0))
+    }
+
+    fn enter(&self, max: usize) -> bool {
+        let add = |count: usize| (count < max).then_some(count + 1);
+        self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add).is_ok()
+    }
+
+    fn leave(&self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// Time spent looking, of all who count here.
+#[derive(Debug, Default)]
+pub struct Spent {
+    looked: AtomicU64,
+    in_vain: AtomicU64,
+}
+
+impl Spent {
+    /// Nanoseconds of looking.
+    pub fn looked(&self) -> Nanos {
+        self.looked.load(Ordering::Relaxed)
+    }
+
+    /// Of those, the ones in vain.
+    pub fn in_vain(&self) -> Nanos {
+        self.in_vain.load(Ordering::Relaxed)
+    }
+}
+
+/// A look that has begun.
+#[derive(Clone, Copy, Debug)]
+struct Look {
+    since: Nanos,
+    until: Nanos,
+}
+
+/// Decides for one ring.
+#[derive(Debug)]
+pub struct Poller {
+    poll: Poll,
+    lookers: &'static Lookers,
+    lookers_max: usize,
+    spent: Arc<Spent>,
+    look: Option<Look>,
+    /// When something was found last, if that was not looked for since.
+    found_at: Option<Nanos>,
+    /// Whether the thread has had nothing to do since then.
+    is_idle: bool,
+    /// The usual time from there to the next.
+    gap: Nanos,
+    credit: Nanos,
+    credited_at: Option<Nanos>,
+}
+
+impl Poller {
+    /// For a ring; what it spends is counted in `spent`.
+    pub fn new(poll: Poll, lookers: &'static Lookers, spent: Arc<Spent>) -> Poller {
+        let processors = std::thread::available_parallelism().map_or(1, usize::from);
+        Poller {
+            poll,
+            lookers,
+            // With one processor, a look only keeps away who is waited for.
+            lookers_max: processors / 2,
+            spent,
+            look: None,
+            found_at: None,
+            is_idle: false,
+            gap: LOOK_NS_MAX / 2,
+            credit: VAIN_NS_MAX,
+            credited_at: None,
+        }
+    }
+
+    /// Whether it ever looks.
+    pub fn is_on(&self) -> bool {
+        self.poll != Poll::Never
+    }
+
+    /// There was something to do.
+    #[inline]
+    pub fn found(&mut self, now: impl FnOnce() -> Nanos) {
+        if self.is_on() {
+            self.learn(now());
+        }
+    }
+
+    fn learn(&mut self, now: Nanos) {
+        if let Some(look) = self.look.take() {
+            let spent = now.saturating_sub(look.since);
+            self.end(spent, spent.saturating_sub(SLEEP_NS));
+        }
+        if let (Some(before), true) = (self.found_at, self.is_idle) {
+            let gap = now.saturating_sub(before).min(2 * LOOK_NS_MAX);
+            self.gap = (self.gap * (GAPS - 1) + gap) / GAPS;
+        }
+        (self.found_at, self.is_idle) = (Some(now), false);
+    }
+
+    /// There is nothing to do: whether to look once more instead of sleeping.
+    #[inline]
+    pub fn goes_on(&mut self, now: impl FnOnce() -> Nanos) -> bool {
+        self.is_on() && self.decide(now())
+    }
+
+    fn decide(&mut self, now: Nanos) -> bool {
+        let had_news = !std::mem::replace(&mut self.is_idle, true);
+        if let Some(look) = self.look {
+            return now < look.until || self.give_up(now, look);
+        }
+        let is_always = self.poll == Poll::Always;
+        let begins = is_always || (had_news && self.found_at.is_some() && self.may_begin(now));
+        if begins {
+            let len = if is_always { LOOK_NS_MAX } else { self.window() };
+            self.look = Some(Look { since: now, until: now + len });
+        }
+        begins
+    }
+
+    /// How long it may look.
+    fn window(&self) -> Nanos {
+        match self.gap {
+            0..=LOOK_NS_MAX => (2 * self.gap).clamp(LOOK_NS_MIN, LOOK_NS_MAX),
+            _ => 0,
+        }
+    }
+
+    fn may_begin(&mut self, now: Nanos) -> bool {
+        let since = self.credited_at.replace(now).unwrap_or(now);
+        let earned = now.saturating_sub(since) / VAIN_PARTS;
+        self.credit = self.credit.saturating_add(earned).min(VAIN_NS_MAX);
+        let window = self.window();
+        window > 0 && self.credit >= window && self.lookers.enter(self.lookers_max)
+    }
+
+    /// A look has found nothing. Whether there is another one.
+    fn give_up(&mut self, now: Nanos, look: Look) -> bool {
+        let spent = now.saturating_sub(look.since);
+        self.look = None;
+        self.end(spent, spent);
+        let is_always = self.poll == Poll::Always;
+        if is_always {
+            self.look = Some(Look { since: now, until: now + LOOK_NS_MAX });
+        }
+        is_always
+    }
+
+    fn end(&mut self, spent: Nanos, in_vain: Nanos) {
+        self.spent.looked.fetch_add(spent, Ordering::Relaxed);
+        self.spent.in_vain.fetch_add(in_vain, Ordering::Relaxed);
+        if self.poll == Poll::Auto {
+            self.lookers.leave();
+            self.credit = self.credit.saturating_sub(in_vain);
+        }
+    }
+}
+
+impl Drop for Poller {
+    fn drop(&mut self) {
+        if self.look.take().is_some() {
+            self.end(0, 0);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn poller(poll: Poll, lookers: &'static Lookers) -> (Poller, Arc<Spent>) {
+        let spent = Arc::new(Spent::default());
+        let mut poller = Poller::new(poll, lookers, spent.clone());
+        poller.lookers_max = 1;
+        (poller, spent)
+    }
+
+    /// Requests that come so long after the one before; a look costs `step` each time. Returns how
+    /// many were found by looking.
+    fn run(poller: &mut Poller, now: &mut Nanos, gaps: &[Nanos], step: Nanos) -> usize {
+        let mut looked = 0;
+        for gap in gaps {
+            let next = *now + gap;
+            poller.found(|| *now);
+            let mut is_awake = true;
+            while is_awake && *now < next {
+                is_awake = poller.goes_on(|| *now);
+                *now += if is_awake { step } else { 0 };
+            }
+            looked += usize::from(is_awake);
+            *now = (*now).max(next);
+        }
+        looked
+    }
+
+    #[test]
+    fn it_looks_for_what_comes_soon_and_sleeps_for_what_comes_late() {
+        static LOOKERS: Lookers = Lookers::new();
+        let (mut poller, spent) = poller(Poll::Auto, &LOOKERS);
+        let mut now = 1;
+        let soon = run(&mut poller, &mut now, &[3_000; 1000], 100);
+        assert!(soon >= 990, "{soon}");
+        let before = spent.in_vain();
+        assert_eq!(before, 0);
+        let late = run(&mut poller, &mut now, &[1_000_000; 1000], 100);
+        assert_eq!(late, 0);
+        // It has understood after some.
+        assert!(spent.in_vain() < 3 * VAIN_NS_MAX, "{}", spent.in_vain());
+        let learned = spent.in_vain();
+        run(&mut poller, &mut now, &[1_000_000; 1000], 100);
+        assert_eq!(spent.in_vain(), learned, "what comes late is not looked for");
+        let soon = run(&mut poller, &mut now, &[3_000; 1000], 100);
+        assert!(soon >= 950, "{soon}: soon again");
+    }
+
+    #[test]
+    fn a_silent_ring_is_not_looked_at() {
+        static LOOKERS: Lookers = Lookers::new();
+        let (mut poller, _) = poller(Poll::Auto, &LOOKERS);
+        assert!(!poller.goes_on(|| 1), "nothing was ever found");
+        poller.found(|| 10);
+        assert!(poller.goes_on(|| 20) && !poller.goes_on(|| 20 + LOOK_NS_MAX));
+        // Woken for another reason, it does not look again.
+        assert!(!poller.goes_on(|| 2 * LOOK_NS_MAX) && !poller.goes_on(|| 9 * LOOK_NS_MAX));
+    }
+
+    #[test]
+    fn never_and_always_are_what_they_say() {
+        static LOOKERS: Lookers = Lookers::new();
+        let (mut never, spent) = poller(Poll::Never, &LOOKERS);
+        never.found(|| unreachable!("time is not read"));
+        assert!(!never.goes_on(|| unreachable!("time is not read")));
+        assert_eq!(spent.looked(), 0);
+        let (mut always, spent) = poller(Poll::Always, &LOOKERS);
+        for nth in 0..100 {
+            assert!(always.goes_on(|| nth * LOOK_NS_MAX));
+        }
+        assert_eq!((spent.looked(), spent.in_vain()), (99 * LOOK_NS_MAX, 99 * LOOK_NS_MAX));
+    }
+
+    #[test]
+    fn only_half_of_the_processors_look() {
+        static LOOKERS: Lookers = Lookers::new();
+        let ((mut one, _), (mut other, _)) =
+            (poller(Poll::Auto, &LOOKERS), poller(Poll::Auto, &LOOKERS));
+        one.found(|| 1);
+        other.found(|| 1);
+        assert!(one.goes_on(|| 2) && !other.goes_on(|| 2));
+        drop(one);
+        other.found(|| 3);
+        assert!(other.goes_on(|| 4));
+    }
+
+    proptest! {
+        /// Whatever comes when: the bound of the time in vain is kept.
+        #[test]
+        fn a_part_of_the_time_and_no_more_is_in_vain(
+            gaps in proptest::collection::vec(
+                prop_oneof![1..200_u64, 1..2 * LOOK_NS_MAX, 1..3_000_000_u64], 1..2000),
+            step in 1..5_000_u64,
+        ) {
+            static LOOKERS: Lookers = Lookers::new();
+            let (mut poller, spent) = poller(Poll::Auto, &LOOKERS);
+            poller.lookers_max = usize::MAX;
+            let mut now = 7;
+            run(&mut poller, &mut now, &gaps, step);
+            let bound = now / VAIN_PARTS + VAIN_NS_MAX + step;
+            prop_assert!(spent.in_vain() <= bound, "{} of {now}", spent.in_vain());
+            prop_assert!(spent.looked() >= spent.in_vain() && spent.looked() <= now);
+        }
+    }
+
+    #[test]
+    fn words_are_read_as_they_are_printed() {
+        for poll in [Poll::Never, Poll::Auto, Poll::Always] {
+            assert_eq!(poll.name().parse::<Poll>().unwrap(), poll);
+        }
+        let error = "often".parse::<Poll>().unwrap_err().to_string();
+        assert!(error.contains("auto, never or always"), "{error}");
+    }
+}
