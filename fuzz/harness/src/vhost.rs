@@ -150,8 +150,7 @@ impl Bench {
             245 => ftruncate(&self.file, input.below(MEMORY_BYTES)).unwrap(),
             246 => self.memory.store(AVAILABLE + 2, &input.u16().to_le_bytes())?,
             _ => {
-                self.ring.want_kicks();
-                self.ring.available()?;
+                self.ring.may_sleep()?;
                 self.ring.needs_call();
                 self.ring.refuse_kicks();
             }
