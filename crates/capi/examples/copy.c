@@ -2,6 +2,8 @@
  *
  *     copy FILE TABLE      copy --from TABLE FILE
  *
+ * Instead of a table, it takes the address of a server: vhost-user:///run/udm/vol.vhost
+ *
  * cc copy.c $(pkg-config --cflags --libs udm) -o copy
  */
 
@@ -80,7 +82,10 @@ int main(int argc, char **argv) {
 	udm_device *device;
 	udm_queue *queue;
 	/* All is flushed before the end, so no memory has to survive this process. */
-	must(udm_open("copy", table, NULL, 0, &device), "opening the device");
+	if (strncmp(table, "vhost-user:", 11) == 0)
+		must(udm_connect(table, 0, &device), "connecting to the server");
+	else
+		must(udm_open("copy", table, NULL, 0, &device), "opening the device");
 	must(udm_queue_create(device, &queue), "making a queue");
 	int file = open(path, from_device ? O_WRONLY | O_CREAT | O_TRUNC : O_RDONLY, 0644);
 	if (file < 0) {

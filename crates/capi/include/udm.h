@@ -7,6 +7,8 @@
  *     udm_queue_destroy(queue);
  *     udm_close(device);
  *
+ * udm_connect("vhost-user:///run/udm/vol.vhost", 0, &device) uses a server instead.
+ *
  * Functions that return an int return 0 or more, or a negative errno; udm_error() has a line that
  * says what was wrong. Link with -ludm.
  *
@@ -40,7 +42,7 @@
 #define UDM_REQUESTS_MAX 4096
 
 /**
- * A mapped device in this process. Its functions may be called by any thread.
+ * A mapped device, in this process or of a server. Its functions may be called by any thread.
  */
 typedef struct udm_device udm_device;
 
@@ -119,11 +121,29 @@ int udm_open(const char *name,
              struct udm_device **device);
 
 /**
+ * Connects to a server of vhost-user-blk: `udm create --export`, or one of another kind. `uri` is
+ * "vhost-user:///PATH". With "?poll=auto" after it, udm_reap looks at the memory that it shares
+ * with the server before it sleeps, as long as answers come so soon that it pays and at most a
+ * tenth of the time in vain; with "?poll=always" it never sleeps. `flags` is 0.
+ *
+ * Everything else is as with udm_open, but: udm_status fails (EOPNOTSUPP), a request may have at
+ * most as many bytes as the server takes (31.5 MiB if it is udm; more ends with EINVAL), UDM_FUA
+ * takes a flush of its own, and the death of the server ends all requests with EIO: then end the
+ * queues and the device, and connect again.
+ *
+ * Returns 0 and the device, which udm_close ends; or a negative errno.
+ *
+ * The contract: `uri` is NULL or ends with a NUL; `device` is NULL or may be written.
+ */
+int udm_connect(const char *uri, unsigned int flags, struct udm_device **device);
+
+/**
  * Ends a device: what was acknowledged is durable in its cache or on its origin. Waits up to 30
  * seconds for requests in flight, and returns a negative errno if they do not come back. The
- * device is gone in any case; requests of queues that are left fail. NULL is nothing to end.
+ * device is gone in any case; requests of queues that are left fail. A server's device goes on
+ * without this program. NULL is nothing to end.
  *
- * The contract: `device` is NULL, or came from udm_open, and nobody uses it any more.
+ * The contract: `device` is NULL, or came from udm_open or udm_connect, and nobody uses it any more.
  */
 int udm_close(struct udm_device *device);
 
@@ -152,7 +172,8 @@ uint32_t udm_block_bytes(const struct udm_device *device);
 int udm_status(const struct udm_device *device, char *buffer, size_t len);
 
 /**
- * Makes a queue for the calling thread. A device has at most 255 at a time.
+ * Makes a queue for the calling thread. A device has at most 255 at a time; one of a server, as
+ * many as that says, and 16 at most (EBUSY).
  *
  * Returns 0 and the queue, which udm_queue_destroy ends; or a negative errno.
  *

@@ -11,10 +11,12 @@ use std::time::Duration;
 
 use udm::bio::Op;
 use udm::error::{Error, Kind, Result};
+use udm::sync::Arc;
 use udm::volume::{Options, Volume};
+use udm_export::vhost::{Uri, front::Front};
 
 use crate::errors::{answer, last, utf8};
-use crate::queue::{Completed, Queue};
+use crate::queue::{Completed, Queue, Way};
 
 /// A flag of udm_open: format the cache device even if it may hold something else.
 pub const UDM_FORCE_FORMAT: c_uint = 1;
@@ -25,10 +27,17 @@ pub const UDM_REQUEST_BYTES_MAX: u64 = 33_554_432;
 /// Most requests of one queue in flight.
 pub const UDM_REQUESTS_MAX: c_uint = 4096;
 
-/// A mapped device in this process. Its functions may be called by any thread.
+/// A mapped device, in this process or of a server. Its functions may be called by any thread.
 #[derive(Debug)]
 pub struct udm_device {
-    volume: Volume,
+    way: Reached,
+}
+
+/// Where a device is.
+#[derive(Debug)]
+enum Reached {
+    Here(Volume),
+    Served(Arc<Front>),
 }
 
 /// Requests of one thread: the one that made it uses it, and ends it.
@@ -86,7 +95,7 @@ unsafe fn text<'a>(text: *const c_char, what: &str) -> Result<Option<&'a str>> {
 
 /// # Safety
 ///
-/// `device` is NULL, or came from udm_open and was not closed.
+/// `device` is NULL, or came from udm_open or udm_connect and was not closed.
 unsafe fn device<'a>(device: *const udm_device) -> Result<&'a udm_device> {
     // SAFETY: as the caller says.
     unsafe { device.as_ref() }.ok_or_else(|| missing("the device"))
@@ -160,20 +169,57 @@ pub unsafe extern "C" fn udm_open(
         let is_forced = flags & UDM_FORCE_FORMAT != 0;
         let options = if is_forced { options.force_format() } else { options };
         let volume = Volume::open(name, table, &options)?;
-        let opened = Box::into_raw(Box::new(udm_device { volume }));
+        let opened = Box::into_raw(Box::new(udm_device { way: Reached::Here(volume) }));
         // SAFETY: not NULL, so it may be written.
         unsafe { *device = opened };
         Ok(0)
     })
 }
 
-/// Ends a device: what was acknowledged is durable in its cache or on its origin. Waits up to 30
-/// seconds for requests in flight, and returns a negative errno if they do not come back. The
-/// device is gone in any case; requests of queues that are left fail. NULL is nothing to end.
+/// Connects to a server of vhost-user-blk: `udm create --export`, or one of another kind. `uri` is
+/// "vhost-user:///PATH". With "?poll=auto" after it, udm_reap looks at the memory that it shares
+/// with the server before it sleeps, as long as answers come so soon that it pays and at most a
+/// tenth of the time in vain; with "?poll=always" it never sleeps. `flags` is 0.
+///
+/// Everything else is as with udm_open, but: udm_status fails (EOPNOTSUPP), a request may have at
+/// most as many bytes as the server takes (31.5 MiB if it is udm; more ends with EINVAL), UDM_FUA
+/// takes a flush of its own, and the death of the server ends all requests with EIO: then end the
+/// queues and the device, and connect again.
+///
+/// Returns 0 and the device, which udm_close ends; or a negative errno.
 ///
 /// # Safety
 ///
-/// `device` is NULL, or came from udm_open, and nobody uses it any more.
+/// `uri` is NULL or ends with a NUL; `device` is NULL or may be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn udm_connect(
+    uri: *const c_char,
+    flags: c_uint,
+    device: *mut *mut udm_device,
+) -> c_int {
+    answer(|| {
+        // SAFETY: the header's contract.
+        let uri = unsafe { text(uri, "the URI")? }.ok_or_else(|| missing("the URI"))?;
+        if device.is_null() {
+            return Err(missing("the place for the device"));
+        }
+        only_flags(flags, 0)?;
+        let front = Front::connect(&uri.parse::<Uri>()?)?;
+        let made = Box::into_raw(Box::new(udm_device { way: Reached::Served(front) }));
+        // SAFETY: not NULL, so it may be written.
+        unsafe { *device = made };
+        Ok(0)
+    })
+}
+
+/// Ends a device: what was acknowledged is durable in its cache or on its origin. Waits up to 30
+/// seconds for requests in flight, and returns a negative errno if they do not come back. The
+/// device is gone in any case; requests of queues that are left fail. A server's device goes on
+/// without this program. NULL is nothing to end.
+///
+/// # Safety
+///
+/// `device` is NULL, or came from udm_open or udm_connect, and nobody uses it any more.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn udm_close(device: *mut udm_device) -> c_int {
     answer(|| {
@@ -182,7 +228,10 @@ pub unsafe extern "C" fn udm_close(device: *mut udm_device) -> c_int {
         }
         // SAFETY: it came from `Box::into_raw` in udm_open, and this is its last use.
         let opened = unsafe { Box::from_raw(device) };
-        opened.volume.close().map(|()| 0)
+        match opened.way {
+            Reached::Here(volume) => volume.close().map(|()| 0),
+            Reached::Served(_) => Ok(0),
+        }
     })
 }
 
@@ -194,7 +243,10 @@ pub unsafe extern "C" fn udm_close(device: *mut udm_device) -> c_int {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn udm_size(device: *const udm_device) -> u64 {
     // SAFETY: the header's contract.
-    unsafe { self::device(device) }.map_or(0, |device| device.volume.device().size_bytes())
+    unsafe { self::device(device) }.map_or(0, |device| match &device.way {
+        Reached::Here(volume) => volume.device().size_bytes(),
+        Reached::Served(front) => front.facts().size_bytes,
+    })
 }
 
 /// The device's block in bytes, 512 or 4096 for most: requests are multiples of it, in place and
@@ -207,7 +259,10 @@ pub unsafe extern "C" fn udm_size(device: *const udm_device) -> u64 {
 pub unsafe extern "C" fn udm_block_bytes(device: *const udm_device) -> u32 {
     // SAFETY: the header's contract.
     let device = unsafe { self::device(device) };
-    device.map_or(0, |device| device.volume.device().limits().block_bytes)
+    device.map_or(0, |device| match &device.way {
+        Reached::Here(volume) => volume.device().limits().block_bytes,
+        Reached::Served(front) => front.facts().block_bytes,
+    })
 }
 
 /// The status lines of the device, as `dmsetup status` prints them, each with a newline. At most
@@ -226,8 +281,12 @@ pub unsafe extern "C" fn udm_status(
     answer(|| {
         // SAFETY: the header's contract.
         let device = unsafe { self::device(device)? };
+        let Reached::Here(volume) = &device.way else {
+            let message = "the device is a server's, which says its status: udm status NAME";
+            return Err(Error::new(Kind::Unsupported, message));
+        };
         let text: String =
-            device.volume.device().status().iter().map(|line| format!("{line}\n")).collect();
+            volume.device().status().iter().map(|line| format!("{line}\n")).collect();
         if !buffer.is_null() && len > 0 {
             let count = text.len().min(len - 1);
             // SAFETY: `buffer` has `len` bytes, which is more than `count`.
@@ -240,7 +299,8 @@ pub unsafe extern "C" fn udm_status(
     })
 }
 
-/// Makes a queue for the calling thread. A device has at most 255 at a time.
+/// Makes a queue for the calling thread. A device has at most 255 at a time; one of a server, as
+/// many as that says, and 16 at most (EBUSY).
 ///
 /// Returns 0 and the queue, which udm_queue_destroy ends; or a negative errno.
 ///
@@ -258,7 +318,11 @@ pub unsafe extern "C" fn udm_queue_create(
         if queue.is_null() {
             return Err(missing("the place for the queue"));
         }
-        let made = Queue::new(device.volume.caller()?);
+        let way = match &device.way {
+            Reached::Here(volume) => Way::Local(Box::new(volume.caller()?)),
+            Reached::Served(front) => Way::Served(Box::new(front.queue()?)),
+        };
+        let made = Queue::new(way);
         let made = Box::new(udm_queue { queue: made, thread: this_thread() });
         // SAFETY: not NULL, so it may be written.
         unsafe { *queue = Box::into_raw(made) };
@@ -301,7 +365,7 @@ pub unsafe extern "C" fn udm_queue_destroy(queue: *mut udm_queue) -> c_int {
 pub unsafe extern "C" fn udm_queue_fd(queue: *mut udm_queue) -> c_int {
     use std::os::fd::AsRawFd;
     // SAFETY: the header's contract.
-    answer(|| Ok(unsafe { self::queue(queue)? }.local().fd()?.as_raw_fd()))
+    answer(|| Ok(unsafe { self::queue(queue)? }.fd()?.as_raw_fd()))
 }
 
 fn only_flags(flags: c_uint, known: c_uint) -> Result<()> {

@@ -58,6 +58,23 @@ impl Memory {
         }
     }
 
+    /// Shows its pieces to `take`, one after the other.
+    pub(crate) fn each(&self, mut take: impl FnMut(&[u8])) {
+        for (start, len) in &self.pieces {
+            // SAFETY: `add` was promised that the bytes are valid, and that nobody else touches
+            // them; this is for a write, so they are only read.
+            take(unsafe { std::slice::from_raw_parts(*start, *len) });
+        }
+    }
+
+    /// Lets `fill` overwrite its pieces, one after the other.
+    pub(crate) fn each_mut(&self, mut fill: impl FnMut(&mut [u8])) {
+        for (start, len) in &self.pieces {
+            // SAFETY: as above, and this is for a read.
+            fill(unsafe { std::slice::from_raw_parts_mut(*start, *len) });
+        }
+    }
+
     /// Copies `bytes`, which are as many, over it.
     pub(crate) fn scatter(&self, bytes: &[u8]) {
         assert_eq!(bytes.len(), self.len);

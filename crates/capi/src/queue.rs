@@ -1,12 +1,15 @@
 //! Requests of one thread: a number for each, where its data goes, and what the program calls it.
 
+use std::collections::VecDeque;
+use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
 use udm::bio::{Bio, Op};
 use udm::error::{Error, Kind, Result};
 use udm::local::Local;
 use udm::queue::now;
-use udm::units::{BIO_BYTES_MAX, SECTOR};
+use udm::units::{BIO_BYTES_MAX, Nanos, SECTOR};
+use udm_export::vhost::front::{self, Ask};
 
 use crate::memory::Memory;
 
@@ -30,22 +33,39 @@ pub(crate) struct Completed {
     pub result: i32,
 }
 
+/// Who answers.
+#[derive(Debug)]
+pub(crate) enum Way {
+    /// The engine, in this process.
+    Local(Box<Local>),
+    /// A server.
+    Served(Box<front::Queue>),
+}
+
 /// One thread's requests.
 #[derive(Debug)]
 pub(crate) struct Queue {
-    local: Local,
+    way: Way,
     places: Vec<Place>,
     free: Vec<usize>,
+    /// Requests for which the ring to the server has no room yet.
+    waiting: VecDeque<Ask>,
+    /// Those that the server will not answer any more.
+    lost: Vec<usize>,
 }
 
 impl Queue {
-    pub(crate) fn new(local: Local) -> Queue {
-        Queue { local, places: Vec::new(), free: Vec::new() }
+    pub(crate) fn new(way: Way) -> Queue {
+        let (places, free) = (Vec::new(), Vec::new());
+        Queue { way, places, free, waiting: VecDeque::new(), lost: Vec::new() }
     }
 
-    /// The caller of the device.
-    pub(crate) fn local(&mut self) -> &mut Local {
-        &mut self.local
+    /// A file for a program's own loop.
+    pub(crate) fn fd(&mut self) -> Result<BorrowedFd<'_>> {
+        match &mut self.way {
+            Way::Local(local) => local.fd(),
+            Way::Served(served) => served.fd(),
+        }
     }
 
     pub(crate) fn in_flight(&self) -> usize {
@@ -79,15 +99,45 @@ impl Queue {
             return Err(Error::new(Kind::Invalid, format!("the request is refused: {problem}")));
         }
         (place.user_data, place.is_read) = (user_data, op == Op::Read);
-        let mut buffer = self.local.pool().take(len);
+        let token = at as u64;
+        let Way::Local(local) = &mut self.way else {
+            return self.ask(Ask { op, offset, len: len as u64, fua, token });
+        };
+        let mut buffer = local.pool().take(len);
         let bio = if op == Op::Read {
-            Bio::read(offset, buffer, at as u64)
+            Bio::read(offset, buffer, token)
         } else {
             place.memory.gather(buffer.as_mut_slice());
-            Bio::write(offset, buffer, fua, at as u64)
+            Bio::write(offset, buffer, fua, token)
         };
-        self.local.submit(bio);
+        local.submit(bio);
         Ok(())
+    }
+
+    /// Asks the server, as soon as there is room.
+    fn ask(&mut self, ask: Ask) -> Result<()> {
+        if let Way::Served(served) = &self.way
+            && let Some(failure) = served.failure()
+        {
+            self.free.push(ask.token as usize);
+            return Err(failure);
+        }
+        self.waiting.push_back(ask);
+        self.send();
+        Ok(())
+    }
+
+    /// Gives the server what there is room for.
+    fn send(&mut self) {
+        let Way::Served(served) = &mut self.way else { return };
+        while let Some(ask) = self.waiting.front() {
+            let memory = &self.places[ask.token as usize].memory;
+            match served.start(*ask, |bytes| memory.each(|piece| bytes.put(piece))) {
+                Ok(true) => drop(self.waiting.pop_front()),
+                Ok(false) => return,
+                Err(_) => self.lost.extend(self.waiting.drain(..).map(|ask| ask.token as usize)),
+            }
+        }
     }
 
     /// Starts a flush, a discard or zeroes.
@@ -110,7 +160,10 @@ impl Queue {
         }
         let at = self.place()?;
         (self.places[at].user_data, self.places[at].is_read) = (user_data, false);
-        self.local.submit(Bio::bare(op, offset, len, fua, at as u64));
+        match &mut self.way {
+            Way::Local(local) => local.submit(Bio::bare(op, offset, len, fua, at as u64)),
+            Way::Served(_) => return self.ask(Ask { op, offset, len, fua, token: at as u64 }),
+        }
         Ok(())
     }
 
@@ -140,32 +193,59 @@ impl Queue {
             .map(|timeout| now().saturating_add(timeout.as_nanos().min(u64::MAX.into()) as u64));
         let mut count = 0;
         while count < max {
-            let bio = match (self.local.poll(), deadline) {
-                (Some(bio), _) => Some(bio),
-                (None, _) if count >= min => None,
-                (None, Some(deadline)) => self.local.wait_until(deadline),
-                (None, None) => self.local.wait(),
-            };
-            let Some(bio) = bio else { break };
-            take(count, self.complete(bio));
+            let Some(completed) = self.next(count < min, deadline) else { break };
+            take(count, completed);
             count += 1;
         }
         count
     }
 
-    fn complete(&mut self, bio: Bio) -> Completed {
-        let at = bio.token as usize;
-        let place = &mut self.places[at];
+    /// The next completion; if there is none, waits for it if `waits`, until `deadline`.
+    fn next(&mut self, waits: bool, deadline: Option<Nanos>) -> Option<Completed> {
+        let local = match &mut self.way {
+            Way::Served(_) => return self.next_served(waits, deadline),
+            Way::Local(local) => local,
+        };
+        let bio = match (local.poll(), deadline) {
+            (Some(bio), _) => bio,
+            (None, _) if !waits => return None,
+            (None, Some(deadline)) => local.wait_until(deadline)?,
+            (None, None) => local.wait()?,
+        };
+        let place = &self.places[bio.token as usize];
         if place.is_read && bio.status.is_ok() {
             place.memory.scatter(bio.buffer.as_slice());
         }
-        let completed = Completed {
-            user_data: place.user_data,
-            result: bio.status.map_or_else(|status| -status.errno(), |()| 0),
-        };
+        local.pool().put(bio.buffer);
+        let result = bio.status.map_or_else(|status| -status.errno(), |()| 0);
+        Some(self.complete(bio.token as usize, result))
+    }
+
+    fn next_served(&mut self, waits: bool, deadline: Option<Nanos>) -> Option<Completed> {
+        loop {
+            if let Some(at) = self.lost.pop() {
+                return Some(self.complete(at, -Kind::Io.errno()));
+            }
+            let Way::Served(served) = &mut self.way else { return None };
+            let places = &self.places;
+            let answer = served.poll(|token, bytes| {
+                places[token as usize].memory.each_mut(|piece| bytes.get(piece));
+            });
+            if let Some(answer) = answer {
+                self.send();
+                let result = answer.result.map_or_else(|status| -status.errno(), |()| 0);
+                return Some(self.complete(answer.token as usize, result));
+            }
+            if !waits || deadline.is_some_and(|deadline| now() >= deadline) {
+                return None;
+            }
+            served.wait(deadline);
+        }
+    }
+
+    fn complete(&mut self, at: usize, result: i32) -> Completed {
         self.free.push(at);
-        self.local.pool().put(bio.buffer);
-        completed
+        Completed { user_data: self.places[at].user_data, result }
     }
 }
 

@@ -17,6 +17,8 @@ const HEAD: &str = "\
  *     udm_queue_destroy(queue);
  *     udm_close(device);
  *
+ * udm_connect(\"vhost-user:///run/udm/vol.vhost\", 0, &device) uses a server instead.
+ *
  * Functions that return an int return 0 or more, or a negative errno; udm_error() has a line that
  * says what was wrong. Link with -ludm.
  *

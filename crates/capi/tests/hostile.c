@@ -45,6 +45,16 @@ static void without_a_device(const char *table) {
 	CHECK(strlen(udm_error()) > 0);
 	CHECK(udm_open("v", "0 8 linear /no/such/file 0", NULL, 0, &device) == -ENOENT);
 	CHECK(device == NULL);
+	CHECK(udm_connect(NULL, 0, &device) == -EINVAL);
+	CHECK(strstr(udm_error(), "the URI is NULL") != NULL);
+	CHECK(udm_connect("vhost-user:///tmp/x", 0, NULL) == -EINVAL);
+	CHECK(udm_connect("vhost-user:///tmp/x", 1, &device) == -EINVAL);
+	CHECK(udm_connect("vhost-user:///tmp/x?poll=often", 0, &device) == -EINVAL);
+	CHECK(strstr(udm_error(), "auto, never or always") != NULL);
+	CHECK(udm_connect("nbd+unix:///tmp/x", 0, &device) == -EINVAL);
+	CHECK(udm_connect("vhost-user:///no/such/socket", 0, &device) == -ENOENT);
+	CHECK(strstr(udm_error(), "/no/such/socket") != NULL);
+	CHECK(device == NULL);
 	CHECK(udm_size(NULL) == 0 && udm_block_bytes(NULL) == 0);
 	CHECK(udm_status(NULL, bytes, 8) == -EINVAL);
 	CHECK(udm_queue_create(NULL, &queue) == -EINVAL);

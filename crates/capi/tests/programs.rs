@@ -6,6 +6,9 @@ use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use udm::volume::{Options, Volume};
+use udm_export::vhost::Server;
+
 const MIB: u64 = 1 << 20;
 
 /// The shared library that these tests were built with.
@@ -104,5 +107,64 @@ fn a_killed_log_has_every_record_that_was_acknowledged() {
         let acknowledged: u64 = last.parse().unwrap();
         let found = run(&program, &[&table, memory, "check"]).trim().parse::<u64>().unwrap();
         assert!(found > acknowledged, "{found} records, but {acknowledged} was acknowledged");
+    }
+}
+
+/// A server of a writecache over files of this folder, and its URI.
+fn serve(folder: &Path, words: &str) -> (Volume, Server, String) {
+    let uri = format!("vhost-user://{}/socket{words}", folder.display());
+    let volume = Volume::open("served", &table(folder, 4096), &Options::without_memory()).unwrap();
+    let server = Server::start(volume.device(), &uri.parse().unwrap()).unwrap();
+    (volume, server, uri)
+}
+
+#[test]
+fn the_example_copies_a_file_to_a_server_and_back() {
+    let folder = tempfile::tempdir().unwrap();
+    let program = compiled("examples/copy.c", folder.path());
+    let (source, copy) = (folder.path().join("source"), folder.path().join("copy"));
+    let bytes: Vec<u8> = (0..3_002_368_u32).map(|n| (n / 7 + n / 4096 + 1) as u8).collect();
+    std::fs::write(&source, &bytes).unwrap();
+    for words in ["", "?poll=auto"] {
+        let (volume, server, uri) = serve(folder.path(), words);
+        assert_eq!(run(&program, &[source.to_str().unwrap(), &uri]), "3002368 bytes\n");
+        run(&program, &["--from", &uri, copy.to_str().unwrap()]);
+        let copied = std::fs::read(&copy).unwrap();
+        assert!(copied[..bytes.len()] == bytes[..] && copied.len() as u64 == 16 * MIB);
+        drop(server);
+        volume.close().unwrap();
+    }
+}
+
+#[test]
+fn a_program_whose_server_goes_hears_that() {
+    let folder = tempfile::tempdir().unwrap();
+    let program = compiled("tests/lost.c", folder.path());
+    for words in ["", "?poll=auto", "?poll=always"] {
+        let uri = format!("vhost-user://{}/socket{words}", folder.path().display());
+        let options = Options::without_memory();
+        let path = folder.path().join("disk");
+        std::fs::File::create(&path).unwrap().set_len(8 * MIB).unwrap();
+        let table = format!("0 16384 linear {} 0", path.display());
+        let volume = Volume::open("served", &table, &options).unwrap();
+        let server = Server::start(volume.device(), &uri.parse().unwrap()).unwrap();
+        let mut child = command(&program, &[&uri])
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        let ready = lines.next().map(Result::unwrap);
+        drop(server);
+        let gone = lines.next().map(Result::unwrap);
+        let output = child.wait_with_output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(
+            (ready.as_deref(), gone.as_deref()),
+            (Some("ready"), Some("it is gone")),
+            "{said}"
+        );
+        assert!(output.status.success(), "{words}: {said}");
+        volume.close().unwrap();
     }
 }

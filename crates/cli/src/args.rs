@@ -461,7 +461,7 @@ pub struct WaitArgs {
 #[command(after_help = "\
 Which door for what:
   a virtual machine       vhost-user:///PATH: rings in the guest's memory, one thread for each
-  a program in C          none: libudm has the device in the program's own process
+  a program in C          the same, by udm_connect() of libudm; or none, by udm_open()
   a mount on this host    nbd+unix:///PATH, and nbd-client
   another host            nbds://ADDR:PORT?tls=FOLDER: NBD over TLS
 

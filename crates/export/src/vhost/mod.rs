@@ -13,6 +13,7 @@
 //! | [`worker`] | one ring, served by a queue of its own |
 //! | [`connection`] | the socket |
 //! | [`uri`], [`counts`] | where to listen; what happened |
+//! | [`front`] | the other side: a client, for programs |
 //! | this one | a server: its door, its clients, its end |
 //!
 //! A client has one thread for its socket and one for each of its rings, so rings are served at the
@@ -23,6 +24,7 @@
 pub mod config;
 pub mod connection;
 pub mod counts;
+pub mod front;
 pub mod inflight;
 pub mod memory;
 pub mod poll;

@@ -1,0 +1,268 @@
+//! The other side of vhost-user-blk: a client for programs, of a server of udm or of another kind.
+//!
+//! | file | what |
+//! |---|---|
+//! | `wire` | the socket |
+//! | `ring` | a split ring, from the driver's side |
+//! | `arena` | memory for data |
+//! | [`queue`] | requests of one thread |
+//! | this one | a connection, and what the server says of its device |
+//!
+//! A connection has one file in memory that it shares with the server, a part for each queue. The
+//! server may write there whatever it wants: that a request is answered is believed, and nothing
+//! else. A server that goes, or breaks its ring, ends all requests with an error.
+
+#![allow(clippy::host_endian_bytes, reason = "vhost-user is spoken within one machine")]
+
+mod arena;
+pub mod queue;
+mod ring;
+mod wire;
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::PathBuf;
+
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
+use udm::error::{Error, Kind, Result};
+use udm::foreign::Foreign;
+use udm::sync::{Arc, Mutex, lock};
+use udm::units::{BIO_BYTES_MAX, MIB, SECTOR};
+
+use super::config::{QUEUES_MAX, blk};
+use super::poll::{Lookers, Poll, Poller, Spent};
+use super::proto::{Request, RingAddresses, feature, protocol, u16_at, u32_at, u64_at};
+use super::uri::Uri;
+pub use queue::{Ask, Bytes, Queue};
+use ring::{ENTRIES, RING_BYTES};
+use wire::Wire;
+
+/// Where the server sees the memory, as if it were a guest's.
+const BASE: u64 = 1 << 32;
+/// A queue's memory for data.
+const DATA_BYTES: u64 = 64 * MIB;
+/// A queue's part of the memory.
+const PART_BYTES: u64 = RING_BYTES + DATA_BYTES;
+/// Bytes of the configuration that are asked for.
+const CONFIG_BYTES: usize = 60;
+/// Requests of a queue that the server has at a time.
+pub const DEPTH_MAX: usize = ENTRIES as usize;
+
+/// Those of this process.
+static LOOKERS: Lookers = Lookers::new();
+
+/// What the server says of its device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Facts {
+    /// Bytes.
+    pub size_bytes: u64,
+    /// Requests are multiples of this.
+    pub block_bytes: u32,
+    /// Most bytes of a read or a write.
+    pub request_bytes_max: u64,
+    /// Most bytes of a discard; 0: it takes none.
+    pub discard_bytes_max: u64,
+    /// Most bytes of zeroes; 0: it takes none.
+    pub zeroes_bytes_max: u64,
+    /// Most bytes of a piece of data.
+    piece_bytes_max: u32,
+    /// Writes are refused.
+    pub is_read_only: bool,
+    /// Writes are durable after a flush; without, when they are done.
+    has_flush: bool,
+    queues: usize,
+}
+
+/// A connection to a server.
+#[derive(Debug)]
+pub struct Front {
+    path: PathBuf,
+    poll: Poll,
+    wire: Mutex<Wire>,
+    file: OwnedFd,
+    memory: Arc<Foreign>,
+    facts: Facts,
+    has_events: bool,
+    has_protocol: bool,
+    taken: Mutex<[bool; QUEUES_MAX]>,
+    spent: Arc<Spent>,
+}
+
+impl Front {
+    /// Connects to the server at `uri`, whose `poll` says what this side does.
+    pub fn connect(uri: &Uri) -> Result<Arc<Front>> {
+        let mut wire = Wire::connect(&uri.path)?;
+        let features = negotiate(&mut wire)?;
+        let facts = facts(&mut wire, features)?;
+        let bytes = PART_BYTES * facts.queues as u64;
+        let (file, memory) = memory(bytes)?;
+        let region = [1, BASE, bytes, BASE, 0].map(u64::to_ne_bytes).concat();
+        wire.tell(Request::SetMemTable, &region, &[file.as_fd()])?;
+        Ok(Arc::new(Front {
+            path: uri.path.clone(),
+            poll: uri.poll,
+            wire: Mutex::new(wire),
+            file,
+            memory: Arc::new(memory),
+            facts,
+            has_events: features & feature::EVENT_IDX != 0,
+            has_protocol: features & feature::PROTOCOL != 0,
+            taken: Mutex::default(),
+            spent: Arc::default(),
+        }))
+    }
+
+    /// What the server says of its device.
+    pub fn facts(&self) -> &Facts {
+        &self.facts
+    }
+
+    /// Time that its queues have spent looking at their rings.
+    pub fn polled(&self) -> &Spent {
+        &self.spent
+    }
+
+    /// A queue, for the thread that will use it.
+    pub fn queue(self: &Arc<Front>) -> Result<Queue> {
+        let index = {
+            let mut taken = lock(&self.taken);
+            let free = taken[..self.facts.queues].iter().position(|is_taken| !is_taken);
+            let index = free.ok_or_else(|| {
+                let message = format!("all {} rings of the server are in use", self.facts.queues);
+                Error::new(Kind::Busy, message)
+            })?;
+            taken[index] = true;
+            index
+        };
+        let at = PART_BYTES * index as u64;
+        let poller = Poller::new(self.poll, &LOOKERS, self.spent.clone());
+        Queue::new(self.clone(), index, at, poller).inspect_err(|_| self.give_back(index))
+    }
+
+    fn give_back(&self, index: usize) {
+        lock(&self.taken)[index] = false;
+    }
+
+    /// Lets the server serve ring `index`.
+    fn start(
+        &self,
+        index: usize,
+        addresses: RingAddresses,
+        kick: BorrowedFd<'_>,
+        call: BorrowedFd<'_>,
+    ) -> Result<()> {
+        let mut wire = lock(&self.wire);
+        wire.tell(Request::SetVringNum, &pair(index, ENTRIES.into()), &[])?;
+        wire.tell(Request::SetVringBase, &pair(index, 0), &[])?;
+        let RingAddresses { descriptors, used, available } = addresses;
+        let words = [index as u64, descriptors, used, available, 0].map(u64::to_ne_bytes).concat();
+        wire.tell(Request::SetVringAddr, &words, &[])?;
+        let number = (index as u64).to_ne_bytes();
+        wire.tell(Request::SetVringCall, &number, &[call])?;
+        wire.tell(Request::SetVringKick, &number, &[kick])?;
+        if self.has_protocol {
+            wire.tell(Request::SetVringEnable, &pair(index, 1), &[])?;
+        }
+        Ok(())
+    }
+
+    /// Takes ring `index` back, when what it has is answered. A server that is gone has it no more.
+    fn stop(&self, index: usize) {
+        let _ = lock(&self.wire).ask(Request::GetVringBase, &pair(index, 0));
+        self.give_back(index);
+    }
+}
+
+fn pair(index: usize, value: u32) -> Vec<u8> {
+    [(index as u32).to_ne_bytes(), value.to_ne_bytes()].concat()
+}
+
+/// Agrees on features, and returns them.
+fn negotiate(wire: &mut Wire) -> Result<u64> {
+    wire.tell(Request::SetOwner, &[], &[])?;
+    let offered = wire.number(Request::GetFeatures)?;
+    let needed = feature::VERSION_1 | feature::INDIRECT | feature::PROTOCOL;
+    if offered & needed != needed {
+        let missing = needed & !offered;
+        return Err(wire.wrong(format_args!("it has no features {missing:#x}, which are needed")));
+    }
+    let words = wire.number(Request::GetProtocolFeatures)?;
+    if words & protocol::CONFIG == 0 {
+        return Err(wire.wrong("it does not say how large its device is"));
+    }
+    let words = words & (protocol::MQ | protocol::REPLY_ACK | protocol::CONFIG);
+    wire.tell(Request::SetProtocolFeatures, &words.to_ne_bytes(), &[])?;
+    wire.has_reply_ack = words & protocol::REPLY_ACK != 0;
+    let wanted = needed
+        | feature::EVENT_IDX
+        | blk::SIZE_MAX
+        | blk::SEG_MAX
+        | blk::READ_ONLY
+        | blk::BLOCK_BYTES
+        | blk::FLUSH
+        | blk::MQ
+        | blk::DISCARD
+        | blk::WRITE_ZEROES;
+    let features = offered & wanted;
+    wire.tell(Request::SetFeatures, &features.to_ne_bytes(), &[])?;
+    Ok(features)
+}
+
+/// Reads the configuration, which may say anything.
+fn facts(wire: &mut Wire, features: u64) -> Result<Facts> {
+    let head = [0, CONFIG_BYTES as u32, 0].map(u32::to_ne_bytes).concat();
+    let asked = [head.clone(), vec![0; CONFIG_BYTES]].concat();
+    let answer = wire.ask(Request::GetConfig, &asked)?;
+    if answer.len() != asked.len() {
+        return Err(wire.wrong(format_args!("a configuration of {} bytes", answer.len())));
+    }
+    let config = &answer[head.len()..];
+    let has = |bit: u64| features & bit != 0;
+    let sectors = u64_at(config, 0);
+    let size_bytes = sectors.checked_mul(SECTOR);
+    let size_bytes =
+        size_bytes.ok_or_else(|| wire.wrong(format_args!("a device of {sectors} sectors")))?;
+    let block_bytes = if has(blk::BLOCK_BYTES) { u32_at(config, 20) } else { SECTOR as u32 };
+    if !block_bytes.is_power_of_two() || !(512..=65536).contains(&block_bytes) {
+        return Err(wire.wrong(format_args!("blocks of {block_bytes} bytes")));
+    }
+    let piece_bytes_max = if has(blk::SIZE_MAX) { u32_at(config, 8) } else { 1 << 20 };
+    let pieces_max = if has(blk::SEG_MAX) { u32_at(config, 12) } else { 1 };
+    // What a slot has descriptors for, beside the header and the answer.
+    let pieces_max = pieces_max.min(ring::DESCRIPTORS_MAX as u32 - 2);
+    let request_bytes_max = u64::from(piece_bytes_max) * u64::from(pieces_max);
+    let request_bytes_max =
+        request_bytes_max.min(BIO_BYTES_MAX) / u64::from(block_bytes) * u64::from(block_bytes);
+    if request_bytes_max == 0 {
+        return Err(wire.wrong(format_args!("{pieces_max} pieces of {piece_bytes_max} bytes")));
+    }
+    let sectors = |bit: u64, at: usize| match has(bit) {
+        true => (u64::from(u32_at(config, at)) * SECTOR).min(BIO_BYTES_MAX),
+        false => 0,
+    };
+    let queues = if has(blk::MQ) { usize::from(u16_at(config, 34)) } else { 1 };
+    Ok(Facts {
+        size_bytes,
+        block_bytes,
+        request_bytes_max,
+        discard_bytes_max: sectors(blk::DISCARD, 36),
+        zeroes_bytes_max: sectors(blk::WRITE_ZEROES, 48),
+        piece_bytes_max,
+        is_read_only: has(blk::READ_ONLY),
+        has_flush: has(blk::FLUSH),
+        queues: queues.clamp(1, QUEUES_MAX),
+    })
+}
+
+/// Memory of this length, mapped. The server cannot cut it short.
+fn memory(bytes: u64) -> Result<(OwnedFd, Foreign)> {
+    let failed = |errno: rustix::io::Errno| {
+        Error::from_io("making memory to share with", "a server", errno.into())
+    };
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    let file = memfd_create("udm-front", flags).map_err(failed)?;
+    ftruncate(&file, bytes).map_err(failed)?;
+    let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
+    fcntl_add_seals(&file, seals).map_err(failed)?;
+    let memory = Foreign::map(&file, 0, bytes)?;
+    Ok((file, memory))
+}

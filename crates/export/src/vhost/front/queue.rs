@@ -1,0 +1,420 @@
+//! Requests of one thread: each has a slot of the ring until it is answered.
+
+use std::collections::VecDeque;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+
+use rustix::event::{EventfdFlags, PollFd, PollFlags, epoll, eventfd, poll};
+use rustix::fs::{FallocateFlags, fallocate};
+use rustix::time::Timespec;
+use udm::bio::Op;
+use udm::error::{Error, Kind, Result, Status};
+use udm::foreign::Foreign;
+use udm::queue::now;
+use udm::sync::{Arc, lock};
+use udm::units::{Nanos, SECOND, SECTOR};
+
+use super::arena::{Arena, Block};
+use super::ring::{ENTRIES, Head, Piece, RING_BYTES, Ring};
+use super::wire::is_closed;
+use super::{DATA_BYTES, Front, PART_BYTES};
+use crate::vhost::poll::Poller;
+
+/// Looks at a ring before another thread may run.
+const GLANCES: u32 = 16;
+/// Time between two looks whether the server is there, while it is waited for.
+const ALIVE_NS: Nanos = SECOND / 100;
+
+/// A request.
+#[derive(Clone, Copy, Debug)]
+pub struct Ask {
+    /// What to do.
+    pub op: Op,
+    /// Where, in bytes.
+    pub offset: u64,
+    /// Bytes; 0 for a flush.
+    pub len: u64,
+    /// It is answered when it is durable.
+    pub fua: bool,
+    /// The answer has it too.
+    pub token: u64,
+}
+
+/// An answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Answer {
+    /// As it was asked with.
+    pub token: u64,
+    /// What became of it.
+    pub result: std::result::Result<(), Status>,
+}
+
+/// A request's data in the memory that is shared, one piece after the other.
+#[derive(Debug)]
+pub struct Bytes<'a> {
+    memory: &'a Foreign,
+    at: u64,
+    end: u64,
+}
+
+impl Bytes<'_> {
+    /// The next bytes are these.
+    pub fn put(&mut self, bytes: &[u8]) {
+        assert!(bytes.len() as u64 <= self.end - self.at, "a request has its length");
+        self.memory.store(self.at, bytes);
+        self.at += bytes.len() as u64;
+    }
+
+    /// Copies the next bytes.
+    pub fn get(&mut self, into: &mut [u8]) {
+        assert!(into.len() as u64 <= self.end - self.at, "a request has its length");
+        self.memory.load(self.at, into);
+        self.at += into.len() as u64;
+    }
+}
+
+/// A request with the server.
+#[derive(Clone, Copy, Debug)]
+struct Sent {
+    ask: Ask,
+    block: Option<Block>,
+}
+
+/// A queue. Dropping it waits for the server to be done with it.
+#[derive(Debug)]
+pub struct Queue {
+    front: Arc<Front>,
+    index: usize,
+    ring: Ring,
+    arena: Arena,
+    sent: Vec<Option<Sent>>,
+    free: Vec<u16>,
+    /// Answered without the server.
+    done: VecDeque<Answer>,
+    poller: Poller,
+    kick: OwnedFd,
+    call: OwnedFd,
+    socket: UnixStream,
+    /// For a program's own loop.
+    bell: Option<OwnedFd>,
+    /// Why there is no server any more.
+    failure: Option<String>,
+    alive_at: Nanos,
+}
+
+impl Queue {
+    pub(super) fn new(front: Arc<Front>, index: usize, at: u64, poller: Poller) -> Result<Queue> {
+        let failed = |errno: rustix::io::Errno| {
+            Error::from_io("making", "an eventfd for a server", errno.into())
+        };
+        let event = || eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(failed);
+        let (kick, call) = (event()?, event()?);
+        let socket = lock(&front.wire).watch()?;
+        let ring = Ring::new(front.memory.clone(), at, front.has_events);
+        front.start(index, ring.addresses(), kick.as_fd(), call.as_fd())?;
+        Ok(Queue {
+            front,
+            index,
+            ring,
+            arena: Arena::new(at + RING_BYTES, at + PART_BYTES),
+            sent: vec![None; ENTRIES.into()],
+            free: (0..ENTRIES).rev().collect(),
+            done: VecDeque::new(),
+            poller,
+            kick,
+            call,
+            socket,
+            bell: None,
+            failure: None,
+            alive_at: 0,
+        })
+    }
+
+    /// Requests that were started and not answered.
+    pub fn in_flight(&self) -> usize {
+        self.with_server() + self.done.len()
+    }
+
+    fn with_server(&self) -> usize {
+        usize::from(ENTRIES) - self.free.len()
+    }
+
+    /// Why there is no server any more.
+    pub fn failure(&self) -> Option<Error> {
+        self.failure.as_ref().map(|failure| Error::new(Kind::Io, failure.clone()))
+    }
+
+    /// Starts a request, whose data `fill` puts there if it is a write. Returns whether there was
+    /// room for it: if not, there is when others were answered.
+    pub fn start(&mut self, ask: Ask, fill: impl FnOnce(&mut Bytes<'_>)) -> Result<bool> {
+        if let Some(failure) = self.failure() {
+            return Err(failure);
+        }
+        if let Some(result) = self.judge(&ask) {
+            self.done.push_back(Answer { token: ask.token, result });
+            self.ring_bell();
+            return Ok(true);
+        }
+        let has_data = matches!(ask.op, Op::Read | Op::Write);
+        let Some(head) = self.free.pop() else { return Ok(false) };
+        let block = if has_data { self.arena.take(ask.len) } else { None };
+        if has_data && block.is_none() {
+            self.free.push(head);
+            return Ok(false);
+        }
+        if let (Op::Write, Some(block)) = (ask.op, block) {
+            fill(&mut bytes(&self.front.memory, block, ask.len));
+        }
+        let sent = Sent { ask, block };
+        self.sent[usize::from(head)] = Some(sent);
+        self.send(head, sent);
+        Ok(true)
+    }
+
+    /// The answer to what needs no server for it.
+    fn judge(&self, ask: &Ask) -> Option<std::result::Result<(), Status>> {
+        let facts = &self.front.facts;
+        let Ask { op, offset, len, .. } = *ask;
+        if op == Op::Flush {
+            return (!facts.has_flush).then_some(Ok(()));
+        }
+        let most = match op {
+            Op::Discard => facts.discard_bytes_max,
+            Op::WriteZeroes => facts.zeroes_bytes_max,
+            _ => facts.request_bytes_max,
+        };
+        let is_whole = (offset | len).is_multiple_of(facts.block_bytes.into());
+        let is_inside = offset.checked_add(len).is_some_and(|end| end <= facts.size_bytes);
+        let wrong = match () {
+            () if most == 0 => Status::Unsupported,
+            () if op != Op::Read && facts.is_read_only => Status::ReadOnly,
+            () if len == 0 || len > most || !is_whole => Status::Invalid,
+            () if !is_inside && op == Op::Write => Status::NoSpace,
+            () if !is_inside => Status::Invalid,
+            () => return None,
+        };
+        Some(Err(wrong))
+    }
+
+    fn send(&mut self, head: u16, sent: Sent) {
+        let Ask { op, offset, len, .. } = sent.ask;
+        let sector = offset / SECTOR;
+        let (kind, range) = match op {
+            Op::Read => (0, None),
+            Op::Write => (1, None),
+            Op::Flush => (4, None),
+            Op::Discard => (11, Some((len / SECTOR) as u32)),
+            Op::WriteZeroes => (13, Some((len / SECTOR) as u32)),
+        };
+        let sector = if op == Op::Flush { 0 } else { sector };
+        let most = u64::from(self.front.facts.piece_bytes_max);
+        let at = sent.block.map_or(0, |block| block.at);
+        let data_bytes = if sent.block.is_some() { len } else { 0 };
+        let pieces = (0..data_bytes.div_ceil(most)).map(|nth| Piece {
+            at: at + nth * most,
+            len: (data_bytes - nth * most).min(most) as u32,
+            is_writable: op == Op::Read,
+        });
+        if self.ring.offer(head, Head { kind, sector, range }, pieces) {
+            let _ = rustix::io::write(&self.kick, &1_u64.to_ne_bytes());
+        }
+    }
+
+    /// The next answer, if there is one. `take` is given the data if it is that of a read.
+    pub fn poll(&mut self, take: impl FnOnce(u64, &mut Bytes<'_>)) -> Option<Answer> {
+        loop {
+            if let Some(answer) = self.done.pop_front() {
+                return Some(answer);
+            }
+            if self.with_server() == 0 {
+                // For the requests that follow.
+                self.rearm();
+                return None;
+            }
+            match self.ring.pop(self.with_server()) {
+                Ok(Some((head, status))) => {
+                    self.poller.found(now);
+                    let Some(sent) = self.sent[usize::from(head)].take() else {
+                        self.fail(&format!("request {head} is answered, and was not asked"));
+                        continue;
+                    };
+                    if let Some(result) = self.finish(head, sent, status) {
+                        return Some(self.hand_back(head, sent, result, take));
+                    }
+                }
+                Ok(None) if self.is_news_awaited() => return None,
+                Ok(None) => {}
+                Err(violation) => self.fail(&violation.to_string()),
+            }
+        }
+    }
+
+    /// Nothing is answered. Whether the program will hear when something is.
+    fn is_news_awaited(&mut self) -> bool {
+        let time = now();
+        if time >= self.alive_at {
+            self.alive_at = time + ALIVE_NS;
+            if is_closed(&self.socket) {
+                // What it answered before its end counts.
+                if self.ring.answered() == 0 {
+                    self.fail("it is gone");
+                }
+                return false;
+            }
+        }
+        self.rearm()
+    }
+
+    /// Asks for the next call, if a program's loop waits for it. Whether there is nothing now.
+    fn rearm(&mut self) -> bool {
+        if self.bell.is_none() {
+            return true;
+        }
+        self.answer_call();
+        self.ring.may_sleep()
+    }
+
+    /// What became of a request; nothing if it goes on.
+    fn finish(
+        &mut self,
+        head: u16,
+        sent: Sent,
+        status: u8,
+    ) -> Option<std::result::Result<(), Status>> {
+        match status {
+            0 if sent.ask.fua && self.front.facts.has_flush => {
+                // A virtio-blk write is durable after a flush.
+                let ask = Ask { op: Op::Flush, fua: false, ..sent.ask };
+                let flush = Sent { ask, ..sent };
+                self.sent[usize::from(head)] = Some(flush);
+                self.send(head, Sent { block: None, ..flush });
+                None
+            }
+            0 => Some(Ok(())),
+            2 => Some(Err(Status::Unsupported)),
+            _ => Some(Err(Status::Io)),
+        }
+    }
+
+    fn hand_back(
+        &mut self,
+        head: u16,
+        sent: Sent,
+        result: std::result::Result<(), Status>,
+        take: impl FnOnce(u64, &mut Bytes<'_>),
+    ) -> Answer {
+        let Sent { ask, block } = sent;
+        if let Some(block) = block {
+            if ask.op == Op::Read && result.is_ok() {
+                take(ask.token, &mut bytes(&self.front.memory, block, ask.len));
+            }
+            self.arena.put(block);
+        }
+        self.free.push(head);
+        Answer { token: ask.token, result }
+    }
+
+    /// The server is not used any more; everything ends with an error.
+    fn fail(&mut self, what: &str) {
+        let path = self.front.path.display();
+        self.failure.get_or_insert_with(|| format!("the server at {path}: {what}"));
+        let left = self.sent.iter_mut().filter_map(Option::take);
+        self.done
+            .extend(left.map(|sent| Answer { token: sent.ask.token, result: Err(Status::Io) }));
+        self.free = (0..ENTRIES).rev().collect();
+        self.ring_bell();
+    }
+
+    /// Waits until there is an answer, or until `deadline`, or for a moment.
+    pub fn wait(&mut self, deadline: Option<Nanos>) {
+        while self.done.is_empty() && self.with_server() > 0 && self.ring.answered() == 0 {
+            if deadline.is_some_and(|deadline| now() >= deadline) {
+                return;
+            }
+            if self.poller.goes_on(now) {
+                self.glance();
+                if now() >= self.alive_at {
+                    return;
+                }
+            } else if self.ring.may_sleep() {
+                return self.sleep(deadline);
+            }
+        }
+    }
+
+    fn glance(&self) {
+        for _ in 0..GLANCES {
+            if self.ring.answered() > 0 {
+                return;
+            }
+            std::hint::spin_loop();
+        }
+        std::thread::yield_now();
+    }
+
+    fn sleep(&mut self, deadline: Option<Nanos>) {
+        let left = deadline.map(|deadline| deadline.saturating_sub(now()));
+        let left = left.map(|left| Timespec {
+            tv_sec: (left / SECOND) as i64,
+            tv_nsec: (left % SECOND) as i64,
+        });
+        let mut fds =
+            [PollFd::new(&self.call, PollFlags::IN), PollFd::new(&self.socket, PollFlags::empty())];
+        let _ = poll(&mut fds, left.as_ref());
+        if !fds[1].revents().is_empty() {
+            self.alive_at = 0;
+        }
+        self.answer_call();
+        if self.bell.is_none() {
+            self.ring.refuse_calls();
+        }
+    }
+
+    fn answer_call(&self) {
+        let _ = rustix::io::read(&self.call, &mut [0; 8]);
+    }
+
+    /// Makes the file for a program's loop readable.
+    fn ring_bell(&self) {
+        if self.bell.is_some() {
+            let _ = rustix::io::write(&self.call, &1_u64.to_ne_bytes());
+        }
+    }
+
+    /// A file that is readable while [`Queue::poll`] may have something, and until it has returned
+    /// `None`.
+    pub fn fd(&mut self) -> Result<BorrowedFd<'_>> {
+        if self.bell.is_none() {
+            let failed = |errno: rustix::io::Errno| {
+                Error::from_io("making", "a file for a program's loop", errno.into())
+            };
+            let bell = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(failed)?;
+            let data = epoll::EventData::new_u64(0);
+            epoll::add(&bell, &self.call, data, epoll::EventFlags::IN).map_err(failed)?;
+            epoll::add(&bell, &self.socket, data, epoll::EventFlags::empty()).map_err(failed)?;
+            self.bell = Some(bell);
+            if !self.ring.may_sleep() || !self.done.is_empty() {
+                self.ring_bell();
+            }
+        }
+        Ok(self.bell.as_ref().expect("it was just made").as_fd())
+    }
+}
+
+fn bytes(memory: &Foreign, block: Block, len: u64) -> Bytes<'_> {
+    Bytes { memory, at: block.at, end: block.at + len }
+}
+
+impl Drop for Queue {
+    fn drop(&mut self) {
+        if self.failure.is_some() {
+            // Who knows what the server does to the ring: it has no other user.
+            return;
+        }
+        self.front.stop(self.index);
+        // Its memory goes back to the system.
+        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        let at = PART_BYTES * self.index as u64 + RING_BYTES;
+        let _ = fallocate(&self.front.file, flags, at, DATA_BYTES);
+    }
+}

@@ -1,0 +1,207 @@
+//! A split ring, from the driver's side, and a slot of memory for each of its requests.
+//!
+//! The ring lies in memory that the server may change at any time. Of what it says, only two things
+//! are used: how many requests it has answered, and which. Both are checked against what is in
+//! flight.
+
+#![allow(clippy::host_endian_bytes, reason = "both sides run on this machine")]
+
+use udm::foreign::Foreign;
+use udm::sync::Arc;
+use udm::sync::statics::atomic::{Ordering, fence};
+
+use super::super::proto::{RingAddresses, Violation, wrong};
+use super::BASE;
+
+/// Entries, and slots.
+pub(super) const ENTRIES: u16 = 256;
+/// Most descriptors of a request.
+pub(super) const DESCRIPTORS_MAX: usize = 140;
+
+const AVAILABLE: u64 = 4 << 10;
+const USED: u64 = 8 << 10;
+const SLOTS: u64 = 16 << 10;
+/// An odd number of cache lines, so that slots do not all fall into the same ones.
+const SLOT_BYTES: u64 = 37 * 64;
+/// In a slot. A short table and the header share one line, which the server reads.
+const HEADER_AT: u64 = 48;
+const STATUS_AT: u64 = 64;
+const RANGE_AT: u64 = 80;
+const TABLE_AT: u64 = 128;
+/// Bytes of a ring with its slots.
+pub(super) const RING_BYTES: u64 = 1 << 20;
+const _: () = assert!(SLOTS + SLOT_BYTES * ENTRIES as u64 <= RING_BYTES);
+const _: () = assert!(TABLE_AT + 16 * DESCRIPTORS_MAX as u64 <= SLOT_BYTES);
+
+const HAS_NEXT: u16 = 1;
+const IS_WRITABLE: u16 = 2;
+const IS_INDIRECT: u16 = 4;
+const IS_QUIET: u16 = 1;
+
+/// A piece of memory for a descriptor.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Piece {
+    pub at: u64,
+    pub len: u32,
+    pub is_writable: bool,
+}
+
+/// What a request consists of beside its data.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Head {
+    pub kind: u32,
+    pub sector: u64,
+    /// Sectors of a range, for requests about one.
+    pub range: Option<u32>,
+}
+
+/// The ring.
+#[derive(Debug)]
+pub(super) struct Ring {
+    memory: Arc<Foreign>,
+    at: u64,
+    has_events: bool,
+    available: u16,
+    used: u16,
+    table: Vec<u8>,
+}
+
+impl Ring {
+    /// An empty ring at `at`.
+    pub fn new(memory: Arc<Foreign>, at: u64, has_events: bool) -> Ring {
+        memory.store(at, &vec![0; SLOTS as usize]);
+        let ring =
+            Ring { memory, at, has_events, available: 0, used: 0, table: Vec::with_capacity(64) };
+        ring.refuse_calls();
+        ring
+    }
+
+    pub fn addresses(&self) -> RingAddresses {
+        let at = BASE + self.at;
+        RingAddresses { descriptors: at, used: at + USED, available: at + AVAILABLE }
+    }
+
+    fn slot(&self, head: u16) -> u64 {
+        self.at + SLOTS + SLOT_BYTES * u64::from(head)
+    }
+
+    /// Makes a request available, and says whether the server wants a kick for it.
+    pub fn offer(&mut self, head: u16, request: Head, data: impl Iterator<Item = Piece>) -> bool {
+        let slot = self.slot(head);
+        let mut table = std::mem::take(&mut self.table);
+        table.clear();
+        put(&mut table, slot + HEADER_AT, 16, HAS_NEXT);
+        if request.range.is_some() {
+            put(&mut table, slot + RANGE_AT, 16, HAS_NEXT);
+        }
+        for piece in data {
+            let flags = if piece.is_writable { HAS_NEXT | IS_WRITABLE } else { HAS_NEXT };
+            put(&mut table, piece.at, piece.len, flags);
+        }
+        put(&mut table, slot + STATUS_AT, 1, IS_WRITABLE);
+        let bytes = table.len();
+        assert!(bytes <= 16 * DESCRIPTORS_MAX, "requests are no longer than their slots");
+        let header = header(request.kind, request.sector);
+        let table_at = if bytes <= HEADER_AT as usize {
+            table.resize(HEADER_AT as usize, 0);
+            table.extend(header);
+            slot
+        } else {
+            self.memory.store(slot + HEADER_AT, &header);
+            slot + TABLE_AT
+        };
+        self.memory.store(table_at, &table);
+        if let Some(sectors) = request.range {
+            let mut range = request.sector.to_ne_bytes().to_vec();
+            range.extend([sectors, 0].iter().flat_map(|word| word.to_ne_bytes()));
+            self.memory.store(slot + RANGE_AT, &range);
+        }
+        self.memory.store(slot + STATUS_AT, &[0xff]);
+        table.clear();
+        put(&mut table, table_at, bytes as u32, IS_INDIRECT);
+        self.memory.store(self.at + 16 * u64::from(head), &table);
+        self.table = table;
+        self.publish(head)
+    }
+
+    fn publish(&mut self, head: u16) -> bool {
+        let list = self.at + AVAILABLE;
+        let entry = u64::from(self.available % ENTRIES);
+        self.memory.u16_at(list + 4 + entry * 2).store(head, Ordering::Relaxed);
+        let before = self.available;
+        self.available = before.wrapping_add(1);
+        self.memory.u16_at(list + 2).store(self.available, Ordering::Release);
+        // Its wish is read after that was stored: or both sides wait for each other.
+        fence(Ordering::SeqCst);
+        let used = self.at + USED;
+        if !self.has_events {
+            return self.memory.u16_at(used).load(Ordering::Relaxed) & IS_QUIET == 0;
+        }
+        let event = self.memory.u16_at(used + 4 + u64::from(ENTRIES) * 8).load(Ordering::Relaxed);
+        event == before
+    }
+
+    /// How many requests were answered and not taken.
+    #[inline]
+    pub fn answered(&self) -> u16 {
+        let used = self.memory.u16_at(self.at + USED + 2).load(Ordering::Acquire);
+        used.wrapping_sub(self.used)
+    }
+
+    /// The next request that was answered, of `in_flight`: its head, and the answer.
+    pub fn pop(&mut self, in_flight: usize) -> Result<Option<(u16, u8)>, Violation> {
+        let count = self.answered();
+        if count == 0 {
+            return Ok(None);
+        }
+        if usize::from(count) > in_flight {
+            return wrong(format!("{count} requests answered of {in_flight}"));
+        }
+        let at = self.at + USED + 4 + u64::from(self.used % ENTRIES) * 8;
+        let head = self.memory.u32_at(at).load(Ordering::Relaxed);
+        let Some(head) = u16::try_from(head).ok().filter(|head| *head < ENTRIES) else {
+            return wrong(format!("request {head} answered in a ring of {ENTRIES}"));
+        };
+        self.used = self.used.wrapping_add(1);
+        let mut status = [0];
+        self.memory.load(self.slot(head) + STATUS_AT, &mut status);
+        Ok(Some((head, status[0])))
+    }
+
+    /// Asks for a call when the next request is answered, and says whether to sleep until then:
+    /// none is answered already.
+    pub fn may_sleep(&self) -> bool {
+        let list = self.at + AVAILABLE;
+        if self.has_events {
+            let at = list + 4 + u64::from(ENTRIES) * 2;
+            self.memory.u16_at(at).store(self.used, Ordering::Relaxed);
+        } else {
+            self.memory.u16_at(list).store(0, Ordering::Relaxed);
+        }
+        fence(Ordering::SeqCst);
+        self.answered() == 0
+    }
+
+    /// Asks for no calls. With event indices, the event lies in the past.
+    pub fn refuse_calls(&self) {
+        if !self.has_events {
+            self.memory.u16_at(self.at + AVAILABLE).store(IS_QUIET, Ordering::Relaxed);
+        }
+    }
+}
+
+fn put(table: &mut Vec<u8>, at: u64, len: u32, flags: u16) {
+    let next = (table.len() / 16 + 1) as u16;
+    let next = if flags & HAS_NEXT == 0 { 0 } else { next };
+    table.extend((BASE + at).to_ne_bytes());
+    table.extend(len.to_ne_bytes());
+    table.extend(flags.to_ne_bytes());
+    table.extend(next.to_ne_bytes());
+}
+
+fn header(kind: u32, sector: u64) -> [u8; 16] {
+    let mut bytes = [0; 16];
+    bytes[..4].copy_from_slice(&kind.to_ne_bytes());
+    bytes[8..].copy_from_slice(&sector.to_ne_bytes());
+    bytes
+}
