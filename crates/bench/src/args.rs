@@ -40,6 +40,10 @@ pub enum StudyName {
     Iomodes,
     /// What stays in the cache, by its size, beside the policies of the literature and the ceiling
     Hitratio,
+    /// The target cache: bytes from a new hot set until most of it is hit, beside the kernel's smq
+    Adapt,
+    /// The target cache over a slow disk: the published study's loads, hits, write-back, opening
+    Dmcache,
     /// All of them but `job` and `iomodes`
     All,
 }

@@ -12,6 +12,7 @@
 //! | `load`, `fio` | the load generator; fio as a user runs it |
 //! | `timeline`, `cpu` | requests over time; processor time, of clients and of the background |
 //! | `rig`, `pcache_rig`, `targets` | files and disks; caches over them |
+//! | `slow` | a disk with an arm, in memory |
 //! | `keeper` | a device's background work, on the calling thread |
 //! | `counting`, `heap` | bytes written to a cache device, memory that the process has allocated |
 //! | `results`, `unit`, `stats` | the numbers |
@@ -38,6 +39,7 @@ mod pcache_rig;
 mod policies;
 mod results;
 mod rig;
+mod slow;
 mod stats;
 mod studies;
 mod svg;

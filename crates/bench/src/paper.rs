@@ -130,6 +130,18 @@ struct Paper {
 
 /// Sends a trace through a cache of `slots` blocks.
 pub fn run(policy: CachePolicy, trace: &Trace, block_bytes: u64, slots: u32) -> Tally {
+    run_watched(policy, trace, block_bytes, slots, |_, _| {})
+}
+
+/// The same. After each request's part in a block, `watch` gets the request's place and what was
+/// tallied up to there.
+pub fn run_watched(
+    policy: CachePolicy,
+    trace: &Trace,
+    block_bytes: u64,
+    slots: u32,
+    mut watch: impl FnMut(usize, &Tally),
+) -> Tally {
     let (pieces, origin_blocks) = pieces(trace, block_bytes);
     let shape = Shape { slots, block_bytes: block_bytes as u32, origin_blocks };
     let uses = Arc::new(Uses::new(slots));
@@ -154,6 +166,7 @@ pub fn run(policy: CachePolicy, trace: &Trace, block_bytes: u64, slots: u32) -> 
             paper.policy.tick(now);
         }
         paper.access(piece);
+        watch(piece.nth, &paper.tally);
     }
     paper.tally
 }

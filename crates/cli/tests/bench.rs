@@ -12,7 +12,7 @@ use roxmltree::{Document, Node, ParsingOptions};
 use serde_json::Value;
 
 /// The studies that `all` stands for.
-const STUDIES: [&str; 13] = [
+const STUDIES: [&str; 15] = [
     "copy",
     "randwrite",
     "latency",
@@ -26,6 +26,8 @@ const STUDIES: [&str; 13] = [
     "writecache",
     "pagecache",
     "hitratio",
+    "adapt",
+    "dmcache",
 ];
 
 /// As little of each measure as there can be.

@@ -111,7 +111,8 @@ mod room;
 #[cfg(test)]
 #[cfg(feature = "shuttle")]
 mod schedules;
-mod seek;
+#[doc(hidden)]
+pub mod seek;
 #[doc(hidden)]
 pub mod shm;
 mod sigbus;

@@ -33,7 +33,7 @@ const DISK: Seek = Seek { track: 500, full: 15_000, turn: 8333 };
 
 impl Seek {
     /// Reads `disk`, or `TRACK,FULL,TURN` in microseconds.
-    pub(crate) fn parse(value: &str) -> Result<Seek> {
+    pub fn parse(value: &str) -> Result<Seek> {
         let wrong = |what: &str| Error::new(Kind::Invalid, format!("seek={value}: {what}"));
         if value == "disk" {
             return Ok(DISK);
@@ -79,7 +79,7 @@ impl Seek {
 
     /// The end of a request for `len` bytes at `at` that is begun at `now`, with the arm at
     /// `position`, on a disk of `span` bytes.
-    pub(crate) fn end(&self, now: Nanos, position: u64, at: u64, len: u64, span: u64) -> Nanos {
+    pub fn end(&self, now: Nanos, position: u64, at: u64, len: u64, span: u64) -> Nanos {
         let transfer = u128::from(len) * u128::from(self.turn * MICROSECOND);
         let transfer = (transfer / u128::from(TRACK_BYTES)) as Nanos;
         if position == at {

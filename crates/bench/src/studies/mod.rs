@@ -1,9 +1,11 @@
 //! The studies, one file each. A study takes a [`Setup`] and returns a [`Study`]; to add one, add
 //! its file, its name in `args`, and its line here.
 
+mod adapt;
 mod attach;
 mod compare;
 mod copy;
+mod dmcache;
 mod footprint;
 mod hitratio;
 mod iomodes;
@@ -25,7 +27,7 @@ use crate::results::Study;
 use crate::rig::Setup;
 
 /// What `all` stands for, in its order, by name.
-pub const STUDIES_OF_ALL: [&str; 13] = [
+pub const STUDIES_OF_ALL: [&str; 15] = [
     "copy",
     "randwrite",
     "latency",
@@ -39,6 +41,8 @@ pub const STUDIES_OF_ALL: [&str; 13] = [
     "writecache",
     "pagecache",
     "hitratio",
+    "adapt",
+    "dmcache",
 ];
 
 pub use hitratio::DIFFERENCES;
@@ -71,6 +75,8 @@ pub fn run(name: StudyName, setup: &Setup) -> Result<Study> {
         StudyName::Pagecache => pagecache::run(setup),
         StudyName::Iomodes => iomodes::run(setup),
         StudyName::Hitratio => hitratio::run(setup),
+        StudyName::Adapt => adapt::run(setup),
+        StudyName::Dmcache => dmcache::run(setup),
         StudyName::All => bail!("it stands for several studies"),
     }
 }
