@@ -229,7 +229,7 @@ fn check_superblock(
 /// Whether the hints on the medium are of this policy.
 fn are_hints_ours(superblock: &Superblock, policy: PolicyName) -> bool {
     let fields = &superblock.fields;
-    superblock.policy() == policy.word()
+    (superblock.policy() == policy.word() || mutants::is(Mutant::ForeignHints))
         && fields.policy_version[0].get() == 2
         && fields.hint_bytes.get() == 4
 }
@@ -307,7 +307,7 @@ fn assemble(
     }
     let version = writer.superblock().version();
     let admits = plan.args.policy != PolicyName::Cleaner;
-    let slots = Slots::new(contents);
+    let slots = Slots::new(contents, plan.origin_blocks);
     let mut blocks = Blocks::new(slots, version, policy, uses, plan.args.features.mode, admits);
     let fields = &writer.superblock().fields;
     blocks.stats.read_hits = fields.read_hits.get().into();

@@ -11,50 +11,94 @@
 //!    the commit for which its writer waits.
 //! 2. A slot is free when neither memory nor the medium says that it holds a block.
 
-use std::collections::VecDeque;
-
 use super::index::Index;
 use super::metadata::Contents;
-use super::metadata::bits::Bits;
-use super::metadata::contents::{block_of, mapping};
+use super::metadata::bits::{Bits, words_of};
+use super::metadata::contents::mapping;
+
+/// A slot without a block.
+const NO_BLOCK: u64 = u64::MAX;
+
+/// Which block each slot holds: four bytes for each, and two more if the origin's blocks have
+/// longer numbers.
+#[derive(Debug)]
+struct Held {
+    low: Box<[u32]>,
+    high: Box<[u16]>,
+}
+
+impl Held {
+    /// Of slots that hold nothing.
+    fn new(slots: u64, origin_blocks: u64) -> Held {
+        let is_wide = origin_blocks > u64::from(u32::MAX);
+        let high = if is_wide { slots as usize } else { 0 };
+        Held { low: vec![u32::MAX; slots as usize].into(), high: vec![u16::MAX; high].into() }
+    }
+
+    /// The block in a slot, or [`NO_BLOCK`].
+    #[inline]
+    fn get(&self, slot: u32) -> u64 {
+        let low = self.low[slot as usize];
+        match self.high.get(slot as usize) {
+            Some(high) if (*high, low) == (u16::MAX, u32::MAX) => NO_BLOCK,
+            Some(high) => u64::from(*high) << 32 | u64::from(low),
+            None if low == u32::MAX => NO_BLOCK,
+            None => low.into(),
+        }
+    }
+
+    /// Blocks have numbers of 48 bits, of which the last one is of none.
+    fn put(&mut self, slot: u32, block: u64) {
+        self.low[slot as usize] = block as u32;
+        if let Some(high) = self.high.get_mut(slot as usize) {
+            *high = (block >> 32) as u16;
+        }
+    }
+}
 
 /// The slots.
 #[derive(Debug)]
 pub(super) struct Slots {
-    mappings: Vec<u64>,
+    held: Held,
     dirty: Bits,
     marked: Bits,
     fresh: Bits,
-    free: VecDeque<u32>,
+    free: Bits,
+    free_count: u32,
+    /// Where the search for a free slot goes on.
+    cursor: u64,
     index: Index,
     dirty_count: u32,
 }
 
 impl Slots {
-    /// As the medium has it.
-    pub(super) fn new(contents: Contents) -> Slots {
-        let Contents { mappings, dirty, .. } = contents;
-        let count = mappings.len() as u64;
+    /// As the medium has it, in front of an origin of this many blocks.
+    pub(super) fn new(contents: Contents, origin_blocks: u64) -> Slots {
+        let count = contents.slots();
+        let mut held = Held::new(count, origin_blocks);
         let mut index = Index::new(count);
-        let mut free = VecDeque::new();
-        for (slot, value) in mappings.iter().enumerate() {
-            match block_of(*value) {
-                Some(block) => index.insert(block, slot as u32),
-                None => free.push_back(slot as u32),
+        let mut free = Bits::new(count);
+        (0..count).for_each(|slot| match contents.block(slot) {
+            Some(block) => {
+                held.put(slot as u32, block);
+                index.insert(block, slot as u32);
             }
-        }
+            None => free.set(slot),
+        });
+        let dirty = contents.dirty;
         let (marked, fresh, dirty_count) = (dirty.clone(), Bits::new(count), dirty.ones() as u32);
-        Slots { mappings, dirty, marked, fresh, free, index, dirty_count }
+        let (free_count, cursor) = (free.ones() as u32, 0);
+        Slots { held, dirty, marked, fresh, free, free_count, cursor, index, dirty_count }
     }
 
     /// How many there are.
     pub(super) fn count(&self) -> u32 {
-        self.mappings.len() as u32
+        self.held.low.len() as u32
     }
 
     /// How many are free.
     pub(super) fn free(&self) -> u32 {
-        self.free.len() as u32
+        self.free_count
     }
 
     /// How many are dirty.
@@ -65,17 +109,17 @@ impl Slots {
     /// The slot that holds `block`.
     #[inline]
     pub(super) fn find(&self, block: u64) -> Option<u32> {
-        self.index.find(block, &self.mappings)
+        self.index.find(block, |slot| self.held.get(slot))
     }
 
     /// The block that it holds.
     pub(super) fn block(&self, slot: u32) -> Option<u64> {
-        block_of(self.mappings[slot as usize])
+        Some(self.held.get(slot)).filter(|block| *block != NO_BLOCK)
     }
 
-    /// Its mapping.
+    /// Its mapping, as the medium has it.
     pub(super) fn mapping(&self, slot: u64) -> u64 {
-        self.mappings[slot as usize]
+        mapping(self.block(slot as u32))
     }
 
     #[inline]
@@ -106,7 +150,7 @@ impl Slots {
     /// The slots of a word that hold a block.
     pub(super) fn mapped_word(&self, word: u64) -> u64 {
         let first = word * 64;
-        let slots = first..(first + 64).min(self.mappings.len() as u64);
+        let slots = first..(first + 64).min(self.count().into());
         let bit = |slot: u64| u64::from(self.mapping(slot) != 0) << (slot - first);
         slots.map(bit).fold(0, |word, bit| word | bit)
     }
@@ -130,20 +174,35 @@ impl Slots {
         self.marked.put_word(word, bits);
     }
 
-    /// Takes a free slot.
+    /// Takes a free slot: the next one in order.
     pub(super) fn take(&mut self) -> Option<u32> {
-        self.free.pop_front()
+        if self.free_count == 0 {
+            return None;
+        }
+        let (words, first) = (words_of(self.count().into()), self.cursor / 64);
+        // The first word comes again at the end, with what is before the cursor.
+        let slot = (0..=words).find_map(|nth| {
+            let word = (first + nth) % words;
+            let from = if nth == 0 { u64::MAX << (self.cursor % 64) } else { u64::MAX };
+            let found = self.free.word(word) & from;
+            (found != 0).then(|| word * 64 + u64::from(found.trailing_zeros()))
+        })?;
+        self.free.clear(slot);
+        self.free_count -= 1;
+        self.cursor = (slot + 1) % u64::from(self.count());
+        Some(slot as u32)
     }
 
     /// A slot that was taken holds nothing; or its mapping is gone from the medium, too.
     pub(super) fn give_back(&mut self, slot: u32) {
-        debug_assert!(self.block(slot).is_none() && !self.free.contains(&slot));
-        self.free.push_back(slot);
+        debug_assert!(self.block(slot).is_none() && !self.free.is_set(slot.into()));
+        self.free.set(slot.into());
+        self.free_count += 1;
     }
 
     /// A slot that was taken holds `block` from now on.
     pub(super) fn map(&mut self, slot: u32, block: u64) {
-        self.mappings[slot as usize] = mapping(Some(block));
+        self.held.put(slot, block);
         self.index.insert(block, slot);
         self.fresh.set(slot.into());
         self.marked.clear(slot.into());
@@ -151,8 +210,8 @@ impl Slots {
 
     /// It holds its block no more. It is not free yet.
     pub(super) fn unmap(&mut self, slot: u32, block: u64) {
-        self.index.remove(block, &self.mappings);
-        self.mappings[slot as usize] = 0;
+        self.index.remove(block, |slot| self.held.get(slot));
+        self.held.put(slot, NO_BLOCK);
         self.put_dirty(slot, false);
         self.marked.clear(slot.into());
         self.fresh.clear(slot.into());

@@ -4,28 +4,68 @@
 /// Levels of a queue.
 pub(super) const LEVELS: usize = 64;
 
-const NONE: u32 = u32::MAX;
+/// Entries have numbers of 28 bits; this one is of none.
+const NONE: u32 = (1 << LINK_BITS) - 1;
+const LINK_BITS: u32 = 28;
 
-/// The links of all entries, whichever queue they are in.
-#[derive(Debug)]
-pub(super) struct Entries {
-    older: Vec<u32>,
-    newer: Vec<u32>,
-    level: Vec<u8>,
+/// Eight bytes for an entry: its older and its newer neighbour, and four bits above each. Those of
+/// the older one are the level's lower bits; above the newer one are a mark and the level's upper
+/// two.
+#[derive(Clone, Copy, Debug)]
+struct Entry {
+    older: u32,
+    newer: u32,
 }
+
+/// All entries, whichever queue they are in.
+#[derive(Debug)]
+pub(super) struct Entries(Box<[Entry]>);
 
 impl Entries {
     pub(super) fn new(count: usize) -> Entries {
-        Entries { older: vec![NONE; count], newer: vec![NONE; count], level: vec![0; count] }
+        assert!(count <= NONE as usize, "entries have numbers of 28 bits");
+        Entries(vec![Entry { older: NONE, newer: NONE }; count].into_boxed_slice())
     }
 
     pub(super) fn level(&self, entry: u32) -> u8 {
-        self.level[entry as usize]
+        let Entry { older, newer } = self.0[entry as usize];
+        (older >> LINK_BITS | (newer >> LINK_BITS & 3) << 4) as u8
     }
 
     /// Of an entry that is in no queue.
     pub(super) fn set_level(&mut self, entry: u32, level: u8) {
-        self.level[entry as usize] = level;
+        let level = u32::from(level);
+        let Entry { older, newer } = &mut self.0[entry as usize];
+        *older = *older & NONE | (level & 15) << LINK_BITS;
+        *newer = *newer & !(3 << LINK_BITS) | (level >> 4) << LINK_BITS;
+    }
+
+    /// Two bits that are the owner's: 0 at first.
+    pub(super) fn mark(&self, entry: u32) -> u8 {
+        (self.0[entry as usize].newer >> (LINK_BITS + 2)) as u8
+    }
+
+    pub(super) fn set_mark(&mut self, entry: u32, mark: u8) {
+        let newer = &mut self.0[entry as usize].newer;
+        *newer = *newer & !(3 << (LINK_BITS + 2)) | u32::from(mark) << (LINK_BITS + 2);
+    }
+
+    fn older(&self, entry: u32) -> u32 {
+        self.0[entry as usize].older & NONE
+    }
+
+    fn newer(&self, entry: u32) -> u32 {
+        self.0[entry as usize].newer & NONE
+    }
+
+    fn put_older(&mut self, entry: u32, older: u32) {
+        let link = &mut self.0[entry as usize].older;
+        *link = *link & !NONE | older;
+    }
+
+    fn put_newer(&mut self, entry: u32, newer: u32) {
+        let link = &mut self.0[entry as usize].newer;
+        *link = *link & !NONE | newer;
     }
 }
 
@@ -76,14 +116,15 @@ impl Queue {
     /// Between two neighbours of its level.
     fn insert(&mut self, entries: &mut Entries, entry: u32, older: u32, newer: u32) {
         let list = &mut self.lists[usize::from(entries.level(entry))];
-        (entries.older[entry as usize], entries.newer[entry as usize]) = (older, newer);
+        entries.put_older(entry, older);
+        entries.put_newer(entry, newer);
         match older {
             NONE => list.oldest = entry,
-            older => entries.newer[older as usize] = entry,
+            older => entries.put_newer(older, entry),
         }
         match newer {
             NONE => list.newest = entry,
-            newer => entries.older[newer as usize] = entry,
+            newer => entries.put_older(newer, entry),
         }
         list.len += 1;
         self.len += 1;
@@ -92,14 +133,14 @@ impl Queue {
     /// Takes an entry of this queue out of it.
     pub(super) fn remove(&mut self, entries: &mut Entries, entry: u32) {
         let list = &mut self.lists[usize::from(entries.level(entry))];
-        let (older, newer) = (entries.older[entry as usize], entries.newer[entry as usize]);
+        let (older, newer) = (entries.older(entry), entries.newer(entry));
         match older {
             NONE => list.oldest = newer,
-            older => entries.newer[older as usize] = newer,
+            older => entries.put_newer(older, newer),
         }
         match newer {
             NONE => list.newest = older,
-            newer => entries.older[newer as usize] = older,
+            newer => entries.put_older(newer, older),
         }
         list.len -= 1;
         self.len -= 1;
@@ -171,15 +212,33 @@ mod tests {
         let walk = |list: &List, level: usize| {
             let (mut found, mut at, mut before) = (Vec::new(), list.oldest, NONE);
             while at != NONE {
-                assert_eq!(entries.older[at as usize], before);
+                assert_eq!(entries.older(at), before);
                 assert_eq!(usize::from(entries.level(at)), level);
                 found.push(at);
-                (before, at) = (at, entries.newer[at as usize]);
+                (before, at) = (at, entries.newer(at));
             }
             assert_eq!((list.newest, list.len), (before, found.len()));
             found
         };
         queue.lists.iter().enumerate().map(|(level, list)| walk(list, level)).collect()
+    }
+
+    #[test]
+    fn an_entry_keeps_its_level_and_its_mark_apart() {
+        let mut entries = Entries::new(2);
+        assert_eq!((entries.level(1) as usize, entries.mark(1)), (0, 0));
+        for (level, mark) in [(63, 0), (0, 3), (37, 1), (26, 2)] {
+            entries.set_mark(1, mark);
+            entries.set_level(1, level);
+            assert_eq!((entries.level(1), entries.mark(1)), (level, mark));
+            assert_eq!((entries.older(1), entries.newer(1)), (NONE, NONE));
+            entries.put_older(1, 0);
+            entries.put_newer(1, NONE - 1);
+            assert_eq!((entries.level(1), entries.mark(1)), (level, mark));
+            entries.put_older(1, NONE);
+            entries.put_newer(1, NONE);
+        }
+        assert_eq!((entries.level(0), entries.mark(0)), (0, 0));
     }
 
     #[test]

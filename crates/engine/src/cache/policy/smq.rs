@@ -10,8 +10,7 @@
 //! blocks leave from the lower half only, and levels are shared out again once a minute. By
 //! [`Rules::MENDED`] time is counted in accesses, and blocks enter where they can leave.
 
-use std::collections::HashMap;
-
+use super::super::index::Index;
 use super::levels::{Entries, LEVELS, Queue};
 use super::uses::Uses;
 use super::{Admission, Fill, Miss, Next, Policy, Shape};
@@ -87,9 +86,10 @@ impl Record {
 struct Hotspots {
     entries: Entries,
     queue: Queue,
-    pieces: HashMap<u64, u32>,
-    /// The piece of each entry, and during which tick it was missed last.
-    of: Vec<(u64, u32)>,
+    index: Index,
+    /// The piece of each entry, and during which tick it was missed last, but for its upper bits.
+    pieces: Vec<u64>,
+    missed: Vec<u16>,
     ticks: u32,
     max: usize,
     blocks: u64,
@@ -108,8 +108,9 @@ impl Hotspots {
         Hotspots {
             entries: Entries::new(max),
             queue: Queue::with_top(HOTSPOT_TOP, top),
-            pieces: HashMap::new(),
-            of: Vec::new(),
+            index: Index::new(max as u64),
+            pieces: Vec::with_capacity(max),
+            missed: Vec::with_capacity(max),
             ticks: 0,
             max,
             blocks,
@@ -121,28 +122,33 @@ impl Hotspots {
     /// Something of a block's piece was missed. Returns the piece's level.
     fn miss(&mut self, block: u64) -> u8 {
         let piece = block / self.blocks;
-        if let Some(&entry) = self.pieces.get(&piece) {
+        if let Some(entry) = self.index.find(piece, |entry| self.pieces[entry as usize]) {
             self.record.count(self.entries.level(entry));
-            let is_first =
-                std::mem::replace(&mut self.of[entry as usize].1, self.ticks) != self.ticks;
+            let missed = &mut self.missed[entry as usize];
+            let now = self.ticks as u16;
+            let is_first = std::mem::replace(missed, now) != now;
             self.queue.requeue(&mut self.entries, entry, if is_first { self.jump } else { 0 });
             return self.entries.level(entry);
         }
         self.record.misses += 1;
-        let entry = match self.of.len() < self.max {
+        let before = self.ticks.wrapping_sub(1) as u16;
+        let entry = match self.pieces.len() < self.max {
             true => {
-                self.of.push((piece, self.ticks.wrapping_sub(1)));
-                self.of.len() as u32 - 1
+                self.pieces.push(piece);
+                self.missed.push(before);
+                self.pieces.len() as u32 - 1
             }
             false => {
                 let oldest = self.queue.oldest(LEVELS).expect("it is full");
                 self.queue.remove(&mut self.entries, oldest);
-                self.pieces.remove(&self.of[oldest as usize].0);
-                self.of[oldest as usize] = (piece, self.ticks.wrapping_sub(1));
+                let left = self.pieces[oldest as usize];
+                self.index.remove(left, |entry| self.pieces[entry as usize]);
+                self.pieces[oldest as usize] = piece;
+                self.missed[oldest as usize] = before;
                 oldest
             }
         };
-        self.pieces.insert(piece, entry);
+        self.index.insert(piece, entry);
         self.queue.push(&mut self.entries, entry);
         self.entries.level(entry)
     }
@@ -158,11 +164,10 @@ impl Hotspots {
     }
 }
 
-/// Where a slot is.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+/// Where a slot is: the mark of its entry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Place {
     /// It has no block, or its block is leaving.
-    #[default]
     Out,
     Clean,
     Dirty,
@@ -177,7 +182,6 @@ pub struct Smq {
     uses: Arc<Uses>,
     block_bytes: u32,
     entries: Entries,
-    places: Box<[Place]>,
     clean: Queue,
     dirty: Queue,
     hotspots: Hotspots,
@@ -223,7 +227,6 @@ impl Smq {
             uses,
             block_bytes: shape.block_bytes,
             entries: Entries::new(shape.slots as usize),
-            places: vec![Place::Out; shape.slots as usize].into_boxed_slice(),
             clean: Queue::new(),
             dirty: Queue::new(),
             hotspots: Hotspots::new(shape),
@@ -259,17 +262,32 @@ impl Smq {
         }
     }
 
+    fn place(&self, slot: u32) -> Place {
+        match self.entries.mark(slot) {
+            0 => Place::Out,
+            1 => Place::Clean,
+            2 => Place::Dirty,
+            _ => Place::Cleaning,
+        }
+    }
+
+    fn put_place(&mut self, slot: u32, place: Place) {
+        self.entries.set_mark(slot, place as u8);
+    }
+
     fn push(&mut self, slot: u32, place: Place) {
         match place {
             Place::Clean => self.clean.push(&mut self.entries, slot),
             Place::Dirty => self.dirty.push(&mut self.entries, slot),
             Place::Out | Place::Cleaning => {}
         }
-        self.places[slot as usize] = place;
+        self.put_place(slot, place);
     }
 
     fn remove(&mut self, slot: u32) {
-        match std::mem::take(&mut self.places[slot as usize]) {
+        let place = self.place(slot);
+        self.put_place(slot, Place::Out);
+        match place {
             Place::Clean => self.clean.remove(&mut self.entries, slot),
             Place::Dirty => self.dirty.remove(&mut self.entries, slot),
             Place::Out | Place::Cleaning => {}
@@ -294,7 +312,7 @@ impl Policy for Smq {
         let place = if is_dirty { Place::Dirty } else { Place::Clean };
         let queue = if is_dirty { &mut self.dirty } else { &mut self.clean };
         queue.push_oldest(&mut self.entries, slot);
-        self.places[slot as usize] = place;
+        self.put_place(slot, place);
     }
 
     fn hint(&self, slot: u32) -> u32 {
@@ -303,7 +321,7 @@ impl Policy for Smq {
 
     fn hit(&mut self, slot: u32) {
         self.access();
-        match self.places[slot as usize] {
+        match self.place(slot) {
             Place::Clean => self.clean.requeue(&mut self.entries, slot, 1),
             Place::Dirty => self.dirty.requeue(&mut self.entries, slot, 1),
             Place::Out | Place::Cleaning => {}
@@ -332,7 +350,7 @@ impl Policy for Smq {
     }
 
     fn set_dirty(&mut self, slot: u32, is_dirty: bool) {
-        let place = self.places[slot as usize];
+        let place = self.place(slot);
         let new = if is_dirty { Place::Dirty } else { Place::Clean };
         if place != Place::Out && place != new {
             self.remove(slot);
@@ -345,7 +363,7 @@ impl Policy for Smq {
     }
 
     fn stay(&mut self, slot: u32) {
-        match self.places[slot as usize] {
+        match self.place(slot) {
             Place::Out => self.push(slot, Place::Clean),
             Place::Cleaning => self.push(slot, Place::Dirty),
             Place::Clean | Place::Dirty => {}
@@ -366,7 +384,7 @@ impl Policy for Smq {
         }
         let slot = self.dirty.oldest(LEVELS)?;
         self.remove(slot);
-        self.places[slot as usize] = Place::Cleaning;
+        self.put_place(slot, Place::Cleaning);
         Some(Next::Clean(slot))
     }
 
