@@ -18,7 +18,7 @@ use shuttle::{Config, FailurePersistence, MaxSteps, Runner};
 use crate::mutants::{self, Mutant};
 use crate::prng::Prng;
 use crate::sync::Arc;
-use crate::{pcache, ring, writecache};
+use crate::{cache, pcache, ring, writecache};
 
 pub mod history;
 pub mod scene;
@@ -222,12 +222,16 @@ fn listen_to_panics() {
 /// Lists of stories, and of the deliberate races that they must find.
 type Room = (&'static [&'static [Story]], &'static [&'static [Mutant]]);
 
-const ROOMS: [Room; 2] = [
+const ROOMS: [Room; 3] = [
     (
         &[pcache::schedules::STORIES, ring::schedules::STORIES],
         &[Mutant::PCACHE_RACES, Mutant::DRIVING_RACES, &[Mutant::FillNotCancelled]],
     ),
     (&[writecache::schedules::STORIES], &[Mutant::WRITECACHE_RACES]),
+    (
+        &[cache::schedules::STORIES],
+        &[Mutant::CACHE_RACES, &[Mutant::LeftWhileRead, Mutant::PromotedOverWrite]],
+    ),
 ];
 
 /// Plays `story` under the schedules of `seeds` until one fails; returns which, and how. On a

@@ -83,6 +83,11 @@ impl Agenda {
     }
 }
 
+/// Whether a block must not be written back now, because a request writes to it.
+fn is_written(blocks: &Blocks, block: u64) -> bool {
+    blocks.traffic.has_writers(block) && !mutants::is(Mutant::CleanedBesideWriter)
+}
+
 impl Background {
     pub(super) fn new(events: &Arc<Events>) -> Background {
         Background {
@@ -192,6 +197,14 @@ impl Cache {
         let is_dirty = blocks.slots.is_dirty(slot);
         let is_quiet = blocks.traffic.is_quiet(block);
         match next {
+            Next::Leave(_)
+                if mutants::is(Mutant::LeftWhileRead)
+                    && !is_dirty
+                    && blocks.traffic.mover(block).is_none()
+                    && !blocks.traffic.has_writers(block) =>
+            {
+                blocks.leave(block, slot);
+            }
             Next::Leave(_) if is_quiet && !is_dirty => blocks.leave(block, slot),
             Next::Clean(_) if is_quiet && is_dirty => agenda.left.push_back((slot, block)),
             Next::Leave(_) | Next::Clean(_) => {
@@ -242,7 +255,8 @@ impl Cache {
     fn end_promotion(&self, block: u64, slot: u32, status: Result<(), Status>) {
         let mut blocks = self.blocks();
         let (mover, is_awaited) = blocks.traffic.end_move(block);
-        let is_good = mover == Mover::Promotion { is_cancelled: false } && status.is_ok();
+        let is_good = mover == Mover::Promotion { is_cancelled: false }
+            && (status.is_ok() || mutants::is(Mutant::PromotedUnread));
         match is_good {
             true => blocks.enter(block, slot, false),
             false => blocks.slots.give_back(slot),
@@ -318,7 +332,7 @@ impl Cache {
         let taken = dirty.filter_map(|slot| {
             let block = blocks.slots.block(slot)?;
             let is_free = blocks.traffic.mover(block).is_none()
-                && !blocks.traffic.has_writers(block)
+                && !is_written(&blocks, block)
                 && !blocks.slots.is_fresh(slot);
             is_free.then_some((block, slot))
         });
@@ -332,7 +346,7 @@ impl Cache {
         let is_free = blocks.slots.block(slot) == Some(block)
             && blocks.slots.is_dirty(slot)
             && !blocks.slots.is_fresh(slot)
-            && !blocks.traffic.has_writers(block)
+            && !is_written(&blocks, block)
             && blocks.traffic.mover(block).is_none();
         if !is_free {
             if blocks.slots.block(slot) == Some(block) {

@@ -134,7 +134,8 @@ impl Blocks {
             if self.traffic.mover(block) == Some(Mover::Zeroing) {
                 return self.wait(block);
             }
-            if self.trouble.has_lost && self.slots.is_dirty(slot) {
+            let is_lost = self.trouble.has_lost && self.slots.is_dirty(slot);
+            if is_lost && !mutants::is(Mutant::LossServed) {
                 return Claim::Fail(Status::Io);
             }
             self.stats.read_hits += 1;
@@ -167,6 +168,10 @@ impl Blocks {
             return self.wait(block);
         }
         if self.mode == Mode::Passthrough {
+            if mutants::is(Mutant::PassthroughKept) {
+                self.traffic.begin_request(block, true);
+                return Claim::Go(Way::Origin);
+            }
             return self.invalidate(block, slot);
         }
         if !self.slots.is_writable(slot) && !mutants::is(Mutant::WrittenUnmarked) {
@@ -178,10 +183,12 @@ impl Blocks {
         }
         let goes_through = self.mode == Mode::Writethrough && !self.slots.is_dirty(slot);
         // The last write of two must be the last one on both devices.
-        if goes_through && self.traffic.has_writers(block) {
+        if goes_through && self.traffic.has_writers(block) && !mutants::is(Mutant::ThroughUnordered)
+        {
             return self.wait(block);
         }
-        if matches!(mover, Some(Mover::Cleaning { .. })) && !mutants::is(Mutant::RewriteUnseen) {
+        let is_seen = !mutants::is(Mutant::RewriteUnseen) && !mutants::is(Mutant::RewriteSeenLate);
+        if matches!(mover, Some(Mover::Cleaning { .. })) && is_seen {
             self.traffic.change_move(block, Mover::Cleaning { is_rewritten: true });
         }
         self.stats.write_hits += 1;
@@ -208,7 +215,10 @@ impl Blocks {
                 };
             }
             Some(Mover::Overwrite) => return self.wait(block),
-            Some(Mover::Promotion { .. }) if !mutants::is(Mutant::PromotedOverWrite) => {
+            Some(Mover::Promotion { .. })
+                if !mutants::is(Mutant::PromotedOverWrite)
+                    && !mutants::is(Mutant::CancelledLate) =>
+            {
                 self.traffic.change_move(block, Mover::Promotion { is_cancelled: true });
             }
             _ => {}
@@ -259,7 +269,9 @@ impl Blocks {
                 Some(Mover::Leaving) if self.trouble.is_stuck => Claim::Fail(Status::Io),
                 Some(Mover::Leaving | Mover::Overwrite) => self.wait(block),
                 mover => {
-                    if matches!(mover, Some(Mover::Promotion { .. })) {
+                    if matches!(mover, Some(Mover::Promotion { .. }))
+                        && !mutants::is(Mutant::ZeroedUncancelled)
+                    {
                         let mover = Mover::Promotion { is_cancelled: true };
                         self.traffic.change_move(block, mover);
                     }
@@ -399,6 +411,9 @@ impl Blocks {
         status: Result<(), Status>,
     ) -> bool {
         let mut is_awaited = false;
+        if is_write {
+            self.see_late(block);
+        }
         match (way, status) {
             (Way::New(slot), Ok(())) => {
                 self.enter(block, slot, true);
@@ -411,6 +426,7 @@ impl Blocks {
             (Way::Below(slot), Ok(())) => self.leave_zeroed(block, slot),
             (Way::Below(_), Err(_)) => is_awaited = self.traffic.end_move(block).1,
             // Nobody knows which device has what: the slot counts.
+            (Way::Both(_), Err(_)) if mutants::is(Mutant::ThroughFailedClean) => {}
             (Way::Both(slot), Err(_)) if self.slots.put_dirty(slot, true) => {
                 self.policy.set_dirty(slot, true);
             }
@@ -419,8 +435,25 @@ impl Blocks {
         self.traffic.end_request(block, is_write) | is_awaited
     }
 
+    /// Deliberate bugs: who moves a block hears of a write when that has ended.
+    fn see_late(&mut self, block: u64) {
+        let new = match self.traffic.mover(block) {
+            Some(Mover::Cleaning { .. }) if mutants::is(Mutant::RewriteSeenLate) => {
+                Mover::Cleaning { is_rewritten: true }
+            }
+            Some(Mover::Promotion { .. }) if mutants::is(Mutant::CancelledLate) => {
+                Mover::Promotion { is_cancelled: true }
+            }
+            _ => return,
+        };
+        self.traffic.change_move(block, new);
+    }
+
     /// The number of the first commit that carries what changes now.
     pub(super) fn next_round(&self) -> u64 {
+        if mutants::is(Mutant::JoinedLate) {
+            return self.rounds.max(1);
+        }
         self.rounds + 1
     }
 
@@ -473,7 +506,9 @@ impl Blocks {
         let mut written = Bits::new(u64::from(self.slots.count()));
         let blocks: Vec<u64> = self.traffic.written().collect();
         let slots = blocks.into_iter().filter_map(|block| self.slots.find(block));
-        slots.for_each(|slot| written.set(slot.into()));
+        slots
+            .filter(|_| !mutants::is(Mutant::ClearedUnderWrite))
+            .for_each(|slot| written.set(slot.into()));
         for word in 0..words_of(self.slots.count().into()) {
             let is_cold = self.touched.iter().all(|touched| !touched.is_set(word));
             let before = self.slots.marked_word(word);

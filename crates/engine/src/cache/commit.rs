@@ -311,13 +311,18 @@ impl Cache {
         state.writer.committed(transaction);
         state.retry.succeeded();
         state.has_rested |= purpose == Purpose::Rest;
+        if mutants::is(Mutant::CommitToldEarly) {
+            self.events.room();
+        }
         let mut blocks = self.blocks();
         blocks.trouble.is_stuck = blocks.trouble.has_lost;
         blocks.committed(&changes, &wanted);
         self.commits.durable.store(number, Ordering::SeqCst);
         let is_urgent = blocks.changes.is_urgent();
         drop(blocks);
-        self.events.room();
+        if !mutants::is(Mutant::CommitToldEarly) {
+            self.events.room();
+        }
         if !changes.leaving.is_empty() || self.orders.is_suspended() {
             self.events.work();
         }
@@ -331,6 +336,9 @@ impl Cache {
             state.round.take().expect("a commit is under way");
         let reached = match phase {
             Phase::Blocks | Phase::Settling => Reached::Blocks,
+            Phase::Superblock | Phase::Last if mutants::is(Mutant::AbandonedReused) => {
+                Reached::Blocks
+            }
             Phase::Superblock | Phase::Last => Reached::Superblock,
         };
         state.writer.abandoned(transaction, reached);
@@ -341,7 +349,9 @@ impl Cache {
         state.has_rested |= purpose == Purpose::Rest;
         state.retry_at = state.retry.pause_from(state.now);
         let mut blocks = self.blocks();
-        blocks.changes.put_back(changes);
+        if !mutants::is(Mutant::FailedForgotten) {
+            blocks.changes.put_back(changes);
+        }
         if blocks.trouble.doubts > 0 {
             blocks.doubt();
         }

@@ -18,6 +18,7 @@
 //! | `drain` | brings an origin up to date from a cache at rest |
 //! | `inspect`, `wipe` | what `inspect` reports of a metadata device; taking a cache apart |
 //! | `mutants` | deliberate bugs, in tests alone |
+//! | `schedules` | tests of it under a scheduler |
 //!
 //! The medium always says that it was shut down cleanly: its dirty bits are right at any moment,
 //! because one is durable before its slot is written to, and goes after the slot's data is durable
@@ -45,6 +46,9 @@ mod plan;
 pub mod policy;
 pub mod repair;
 mod request;
+#[cfg(test)]
+#[cfg(feature = "shuttle")]
+pub(crate) mod schedules;
 mod side;
 mod slots;
 mod traffic;

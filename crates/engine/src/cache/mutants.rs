@@ -45,5 +45,53 @@ list_mutants! {
     LeftUnsettled,
     /// A flush that a dead server owed is forgotten.
     CacheOwedForgotten,
+    /// A slot is clean after a write through it of which one half failed.
+    ThroughFailedClean,
+    /// A request that joins late takes the commit under way for its own.
+    JoinedLate,
+    /// What a failed commit carried is not in the next one.
+    FailedForgotten,
+    /// What a lost slot had is read from the origin, as it was earlier.
+    LossServed,
+    /// A client's flush flushes the cache device alone.
+    FlushOfCacheOnly,
+    }
+
+    /// cache: what random histories meet too rarely, and a scene made for it shows.
+    CACHE_SCENES {
+    /// In passthrough a write leaves the slot as it is.
+    PassthroughKept,
+    /// Two writes of a block go through to both devices together.
+    ThroughUnordered,
+    /// A mark goes while a write through its slot is under way.
+    ClearedUnderWrite,
+    /// What a superblock leads to that was sent and failed is written over.
+    AbandonedReused,
+    /// Of a word of version 1 that is in two blocks of mappings, the first is marked.
+    MarkedShort,
+    /// Zeroes do not cancel the promotion of their block.
+    ZeroedUncancelled,
+    /// A slot is given away while a read of it is on its way.
+    LeftWhileRead,
+    /// A block whose copy failed comes into the cache.
+    PromotedUnread,
+    /// Hints of another policy are believed.
+    ForeignHints,
+    }
+
+    /// cache: what only threads that run into each other show.
+    CACHE_RACES {
+    /// A block is written back while a write to its slot is on its way.
+    CleanedBesideWriter,
+    /// Write-back hears of a write to what it copies when the write has ended.
+    RewriteSeenLate,
+    /// A promotion hears of a write past the cache when the write has ended.
+    CancelledLate,
+    /// A flush covers what was written while it was under way.
+    FlushMarkedLate,
+    /// Requests that wait for a commit are woken before they can see that it is durable.
+    CommitToldEarly,
+    /// Nobody notes that a request waits for what is under way in its block.
+    WaitUnnoted,
     }
 }

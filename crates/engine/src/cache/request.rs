@@ -304,7 +304,9 @@ impl Cache {
         }
         let sides = [&self.cache, &self.origin];
         let marks = sides.map(|side| side.mark());
-        let mut owing = [0, 1].into_iter().filter(|nth| sides[*nth].owes_clients()).peekable();
+        let ours = |nth: &usize| *nth == 0 || !mutants::is(Mutant::FlushOfCacheOnly);
+        let mut owing =
+            [0, 1].into_iter().filter(ours).filter(|nth| sides[*nth].owes_clients()).peekable();
         if owing.peek().is_none() {
             return self.end_flush_of_client(bio, Ok(()), port);
         }
@@ -324,7 +326,11 @@ impl Cache {
         let side = [&self.cache, &self.origin][nth];
         let mut jobs = self.jobs.flushes.of(port);
         let job = jobs.value(place);
-        side.flushed(job.marks[nth], io.result);
+        let mark = match mutants::is(Mutant::FlushMarkedLate) {
+            true => side.mark(),
+            false => job.marks[nth],
+        };
+        side.flushed(mark, io.result);
         job.status = job.status.and(io.result);
         job.outstanding -= 1;
         let job = (job.outstanding == 0).then(|| jobs.remove(place));

@@ -7,6 +7,8 @@
 
 use std::collections::HashMap;
 
+use crate::mutants::{self, Mutant};
+
 /// What moves a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Mover {
@@ -104,7 +106,8 @@ impl Traffic {
 
     /// A request waits for what is under way there.
     pub(super) fn wait(&mut self, block: u64) {
-        self.uses.get_mut(&block).expect("something is under way").is_awaited = true;
+        let is_noted = !mutants::is(Mutant::WaitUnnoted);
+        self.uses.get_mut(&block).expect("something is under way").is_awaited = is_noted;
     }
 
     /// Something has ended there. Whether somebody waits.

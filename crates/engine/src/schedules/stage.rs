@@ -252,7 +252,7 @@ impl Disk for TwinDisk {
                 others_may_go_on();
                 self.twin.settle(|store| store.nth <= last);
             }
-            Op::Discard | Op::WriteZeroes => panic!("nobody zeroes a cache device"),
+            Op::Discard | Op::WriteZeroes => self.twin.zero(io.offset, io.len),
         }
         others_may_go_on();
         ring.finish(io, Ok(()));

@@ -147,7 +147,7 @@ fn a_discard_frees_whole_blocks_and_shows_zeroes() {
 }
 
 #[test]
-fn passthrough_gives_up_what_is_written_to() {
+pub fn passthrough_gives_up_what_is_written_to() {
     let mut world = with_dirty_block(TABLE);
     world.drain();
     world.remove();

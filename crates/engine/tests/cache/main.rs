@@ -12,6 +12,7 @@ mod drain;
 #[cfg(feature = "mutants")]
 mod mutants;
 mod oracle;
+mod promises;
 mod tools;
 mod vectors;
 mod world;

@@ -1,27 +1,42 @@
-//! The crash test finds each deliberate bug of cache.
+//! The crash test, or a scene, finds each deliberate bug of cache.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use udm::mutants::{Mutant, set};
 
 use crate::crashes::explore;
+use crate::promises::SCENES;
 
 /// Histories for each bug, at most.
 const SEEDS: u64 = 120;
 
-#[test]
-fn every_mutant_is_found() {
-    let mut missed = Vec::new();
-    for &mutant in Mutant::CACHE {
-        set(Some(mutant));
-        // What asserts is found, too.
-        let found = catch_unwind(AssertUnwindSafe(|| explore(0..SEEDS, 12)));
+/// The bugs that `find` does not find. What asserts is found, too.
+fn missed(mutants: &[Mutant], find: impl Fn() -> Option<String>) -> Vec<Mutant> {
+    let is_missed = |mutant: &Mutant| {
+        set(Some(*mutant));
+        let found = catch_unwind(AssertUnwindSafe(&find));
         set(None);
         match found {
-            Ok(None) => missed.push(mutant),
+            Ok(None) => return true,
             Ok(Some(what)) => println!("{mutant:?}: {what}"),
             Err(_) => println!("{mutant:?}: an assertion"),
         }
-    }
+        false
+    };
+    mutants.iter().copied().filter(is_missed).collect()
+}
+
+#[test]
+fn every_mutant_is_found() {
+    let missed = missed(Mutant::CACHE, || explore(0..SEEDS, 12));
+    assert!(missed.is_empty(), "not found: {missed:?}");
+}
+
+#[test]
+fn every_mutant_is_found_by_a_scene() {
+    let missed = missed(Mutant::CACHE_SCENES, || {
+        SCENES.iter().for_each(|scene| scene());
+        None
+    });
     assert!(missed.is_empty(), "not found: {missed:?}");
 }
