@@ -2,7 +2,7 @@
 //!
 //! | room | what |
 //! |---|---|
-//! | [`uri`] | where a door is, as users write it |
+//! | [`uri`], `options` | where a door is, as users write it |
 //! | [`door`] | what all doors have in common, and how one is opened |
 //! | [`nbd`] | the door of NBD's clients |
 //! | [`vhost`] | the door of virtual machines: vhost-user-blk |
@@ -16,6 +16,7 @@
 pub mod budget;
 pub mod door;
 pub mod nbd;
+mod options;
 pub mod socket;
 pub mod uri;
 pub mod vhost;

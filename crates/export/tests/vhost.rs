@@ -36,8 +36,7 @@ impl Served {
     fn with(device: Arc<Device>) -> Served {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("socket");
-        let server =
-            Server::start(&device, &Uri { path: path.clone(), poll: Poll::Never }).unwrap();
+        let server = Server::start(&device, &Uri::new(&path, Poll::Never)).unwrap();
         Served { _folder: folder, path, device, server }
     }
 

@@ -38,7 +38,7 @@ struct Served {
 impl Served {
     fn start(poll: Poll) -> Served {
         let folder = tempfile::tempdir().unwrap();
-        let uri = Uri { path: folder.path().join("socket"), poll };
+        let uri = Uri::new(folder.path().join("socket"), poll);
         let device = linear(Arc::new(RamDisk::new(DISK_BYTES, 512)));
         let server = Server::start(&device, &uri).unwrap();
         Served { _folder: folder, uri, device, server }
@@ -339,7 +339,7 @@ fn lied_to(features: u64, config: Vec<u8>, lie: Lie) -> udm::Result<Arc<Front>> 
         }
         liar.serve();
     });
-    Front::connect(&Uri { path, poll: Poll::Never })
+    Front::connect(&Uri::new(path, Poll::Never))
 }
 
 #[test]

@@ -33,8 +33,7 @@ impl Served {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("socket");
         let device = linear(Arc::new(RamDisk::new(8 << 20, 512)));
-        let server =
-            Server::start(&device, &Uri { path: path.clone(), poll: Poll::Never }).unwrap();
+        let server = Server::start(&device, &Uri::new(&path, Poll::Never)).unwrap();
         Served { _folder: folder, path, server }
     }
 

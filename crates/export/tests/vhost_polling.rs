@@ -35,7 +35,7 @@ impl Served {
         let device = linear(Arc::new(RamDisk::new(8 << 20, 512)));
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("socket");
-        let server = Server::start(&device, &Uri { path: path.clone(), poll }).unwrap();
+        let server = Server::start(&device, &Uri::new(&path, poll)).unwrap();
         Served { _folder: folder, path, server }
     }
 

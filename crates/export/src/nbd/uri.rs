@@ -16,6 +16,7 @@ use std::str::FromStr;
 
 use udm::error::{Error, Kind, Result};
 
+use crate::options::Options;
 use crate::socket::{self, Access};
 
 /// The port that is NBD's by assignment.
@@ -91,11 +92,14 @@ impl Uri {
             let access = Access::parse(options.take("mode"), options.take("owner"))?;
             Place::Unix(socket::parse_path(place, "nbd+unix://")?, access)
         } else {
-            let is_insecure = !is_tls && options.take_flag("insecure")?;
+            let is_insecure = !is_tls && options.take_flag("insecure");
             Place::Tcp { address: parse_tcp(place)?, is_insecure }
         };
         let tls = if is_tls { Some(parse_tls(&mut options)?) } else { None };
-        options.end()?;
+        options.end(
+            "nbds takes tls= and clients=, a socket's path takes mode= and owner=, nbd:// takes \
+             insecure",
+        )?;
         let uri = Uri { place, tls };
         match &uri.place {
             Place::Tcp { address, is_insecure: false }
@@ -106,44 +110,6 @@ impl Uri {
                     .into())
             }
             _ => Ok(uri),
-        }
-    }
-}
-
-/// The words after `?`.
-struct Options<'a>(Vec<&'a str>);
-
-impl<'a> Options<'a> {
-    fn parse(words: &'a str) -> std::result::Result<Options<'a>, String> {
-        let words: Vec<&str> = words.split('&').filter(|word| !word.is_empty()).collect();
-        let name = |word: &'a str| word.split('=').next();
-        for (at, word) in words.iter().enumerate() {
-            if words[..at].iter().any(|other| name(other) == name(word)) {
-                return Err(format!("has {:?} twice", name(word).unwrap_or(word)));
-            }
-        }
-        Ok(Options(words))
-    }
-
-    fn take(&mut self, name: &str) -> Option<&'a str> {
-        let value = |word: &&'a str| word.strip_prefix(name)?.strip_prefix('=');
-        let at = self.0.iter().position(|word| value(word).is_some())?;
-        value(&self.0.remove(at))
-    }
-
-    fn take_flag(&mut self, name: &str) -> std::result::Result<bool, String> {
-        let count = self.0.len();
-        self.0.retain(|word| *word != name);
-        Ok(self.0.len() < count)
-    }
-
-    fn end(self) -> std::result::Result<(), String> {
-        match self.0.first() {
-            None => Ok(()),
-            Some(word) => Err(format!(
-                "has {word:?}, which means nothing there: nbds takes tls= and clients=, a socket's \
-                 path takes mode= and owner=, nbd:// takes insecure"
-            )),
         }
     }
 }

@@ -46,7 +46,7 @@ use udm::sync::{Arc, Mutex, lock};
 use udm::target::{Fact, FactValue};
 
 use crate::door::Door;
-use crate::socket::{Access, SocketFile, listen_unix};
+use crate::socket::{SocketFile, listen_unix};
 
 use connection::Connection;
 pub use counts::Clients;
@@ -113,7 +113,7 @@ pub struct Server {
 impl Server {
     /// Serves `device` at `uri`.
     pub fn start(device: &Arc<Device>, uri: &Uri) -> Result<Server> {
-        let (socket, socket_file) = listen_unix(&uri.path, &Access::default())?;
+        let (socket, socket_file) = listen_unix(&uri.path, &uri.access)?;
         let shared = Arc::new(Shared {
             device: device.clone(),
             uri: uri.clone(),

@@ -1,5 +1,5 @@
 //! Where a vhost-user server listens, as users write it: `vhost-user:///PATH`, and `?poll=auto` to
-//! look at the rings before sleeping.
+//! look at the rings before sleeping, `mode=` and `owner=` for who may connect.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -8,7 +8,8 @@ use std::str::FromStr;
 use udm::error::{Error, Kind, Result};
 
 use super::poll::Poll;
-use crate::socket;
+use crate::options::Options;
+use crate::socket::{self, Access};
 
 /// What such a URI begins with.
 pub const SCHEME: &str = "vhost-user://";
@@ -18,8 +19,17 @@ pub const SCHEME: &str = "vhost-user://";
 pub struct Uri {
     /// Its absolute path.
     pub path: PathBuf,
+    /// Whom the file system lets connect to it.
+    pub access: Access,
     /// Whether this side looks at rings before it sleeps.
     pub poll: Poll,
+}
+
+impl Uri {
+    /// A socket for this user alone.
+    pub fn new(path: impl Into<PathBuf>, poll: Poll) -> Uri {
+        Uri { path: path.into(), access: Access::default(), poll }
+    }
 }
 
 impl FromStr for Uri {
@@ -30,24 +40,25 @@ impl FromStr for Uri {
         let Some(rest) = text.strip_prefix(SCHEME) else {
             return Err(wrong("is not vhost-user:///PATH".into()));
         };
-        let (path, poll) = match rest.split_once("?poll=") {
-            Some((path, word)) => {
-                (path, word.parse().map_err(|error| wrong(format!("has {error}")))?)
-            }
-            None => (rest, Poll::default()),
+        let (path, words) = rest.split_once('?').unwrap_or((rest, ""));
+        let mut options = Options::parse(words).map_err(wrong)?;
+        let poll = match options.take("poll") {
+            Some(word) => word.parse().map_err(|error| wrong(format!("has {error}")))?,
+            None => Poll::default(),
         };
+        let access = Access::parse(options.take("mode"), options.take("owner")).map_err(wrong)?;
+        options.end("vhost-user takes poll=, mode= and owner=").map_err(wrong)?;
         let path = socket::parse_path(path, SCHEME).map_err(wrong)?;
-        Ok(Uri { path, poll })
+        Ok(Uri { path, access, poll })
     }
 }
 
 impl fmt::Display for Uri {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{SCHEME}{}", self.path.display())?;
-        match self.poll {
-            Poll::Never => Ok(()),
-            poll => write!(f, "?poll={}", poll.name()),
-        }
+        let poll = (self.poll != Poll::Never).then(|| format!("poll={}", self.poll.name()));
+        let options: Vec<String> = poll.into_iter().chain(self.access.options()).collect();
+        let mark = if options.is_empty() { "" } else { "?" };
+        write!(f, "{SCHEME}{}{mark}{}", self.path.display(), options.join("&"))
     }
 }
 
@@ -58,7 +69,7 @@ mod tests {
 
     #[test]
     fn uris_are_printed_as_they_are_read_and_wrong_ones_refused() {
-        for rest in ["", "?poll=auto", "?poll=always"] {
+        for rest in ["", "?poll=auto", "?poll=always&mode=0660&owner=root:kvm"] {
             let text = format!("vhost-user:///run/udm/a b.sock{rest}");
             assert_eq!(text.parse::<Uri>().unwrap().to_string(), text);
         }
@@ -67,10 +78,12 @@ mod tests {
         for (text, word) in [
             ("vhost-user://x", "absolute path of a socket after vhost-user://"),
             ("vhost-user:///", "absolute path"),
-            ("vhost-user:///a?b", "nothing after"),
+            ("vhost-user:///a?b", "means nothing"),
             ("vhost-user:///a?poll=", "auto, never or always"),
-            ("vhost-user:///a?poll=auto&x=1", "poll=auto&x=1: auto, never or always"),
+            ("vhost-user:///a?poll=auto&x=1", "x=1\", which means nothing"),
             ("vhost-user:///a?poll=auto?poll=auto", "auto, never or always"),
+            ("vhost-user:///a?poll=auto&poll=auto", "twice"),
+            ("vhost-user:///a?mode=rw", "mode="),
             ("vhost:///a", "is not vhost-user"),
         ] {
             let error = text.parse::<Uri>().unwrap_err().to_string();
