@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::{Args, ValueEnum};
+use clap::{Args, Subcommand, ValueEnum};
 
 use crate::job::{Job, Rw};
 
@@ -44,7 +44,7 @@ pub enum StudyName {
     Adapt,
     /// The target cache over a slow disk: the published study's loads, hits, write-back, opening
     Dmcache,
-    /// All of them but `job` and `iomodes`
+    /// All of them but `job`
     All,
 }
 
@@ -65,8 +65,8 @@ impl StudyName {
         let mut studies = Vec::new();
         for name in asked {
             let is_of_all = |study: &StudyName| {
-                use StudyName::{All, Iomodes, Job};
-                !matches!(study, All | Job | Iomodes)
+                use StudyName::{All, Job};
+                !matches!(study, All | Job)
             };
             let names: Vec<StudyName> = match name {
                 StudyName::All => {
@@ -102,6 +102,28 @@ impl TargetName {
     }
 }
 
+/// What `udm bench` does besides measuring.
+#[derive(Debug, Subcommand)]
+pub enum BenchCommand {
+    /// Compare two runs: what --json wrote, or reports
+    Compare(CompareArgs),
+}
+
+/// Arguments of `udm bench compare`.
+#[derive(Debug, Args)]
+pub struct CompareArgs {
+    /// The first run: what --json wrote, or a report
+    pub before: PathBuf,
+    /// The second one
+    pub after: PathBuf,
+    /// Print JSON instead of text
+    #[arg(long)]
+    pub json: bool,
+    /// Add the comparison to the HTML report in FILE
+    #[arg(long, value_name = "FILE")]
+    pub report: Option<PathBuf>,
+}
+
 /// Arguments of `udm bench`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
@@ -118,8 +140,13 @@ Examples:
   udm bench hitratio --blocks 32K,256K,1M --trace OLTP.lis.zst
   udm bench job --rw randrw --bs 8k --iodepth 4 --numjobs 2 --runtime 10
   udm bench all --small --report report.html --json=results.json
-  udm bench --from results.json --markdown numbers.md")]
+  udm bench --from results.json --markdown numbers.md
+  udm bench compare before.json after.json      what has changed between two runs")]
+#[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
 pub struct BenchArgs {
+    /// Instead of measuring
+    #[command(subcommand)]
+    pub command: Option<BenchCommand>,
     /// What to measure
     #[arg(required_unless_present = "from", value_enum, hide_possible_values = false)]
     pub studies: Vec<StudyName>,
@@ -288,7 +315,7 @@ mod tests {
     #[test]
     fn all_means_each_study_once() {
         let all = StudyName::expand(&[StudyName::Copy, StudyName::All, StudyName::Copy]);
-        let apart = [StudyName::All, StudyName::Job, StudyName::Iomodes];
+        let apart = [StudyName::All, StudyName::Job];
         for study in StudyName::value_variants() {
             let times = all.iter().filter(|name| *name == study).count();
             assert_eq!(times, usize::from(!apart.contains(study)), "{study:?}");

@@ -1,6 +1,6 @@
 //! fio, run as a user would run it, and the results from its JSON.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result, bail};
@@ -80,6 +80,39 @@ pub fn write(arguments: &[String]) -> Result<JobResult> {
     run("write", 0, arguments, &[50.0])
 }
 
+/// One of several jobs that fio runs at the same time.
+#[derive(Clone, Debug)]
+pub struct Section {
+    /// Its file.
+    pub path: PathBuf,
+    /// Whether it passes the page cache by.
+    pub is_direct: bool,
+    /// What it does, until its time is over; what it wrote is durable then.
+    pub job: Job,
+}
+
+/// Millions of bytes per second that all `sections` write, and that they read.
+pub fn rates_of_files(sections: &[Section]) -> Result<(f64, f64)> {
+    let mut arguments: Vec<String> =
+        ["--output-format=json", "--allow_file_create=0", "--ioengine=io_uring"]
+            .map(str::to_owned)
+            .into();
+    for (nth, Section { path, is_direct, job }) in sections.iter().enumerate() {
+        arguments.push(format!("--name=client{nth}"));
+        arguments.push(format!("--filename={}", path.display()));
+        arguments.push(format!("--direct={}", u8::from(*is_direct)));
+        arguments.extend(["--time_based=1".into(), "--end_fsync=1".into()]);
+        arguments.extend(job.fio_arguments());
+    }
+    let json = run_to_json(&arguments)?;
+    let jobs = json["jobs"].as_array().context("fio's JSON has no jobs")?;
+    let sum = |direction: &str| {
+        let rates = jobs.iter().map(|job| job[direction]["bw_bytes"].as_f64().unwrap_or(0.0));
+        rates.sum::<f64>() / 1e6
+    };
+    Ok((sum("write"), sum("read")))
+}
+
 /// Runs one job; `direction` is "read" or "write": the part of its JSON to return.
 fn run(
     direction: &str,
@@ -88,12 +121,15 @@ fn run(
     percents: &[f64],
 ) -> Result<JobResult> {
     let list: Vec<String> = percents.iter().map(f64::to_string).collect();
-    let output = Command::new("fio")
-        .args(["--name=job", "--output-format=json", "--allow_file_create=0"])
-        .arg(format!("--percentile_list={}", list.join(":")))
-        .args(arguments)
-        .output()
-        .context("cannot start fio")?;
+    let mut all: Vec<String> =
+        ["--name=job", "--output-format=json", "--allow_file_create=0"].map(str::to_owned).into();
+    all.push(format!("--percentile_list={}", list.join(":")));
+    all.extend_from_slice(arguments);
+    parse(&run_to_json(&all)?["jobs"][0], direction, read_percent, percents)
+}
+
+fn run_to_json(arguments: &[String]) -> Result<Value> {
+    let output = Command::new("fio").args(arguments).output().context("cannot start fio")?;
     let text = String::from_utf8_lossy(&output.stdout);
     if !output.status.success() {
         let said = String::from_utf8_lossy(&output.stderr);
@@ -101,8 +137,7 @@ fn run(
     }
     // fio may say something before its JSON.
     let start = text.find('{').with_context(|| format!("fio printed no JSON: {text}"))?;
-    let json: Value = serde_json::from_str(&text[start..]).context("fio's JSON")?;
-    parse(&json["jobs"][0], direction, read_percent, percents)
+    serde_json::from_str(&text[start..]).context("fio's JSON")
 }
 
 fn parse(job: &Value, direction: &str, read_percent: u32, percents: &[f64]) -> Result<JobResult> {

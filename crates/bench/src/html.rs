@@ -11,8 +11,9 @@ use std::path::Path;
 use anyhow::{Context, Result, ensure};
 use serde::{Deserialize, Serialize};
 
+use crate::csv;
 use crate::machine::Machine;
-use crate::results::{Study, Table};
+use crate::results::{Plot, Study, Table};
 use crate::svg::{draw, escape};
 
 /// A study, and where it ran.
@@ -44,8 +45,10 @@ td.marked { font-weight: bold; background: #e3f0f8; }
 .noise.loud, .broken { border-left-color: #d55e00; background: #fdf1e7; }
 svg.plot { display: block; width: 100%; max-width: 56em; height: auto; margin: 1em 0; }
 nav a { margin-right: 1em; }
+details { font-size: .8em; color: #555; margin: 0 0 1.5em; } pre { overflow-x: auto; }
 @media print {
   body { margin: 0; max-width: none; font-size: 9.5pt; } nav { display: none; }
+  details { display: none; }
   section { break-before: page; } table, svg.plot { break-inside: avoid; }
   * { -webkit-print-color-adjust: exact; print-color-adjust: exact; }
 }
@@ -125,6 +128,7 @@ fn section(out: &mut String, page: &Page) {
     }
     for plot in &study.plots {
         out.push_str(&draw(plot));
+        numbers(out, plot);
     }
     for one in &study.tables {
         table(out, one);
@@ -134,6 +138,21 @@ fn section(out: &mut String, page: &Page) {
         let _ = writeln!(out, "<p>{}</p>", escape(note));
     }
     out.push_str("</section>\n");
+}
+
+/// The numbers of a plot, folded: as CSV, to be copied or saved.
+fn numbers(out: &mut String, plot: &Plot) {
+    let csv = csv::of_plot(plot);
+    let name = csv::file_name(&plot.title);
+    let link = csv::percent_encoded(&csv);
+    let _ = write!(
+        out,
+        "<details><summary>Numbers: {}</summary>\n\
+         <p><a download=\"{name}\" href=\"data:text/csv;charset=utf-8,{link}\">{name}</a></p>\n\
+         <pre>{}</pre>\n</details>\n",
+        escape(&plot.title),
+        escape(&csv)
+    );
 }
 
 fn facts(out: &mut String, machine: &Machine, study: &Study) {

@@ -16,7 +16,8 @@
 //! | `keeper` | a device's background work, on the calling thread |
 //! | `counting`, `heap` | bytes written to a cache device, memory that the process has allocated |
 //! | `results`, `unit`, `stats` | the numbers |
-//! | `terminal`, `html`, `svg`, `markdown` | how they are shown |
+//! | `terminal`, `html`, `svg`, `markdown`, `csv` | how they are shown |
+//! | `versus` | two runs, compared |
 //! | `machine`, `noise` | the machine, and whether it was quiet |
 //! | [`calibrate`], `libpmem` | which instructions copy fastest; servers use it too |
 
@@ -24,6 +25,7 @@ pub mod args;
 pub mod calibrate;
 mod counting;
 mod cpu;
+mod csv;
 mod fio;
 mod heap;
 mod html;
@@ -48,13 +50,14 @@ mod terminal;
 mod timeline;
 mod trace;
 mod unit;
+mod versus;
 
 use std::io::IsTerminal;
 use std::path::Path;
 
 use anyhow::{Context, Result};
 
-use args::{BenchArgs, StudyName};
+use args::{BenchArgs, BenchCommand, CompareArgs, StudyName};
 use html::Page;
 use machine::Machine;
 use noise::Watch;
@@ -79,6 +82,9 @@ fn pages(json: &str) -> Result<Vec<Page>> {
 
 /// Carries out `udm bench`. Whether all promises hold, or nobody asked.
 pub fn run(args: &BenchArgs) -> Result<bool> {
+    if let Some(BenchCommand::Compare(args)) = &args.command {
+        return compare(args).map(|()| true);
+    }
     let pages = match &args.from {
         Some(path) => read(args, path)?,
         None => measure_all(args)?,
@@ -88,11 +94,33 @@ pub fn run(args: &BenchArgs) -> Result<bool> {
     Ok(holds || !args.check)
 }
 
+/// Two runs, side by side.
+fn compare(args: &CompareArgs) -> Result<()> {
+    let page = versus::compare(&pages_in(&args.before)?, &pages_in(&args.after)?)?;
+    if args.json {
+        print(&(serde_json::to_string_pretty(&[&page])? + "\n"))?;
+    } else {
+        print(&terminal::study(&page.study))?;
+    }
+    match &args.report {
+        Some(path) => html::add(path, vec![page]),
+        None => Ok(()),
+    }
+}
+
+/// What an earlier run wrote to `path`: JSON, or a report.
+fn pages_in(path: &Path) -> Result<Vec<Page>> {
+    let text = std::fs::read_to_string(path).with_context(|| path.display().to_string())?;
+    let pages = match text.trim_start().starts_with('<') {
+        true => html::read(&text),
+        false => serde_json::from_str(&text).map_err(Into::into),
+    };
+    pages.with_context(|| format!("{} is no JSON of udm bench, and no report", path.display()))
+}
+
 /// What an earlier run wrote to `path`.
 fn read(args: &BenchArgs, path: &Path) -> Result<Vec<Page>> {
-    let text = std::fs::read_to_string(path).with_context(|| path.display().to_string())?;
-    let pages: Vec<Page> = serde_json::from_str(&text)
-        .with_context(|| format!("{} is no JSON of udm bench", path.display()))?;
+    let pages = pages_in(path)?;
     if !prints_json(args) {
         for (nth, page) in pages.iter().enumerate() {
             if nth == 0 {

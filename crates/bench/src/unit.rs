@@ -36,6 +36,19 @@ impl Unit {
         }
     }
 
+    /// What it counts, in a word; empty for bare numbers.
+    pub fn plain(self) -> &'static str {
+        match self {
+            Unit::Number => "",
+            Unit::PerSecond => "1/s",
+            Unit::Nanos => "ns",
+            Unit::MbPerSecond => "MB/s",
+            Unit::Bytes => "bytes",
+            Unit::Ratio => "ratio",
+            Unit::Percent => "%",
+        }
+    }
+
     /// A value on an axis: as short as can be.
     pub fn tick(self, value: f64) -> String {
         match self {

@@ -45,9 +45,12 @@ fn the_run_that_is_kept_is_of_this_version_and_whole() {
     let text = read("docs/bench-numbers.json");
     let numbers: serde_json::Value = serde_json::from_str(&text).unwrap();
     let pages = numbers.as_array().unwrap();
-    let names: Vec<&str> =
-        pages.iter().map(|page| page["study"]["name"].as_str().unwrap()).collect();
-    assert_eq!(names, udm_bench::STUDIES_OF_ALL, "renew the numbers: {RENEW}");
+    // A study of the machine's disk, not of udm: it may be kept.
+    let is_asked = |name: &&str| *name != "iomodes";
+    let names = pages.iter().map(|page| page["study"]["name"].as_str().unwrap());
+    let names: Vec<&str> = names.filter(is_asked).collect();
+    let all: Vec<&str> = udm_bench::STUDIES_OF_ALL.into_iter().filter(is_asked).collect();
+    assert_eq!(names, all, "renew the numbers: {RENEW}");
     for page in pages {
         assert_eq!(page["machine"]["udm"], env!("CARGO_PKG_VERSION"), "renew them: {RENEW}");
     }

@@ -12,7 +12,7 @@ use roxmltree::{Document, Node, ParsingOptions};
 use serde_json::Value;
 
 /// The studies that `all` stands for.
-const STUDIES: [&str; 15] = [
+const STUDIES: [&str; 16] = [
     "copy",
     "randwrite",
     "latency",
@@ -25,6 +25,7 @@ const STUDIES: [&str; 15] = [
     "footprint",
     "writecache",
     "pagecache",
+    "iomodes",
     "hitratio",
     "adapt",
     "dmcache",
@@ -263,6 +264,22 @@ fn the_modes_of_io_are_compared_beside_a_published_study() {
     assert_eq!(rows("Footprint").len(), 5);
     let published = &table("Single client, sequential write")["rows"][0]["values"][7];
     assert_eq!(published.as_f64(), Some(575.0));
+    if std::process::Command::new("fio").arg("--version").output().is_ok() {
+        // Two rows of each of the eight tables.
+        assert_eq!(rows("The same loads, by fio").len(), 16);
+    }
+
+    // The report has every plot's numbers as CSV; and two runs can be compared.
+    let report = fs::read_to_string(udm.path("report.html")).unwrap();
+    let plots = study(&pages, "iomodes")["plots"].as_array().unwrap().len();
+    assert_eq!(report.matches("href=\"data:text/csv").count(), plots);
+    let text = udm.ok(&["bench", "compare", "out.json", "report.html"]);
+    assert!(text.contains("Single client, random read, direct"), "{text}");
+    assert!(text.lines().any(|line| line.ends_with(" 1.00x")), "{text}");
+    let pages = udm.ok(&["bench", "compare", "out.json", "out.json", "--json"]);
+    let pages: Vec<Value> = serde_json::from_str(&pages).unwrap();
+    check_table("compare", &pages[0]["study"]["tables"][0]);
+    assert!(udm.refused(&["bench", "compare", "out.json", "nothing"]).contains("nothing"));
     assert_eq!(fs::read_dir(udm.path("scratch")).unwrap().count(), 0, "something was left behind");
 }
 

@@ -7,6 +7,7 @@
 
 mod pressure;
 mod scene;
+mod second;
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -17,6 +18,7 @@ use udm::units::{KIB, MIB};
 
 use self::pressure::Pressure;
 use self::scene::{Client, Outcome, play};
+use self::second::Checked;
 use super::pagecache::is_unsupported;
 use crate::job::{Job, Rw};
 use crate::machine::file_system;
@@ -59,6 +61,8 @@ struct Stage<'a> {
     whole: PathBuf,
     /// Four, together of twice the memory.
     quarters: [PathBuf; 4],
+    /// Two, the same.
+    halves: [PathBuf; 2],
     whole_bytes: u64,
 }
 
@@ -124,11 +128,13 @@ pub fn run(setup: &Setup) -> Result<Study> {
         Err(why) => study.notes.push(format!("nothing pressed on the page cache: {why}")),
     }
     study.fact("published, four writers", "p99.9 of buffered 58 ms, of lazy 329 to 447 ms");
-    single(&stage, &mut study)?;
-    four(&stage, &mut study)?;
-    beside(&stage, &mut study)?;
-    against(&stage, &mut study)?;
+    let mut checked = Checked::default();
+    single(&stage, &mut study, &mut checked)?;
+    four(&stage, &mut study, &mut checked)?;
+    beside(&stage, &mut study, &mut checked)?;
+    against(&stage, &mut study, &mut checked)?;
     windows(&stage, &mut study)?;
+    checked.show(&mut study);
     drop(pressure);
     Ok(study)
 }
@@ -143,19 +149,25 @@ impl Stage<'_> {
             Ok::<PathBuf, anyhow::Error>(path)
         };
         let quarter = |nth: usize| make(&format!("quarter{nth}"), whole_bytes / 4);
+        let half = |nth: usize| make(&format!("half{nth}"), whole_bytes / 2);
         Ok(Stage {
             setup,
             repeats: setup.repeats(1, 10),
             whole: make("whole", whole_bytes)?,
             quarters: [quarter(0)?, quarter(1)?, quarter(2)?, quarter(3)?],
+            halves: [half(0)?, half(1)?],
             whole_bytes,
         })
     }
 
     /// A client of one file, for as long as the others.
     fn client(&self, path: &PathBuf, io: IoMode, rw: Rw, bs: u64, iodepth: u32) -> Client {
-        let is_whole = *path == self.whole;
-        let size = if is_whole { self.whole_bytes } else { self.whole_bytes / 4 };
+        let parts = match path {
+            path if *path == self.whole => 1,
+            path if self.halves.contains(path) => 2,
+            _ => 4,
+        };
+        let size = self.whole_bytes / parts;
         let runtime = self.setup.choose(Duration::from_millis(300), Duration::from_secs(3));
         let runtime = self.setup.asked().runtime.unwrap_or(runtime);
         let io_size = 1 << 40;
@@ -188,7 +200,7 @@ impl Stage<'_> {
 }
 
 /// One client: sequential and random, write and read.
-fn single(stage: &Stage<'_>, study: &mut Study) -> Result<()> {
+fn single(stage: &Stage<'_>, study: &mut Study, checked: &mut Checked) -> Result<()> {
     let loads = [
         ("sequential write", Rw::Write, MIB),
         ("random write", Rw::Randwrite, 4 * KIB),
@@ -201,6 +213,7 @@ fn single(stage: &Stage<'_>, study: &mut Study) -> Result<()> {
             .map(|(mode, io)| Row::new(*mode, vec![stage.client(&stage.whole, *io, rw, bs, 16)]))
             .collect();
         stage.play(&mut rows, study)?;
+        checked.check(&format!("Single client, {name}"), &rows);
         let is_write = matches!(rw, Rw::Write | Rw::Randwrite);
         show_single(study, name, &rows, is_write, bs);
         if is_write {
@@ -281,13 +294,14 @@ fn over_time(title: &str) -> Plot {
 }
 
 /// A: four writers, each its own file.
-fn four(stage: &Stage<'_>, study: &mut Study) -> Result<()> {
+fn four(stage: &Stage<'_>, study: &mut Study, checked: &mut Checked) -> Result<()> {
     let writers = |io: IoMode| -> Vec<Client> {
         let one = |path| stage.client(path, io, Rw::Write, MIB, 1);
         stage.quarters.iter().map(one).collect()
     };
     let mut rows: Vec<Row> = MODES.iter().map(|(mode, io)| Row::new(*mode, writers(*io))).collect();
     stage.play(&mut rows, study)?;
+    checked.check("A: four writers", &rows);
     let columns = [
         ("aggregate MB/s", Unit::MbPerSecond),
         ("p50", Unit::Nanos),
@@ -350,7 +364,7 @@ fn four(stage: &Stage<'_>, study: &mut Study) -> Result<()> {
 }
 
 /// C and D: a bulk writer and three readers, all in one mode; and the same with buffered readers.
-fn beside(stage: &Stage<'_>, study: &mut Study) -> Result<()> {
+fn beside(stage: &Stage<'_>, study: &mut Study, checked: &mut Checked) -> Result<()> {
     for (title, readers) in [
         ("C: a bulk writer and three readers, in one mode", None),
         ("D: a bulk writer and three buffered readers", Some(IoMode::Buffered)),
@@ -364,6 +378,7 @@ fn beside(stage: &Stage<'_>, study: &mut Study) -> Result<()> {
         let mut rows: Vec<Row> =
             MODES.iter().map(|(mode, io)| Row::new(*mode, clients(*io))).collect();
         stage.play(&mut rows, study)?;
+        checked.check(title, &rows);
         let columns = [
             ("writer MB/s", Unit::MbPerSecond),
             ("writer p99.9", Unit::Nanos),
@@ -413,14 +428,15 @@ fn claim_mixed(study: &mut Study, rows: &[Row]) {
 }
 
 /// E: a writer of each mode beside a buffered one.
-fn against(stage: &Stage<'_>, study: &mut Study) -> Result<()> {
+fn against(stage: &Stage<'_>, study: &mut Study, checked: &mut Checked) -> Result<()> {
     let clients = |io: IoMode| -> Vec<Client> {
-        let pair = [(&stage.quarters[0], io), (&stage.quarters[1], IoMode::Buffered)];
+        let pair = [(&stage.halves[0], io), (&stage.halves[1], IoMode::Buffered)];
         pair.map(|(path, io)| stage.client(path, io, Rw::Write, MIB, 1)).into()
     };
     let row = |(mode, io): &(&str, IoMode)| Row::new(format!("{mode}, buffered"), clients(*io));
     let mut rows: Vec<Row> = MODES.iter().map(row).collect();
     stage.play(&mut rows, study)?;
+    checked.check("E: a writer beside a buffered one", &rows);
     let columns = [
         ("aggregate MB/s", Unit::MbPerSecond),
         ("first MB/s", Unit::MbPerSecond),

@@ -27,7 +27,7 @@ use crate::results::Study;
 use crate::rig::Setup;
 
 /// What `all` stands for, in its order, by name.
-pub const STUDIES_OF_ALL: [&str; 15] = [
+pub const STUDIES_OF_ALL: [&str; 16] = [
     "copy",
     "randwrite",
     "latency",
@@ -40,6 +40,7 @@ pub const STUDIES_OF_ALL: [&str; 15] = [
     "footprint",
     "writecache",
     "pagecache",
+    "iomodes",
     "hitratio",
     "adapt",
     "dmcache",
