@@ -5,8 +5,10 @@
 //! 2. A block that moves is read where it is right: until it has come, and after it has begun to
 //!    leave, at the origin.
 //! 3. A write of a block that leaves waits until the medium has forgotten the slot.
+//! 4. A clean slot that cannot be read is not used any more: its block is read at the origin, and
+//!    leaves as soon as nothing is under way there.
 
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 
 use crate::error::Status;
 use crate::mutants::{self, Mutant};
@@ -94,6 +96,8 @@ pub(super) struct Blocks {
     admits: bool,
     /// Words of slots that were written to since the last look, and before.
     touched: [Bits; 2],
+    /// Slots that could not be read when they were clean.
+    unreadable: HashSet<u32>,
 }
 
 impl Blocks {
@@ -123,6 +127,7 @@ impl Blocks {
             mode,
             admits,
             touched: [touched.clone(), touched],
+            unreadable: HashSet::new(),
         }
     }
 
@@ -137,6 +142,9 @@ impl Blocks {
             let is_lost = self.trouble.has_lost && self.slots.is_dirty(slot);
             if is_lost && !mutants::is(Mutant::LossServed) {
                 return Claim::Fail(Status::Io);
+            }
+            if self.is_unreadable(slot) {
+                return self.read_below(block, slot);
             }
             self.stats.read_hits += 1;
             self.touch(slot);
@@ -173,6 +181,9 @@ impl Blocks {
                 return Claim::Go(Way::Origin);
             }
             return self.invalidate(block, slot);
+        }
+        if self.is_unreadable(slot) {
+            return self.leave_first(block, slot);
         }
         if !self.slots.is_writable(slot) && !mutants::is(Mutant::WrittenUnmarked) {
             if self.trouble.is_stuck {
@@ -284,18 +295,54 @@ impl Blocks {
 
     /// In passthrough a write hit gives the slot up, and comes again as a miss.
     fn invalidate(&mut self, block: u64, slot: u32) -> Claim {
+        let claim = self.leave_first(block, slot);
+        if claim == Claim::Commit {
+            self.stats.write_hits += 1;
+            // It comes again, as a miss.
+            self.stats.write_misses = self.stats.write_misses.wrapping_sub(1);
+        }
+        claim
+    }
+
+    /// A write that waits until its block has left.
+    fn leave_first(&mut self, block: u64, slot: u32) -> Claim {
         if self.trouble.is_stuck {
             return Claim::Fail(Status::Io);
         }
         if !self.traffic.is_quiet(block) {
             return self.wait(block);
         }
-        self.stats.write_hits += 1;
-        // It comes again, as a miss.
-        self.stats.write_misses = self.stats.write_misses.wrapping_sub(1);
         self.leave(block, slot);
         self.traffic.wait(block);
         Claim::Commit
+    }
+
+    #[inline]
+    fn is_unreadable(&self, slot: u32) -> bool {
+        !self.unreadable.is_empty()
+            && self.unreadable.contains(&slot)
+            && (!self.slots.is_dirty(slot) || mutants::is(Mutant::StaleFallback))
+    }
+
+    /// A read of a block whose slot cannot be read, and that is the same at the origin.
+    fn read_below(&mut self, block: u64, slot: u32) -> Claim {
+        if self.traffic.is_quiet(block) && !self.trouble.is_stuck {
+            self.leave(block, slot);
+            self.has_work = true;
+        }
+        self.stats.read_misses += 1;
+        self.traffic.begin_request(block, false);
+        Claim::Go(Way::Origin)
+    }
+
+    /// A slot could not be read. Whether the origin has the same.
+    pub(super) fn cannot_read(&mut self, block: u64, slot: u32) -> bool {
+        let is_older = self.slots.is_dirty(slot) && !mutants::is(Mutant::StaleFallback);
+        if is_older || self.slots.block(slot) != Some(block) || self.trouble.has_lost {
+            return false;
+        }
+        self.unreadable.insert(slot);
+        true
     }
 
     fn wait(&mut self, block: u64) -> Claim {
@@ -337,6 +384,7 @@ impl Blocks {
     }
 
     fn drop_slot(&mut self, block: u64, slot: u32) {
+        self.unreadable.remove(&slot);
         self.slots.unmap(slot, block);
         self.policy.leave(slot, block);
         self.changes.note_mapping(slot);

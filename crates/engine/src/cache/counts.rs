@@ -7,4 +7,5 @@ use crate::sync::atomic::AtomicU64;
 pub(super) struct Counts {
     pub(super) failed_commits: AtomicU64,
     pub(super) failed_batches: AtomicU64,
+    pub(super) fallbacks: AtomicU64,
 }

@@ -54,6 +54,8 @@ impl Cache {
         facts.push(count("failed_commits_total", &counts.failed_commits, "commits that failed"));
         let about = "batches of write-back that failed";
         facts.push(count("failed_batches_total", &counts.failed_batches, about));
+        let about = "reads of clean blocks that the cache device failed, and the origin served";
+        facts.push(count("fallbacks_total", &counts.fallbacks, about));
         facts
     }
 

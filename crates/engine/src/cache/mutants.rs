@@ -41,6 +41,8 @@ list_mutants! {
     FailedFlushUnsaid,
     /// After a failed flush of the cache device its data is committed by the next one.
     CacheLossForgotten,
+    /// A dirty block that the cache device cannot read is read from the origin.
+    StaleFallback,
     /// What a server that died left is believed before it is durable.
     LeftUnsettled,
     /// A flush that a dead server owed is forgotten.

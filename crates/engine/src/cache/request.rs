@@ -12,6 +12,8 @@ use crate::buffer::Buffer;
 use crate::disk::DiskIo;
 use crate::error::Status;
 use crate::mutants::{self, Mutant};
+use crate::sync::Arc;
+use crate::sync::atomic::Ordering;
 use crate::target::Port;
 use crate::units::SECTOR;
 
@@ -45,6 +47,8 @@ pub(super) struct Stage {
     outstanding: u32,
     status: Result<(), Status>,
     parts: Vec<Part>,
+    /// Slots that could not be read, or others that were read together with them.
+    unread: Vec<u32>,
     /// The origin is flushed, for slots that are given up.
     is_settling: bool,
 }
@@ -188,7 +192,8 @@ impl Cache {
         if bio.fua && bio.note >> NOTE_LOSSES == 0 {
             bio.note |= losses_note(doubts);
         }
-        let stage = Stage { bio, len, outstanding, status: Ok(()), parts, is_settling: false };
+        let (status, unread, is_settling) = (Ok(()), Vec::new(), false);
+        let stage = Stage { bio, len, outstanding, status, parts, unread, is_settling };
         let place = u64::from(self.jobs.stages.of(port).insert(stage));
         port.ios.range_mut(first..).for_each(|io| io.token |= place);
     }
@@ -221,7 +226,7 @@ impl Cache {
         let place = io.token as u32;
         let own = io.token >> OWN_SHIFT & ((1 << 24) - 1);
         if io.op != Op::Read {
-            match crate::sync::Arc::ptr_eq(&io.disk, self.origin.disk()) {
+            match Arc::ptr_eq(&io.disk, self.origin.disk()) {
                 true if io.op == Op::Flush => {}
                 true => self.origin.count_write(),
                 false => self.cache.count_write(),
@@ -238,6 +243,11 @@ impl Cache {
             into.copy_from_slice(spare.as_slice());
         }
         stage.status = stage.status.and(io.result);
+        if io.op == Op::Read && io.result.is_err() && Arc::ptr_eq(&io.disk, self.cache.disk()) {
+            let (first, last) = (io.offset, io.offset + io.len - 1);
+            let slots = first / self.plan.block_bytes..=last / self.plan.block_bytes;
+            stage.unread.extend(slots.map(|slot| slot as u32));
+        }
         stage.outstanding -= 1;
         if stage.outstanding > 0 {
             drop(stages);
@@ -258,7 +268,7 @@ impl Cache {
     }
 
     fn end_stage(&self, stage: Stage, port: &mut Port) {
-        let Stage { mut bio, len, status, parts, is_settling, .. } = stage;
+        let Stage { mut bio, len, status, parts, unread, is_settling, .. } = stage;
         let is_write = bio.op != Op::Read;
         let (mut tells, mut round) = (false, 0);
         if is_settling && status.is_err() {
@@ -276,11 +286,15 @@ impl Cache {
         let is_stale = !is_write
             && blocks.trouble.has_lost
             && parts.iter().any(|part| matches!(part.way, Way::Slot(_)));
+        let falls_back = self.falls_back(&mut blocks, &parts, &unread);
         drop(blocks);
         if tells {
             self.events.room();
         }
-        if is_stale {
+        if falls_back {
+            self.counts.fallbacks.fetch_add(1, Ordering::Relaxed);
+        }
+        if is_stale || falls_back {
             return self.serve(bio, port);
         }
         if let Err(status) = status {
@@ -292,6 +306,19 @@ impl Cache {
             self.commit(port);
         }
         self.serve(bio, port);
+    }
+
+    /// Whether a read that failed is to be tried again, with at least one slot less.
+    fn falls_back(&self, blocks: &mut Blocks, parts: &[Part], unread: &[u32]) -> bool {
+        let mut falls_back = false;
+        for part in parts {
+            if let Way::Slot(slot) = part.way
+                && unread.contains(&slot)
+            {
+                falls_back |= blocks.cannot_read(part.block, slot);
+            }
+        }
+        falls_back
     }
 
     /// Makes durable what is done.

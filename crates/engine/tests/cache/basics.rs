@@ -8,7 +8,8 @@ use udm::cache::metadata::bits::Bits;
 use udm::cache::metadata::contents::mapping;
 use udm::cache::metadata::format::write_whole;
 use udm::cache::metadata::{Contents, Loaded, Superblock, load};
-use udm::disk::Disk;
+use udm::disk::{Disk, Effect, Fault};
+use udm::error::Status;
 use udm::target::Target;
 use udm::units::SECOND;
 
@@ -256,4 +257,51 @@ fn the_kernels_caches_are_served_as_the_kernel_would() {
         let content = world.read(0, images[2].len());
         assert_eq!(sha256(&content), vector.text("sha256_origin_after_drain"), "{}", vector.name);
     }
+}
+
+#[test]
+fn what_the_cache_device_cannot_read_the_origin_has_if_it_is_clean() {
+    for table in ["64 1 metadata2 smq 0", "64 2 metadata2 writethrough smq 0"] {
+        let mut world = World::opened(table, 4, 8 * BLOCK);
+        world.write(2 * BLOCK, &[5; 2 * BLOCK as usize]);
+        world.bring(2);
+        world.bring(3);
+        world.drain();
+        let slot = (0..4).find(|slot| metadata_block(&mut world, *slot) == Some(2)).unwrap();
+        let bad = slot * BLOCK + 1024..slot * BLOCK + 1536;
+        let fault = Fault::new(Effect::Fail(Status::Io)).of(Op::Read).within(bad);
+        world.disks[1].inject(fault);
+        // One read over both blocks; what is asked later goes by the slot.
+        assert_eq!(world.read(2 * BLOCK, 2 * BLOCK as usize), vec![5; 2 * BLOCK as usize]);
+        assert_eq!(world.fact("fallbacks_total"), 1);
+        assert_eq!(world.read(2 * BLOCK, 4096), vec![5; 4096]);
+        assert_eq!(world.fact("fallbacks_total"), 1);
+        // A write does not go to a slot of which a part cannot be read.
+        world.write(2 * BLOCK, &[6; 512]);
+        let found = world.read(2 * BLOCK, 2048);
+        assert!(found[..512] == [6; 512] && found[512..] == [5; 1536], "{table}");
+        world.tick(3 * SECOND);
+        world.suspend();
+        let loaded = metadata(&world).contents;
+        assert!(loaded.in_use().all(|(_, block)| block != 2), "the block has left");
+    }
+}
+
+#[test]
+fn what_the_cache_device_cannot_read_is_an_error_if_it_is_dirty() {
+    let mut world = with_dirty_block(TABLE);
+    let fault = Fault::new(Effect::Fail(Status::Io)).of(Op::Read);
+    world.disks[1].inject(fault);
+    assert!(world.try_read(3 * BLOCK, 4096).is_err());
+    assert_eq!(world.fact("fallbacks_total"), 0);
+    assert_eq!(world.status(10), "1", "it is there, and dirty");
+    world.disks[1].heal();
+    world.drain();
+    assert_eq!(world.status(10), "0");
+}
+
+/// The block that the medium has in a slot, after a commit.
+fn metadata_block(world: &mut World, slot: u64) -> Option<u64> {
+    world.tick(2 * SECOND);
+    metadata(world).contents.block(slot)
 }

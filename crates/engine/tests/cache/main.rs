@@ -7,6 +7,7 @@
 mod golden;
 
 mod basics;
+mod changes;
 mod crashes;
 mod drain;
 #[cfg(feature = "mutants")]
