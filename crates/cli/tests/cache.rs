@@ -11,7 +11,7 @@ use std::fs::{File, OpenOptions};
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 
-use common::{Udm, text};
+use common::{Udm, pattern, read_export, text, write_export};
 use golden::{Vector, sha256, vectors};
 use rustix::fs::{FlockOperation, flock};
 
@@ -98,8 +98,8 @@ fn devices_in_use_and_devices_that_are_no_cache_are_refused() {
     assert!(line.contains("give META CACHE ORIGIN"), "{line}");
     let line = udm.refused(&["recover", text(&cache), text(&meta), text(&origin)]);
     assert!(line.contains("metadata block 0: "), "{line}");
-    let line = udm.refused(&[&words[..], &["--rebind"]].concat());
-    assert!(line.contains("--rebind has no meaning"), "{line}");
+    let line = udm.refused(&[&words[..], &["--truncate"]].concat());
+    assert!(line.contains("--truncate has no meaning"), "{line}");
 }
 
 #[test]
@@ -219,4 +219,71 @@ fn the_mark_to_be_checked_goes_when_nothing_is_wrong() {
     udm.ok(&["cache", "check", "--clear-needs-check-flag", text(&meta)]);
     assert_eq!(udm.json(&["inspect", text(&meta)])["needs_check"], false);
     udm.ok(&words);
+}
+
+#[test]
+fn metadata_knows_whose_it_is() {
+    let udm = Udm::new();
+    let [meta, cache, origin] = unpacked(&udm, &vectors("cache-wb-m2-crash")[0]);
+    let sectors = std::fs::metadata(&origin).unwrap().len() / 512;
+    let table = |cache: &str, origin: &str, more: &str| {
+        format!("0 {sectors} cache meta {cache} {origin} 64 1 writeback smq 0{more}")
+    };
+    let create = |table: &str| udm.run(&["create", "vol", "--table", table]);
+    // What the kernel wrote has no mark.
+    let shown = udm.json(&["inspect", text(&meta)]);
+    assert!(create(&table("cache", "origin", "")).code == 0, "{shown}");
+    udm.ok(&["remove", "vol"]);
+    for name in ["cache", "origin"] {
+        std::fs::copy(udm.path(name), udm.path(&format!("{name}2"))).unwrap();
+    }
+    let refused = |table: &str, what: &str| {
+        let outcome = create(table);
+        let is_said = outcome.err.contains(what) && outcome.err.contains("rebind true");
+        assert!(outcome.code == 1 && is_said, "{outcome:?}");
+    };
+    let before = std::fs::read(&meta).unwrap();
+    refused(&table("cache", "origin2", ""), "belongs to another origin than");
+    refused(&table("cache2", "origin", ""), "belongs to another cache device than");
+    refused(&table("cache2", "origin2", ""), "origin2");
+    let origin2 = udm.path("origin2");
+    let words = ["recover", text(&meta), text(&cache), text(&origin2)];
+    assert!(udm.refused(&words).contains("another origin than"));
+    assert_eq!(std::fs::read(&meta).unwrap(), before, "nothing was written");
+    udm.ok(&[&words[..], &["--dry-run", "--rebind"]].concat());
+    // It was moved: from then on it belongs there.
+    assert_eq!(create(&table("cache2", "origin2", " rebind true")).code, 0);
+    udm.ok(&["remove", "vol", "--drain"]);
+    refused(&table("cache", "origin", ""), "another cache device than");
+    assert_eq!(create(&table("cache2", "origin2", "")).code, 0);
+    udm.ok(&["remove", "vol", "--drain", "--wipe"]);
+    udm.ok(&["create", "vol", "--force-format", "--table", &table("cache", "origin", "")]);
+    udm.ok(&["remove", "vol", "--drain"]);
+    udm.ok(&["cache", "check", text(&meta)]);
+}
+
+#[test]
+fn a_cache_device_that_was_cut_and_made_longer_again_shows_no_zeroes_for_clean_blocks() {
+    let udm = Udm::new();
+    let uri = udm.uri("vol.sock");
+    udm.file("meta", 4 << 20);
+    let cache = udm.file("cache", 8 << 20);
+    udm.file("origin", 16 << 20);
+    let table = "0 32768 cache meta cache origin 64 1 writeback smq 0";
+    let create = ["create", "vol", "--table", table, "--export", &uri];
+    udm.ok(&create);
+    let data = pattern(5, 16 << 20);
+    for _ in 0..3 {
+        write_export(&udm, &uri, &data);
+    }
+    udm.ok(&["remove", "vol", "--drain"]);
+    let used = udm.json(&["inspect", "meta"])["blocks_used"].as_u64().unwrap();
+    assert!(used > 200, "{used} blocks");
+    let file = OpenOptions::new().write(true).open(&cache).unwrap();
+    file.set_len(1 << 20).unwrap();
+    file.set_len(8 << 20).unwrap();
+    udm.ok(&create);
+    assert!(read_export(&udm, &uri) == data);
+    udm.ok(&["remove", "vol", "--drain"]);
+    assert!(std::fs::read(udm.path("origin")).unwrap() == data);
 }

@@ -2,11 +2,11 @@
 //!
 //! ```text
 //! cache <metadata> <cache> <origin> <block size> <#features> [<feature> ...]
-//!     <policy> <#words> [<key> <value> ...]
+//!     <policy> <#words> [<key> <value> ...] [rebind true|false]
 //! ```
 //!
-//! The kernel ignores words after the last policy argument. udm refuses them: they were meant to
-//! have an effect.
+//! The kernel ignores words after the last policy argument. udm refuses those that it does not
+//! know: they were meant to have an effect.
 
 use crate::error::{Error, Kind, Result};
 use crate::table::Word;
@@ -15,7 +15,8 @@ use super::metadata::superblock::check_data_sectors;
 
 /// The words of a line that the kernel knows.
 pub const WORDS: &str = "<metadata device> <cache device> <origin> <block size> \
-                         <#features> [<features>...] <policy> <#words> [<key> <value>...]";
+                         <#features> [<features>...] <policy> <#words> [<key> <value>...] \
+                         [rebind true|false]";
 
 /// Most features.
 const FEATURES_MAX: u64 = 3;
@@ -107,6 +108,8 @@ pub struct TableArgs {
     pub policy: PolicyName,
     /// How much may be on its way between the devices, in sectors.
     pub migration_threshold: u64,
+    /// The metadata may belong to another cache device or origin.
+    pub rebinds: bool,
     /// The words from the block size on, as they were given.
     rest: Vec<String>,
 }
@@ -145,10 +148,18 @@ impl TableArgs {
         let what = "Invalid number of policy arguments";
         let count = counted(words, at + 1, POLICY_WORDS_MAX, what)?;
         let end = at + 2 + count;
-        if let Some(word) = words.get(end) {
-            let details = format!("'{}' stands after the policy's {count} words", word.text);
-            return Err(wrong(words, end, "Too many args", &details));
-        }
+        let after: Vec<&str> = words.iter().skip(end).map(|word| word.text.as_str()).collect();
+        let rebinds = match after.as_slice() {
+            [] | ["rebind", "false"] => false,
+            ["rebind", "true"] => true,
+            [first, ..] => {
+                let details = format!(
+                    "'{first}' stands after the policy's {count} words, where only `rebind \
+                     true|false` can"
+                );
+                return Err(wrong(words, end, "Too many args", &details));
+            }
+        };
         let mut args = TableArgs {
             metadata,
             cache,
@@ -157,9 +168,10 @@ impl TableArgs {
             features,
             policy,
             migration_threshold: THRESHOLD_SECTORS,
+            rebinds,
             rest: words[3..].iter().map(Word::quoted).collect(),
         };
-        args.take_settings(words, at + 2)?;
+        args.take_settings(&words[..end], at + 2)?;
         Ok(args)
     }
 

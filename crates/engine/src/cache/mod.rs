@@ -16,6 +16,7 @@
 //! | `xml` | metadata as text, as thin-provisioning-tools have it |
 //! | `repair` | what can be kept of damaged metadata |
 //! | `drain` | brings an origin up to date from a cache at rest |
+//! | `binding` | which metadata, cache device and origin belong together |
 //! | `inspect`, `wipe` | what `inspect` reports of a metadata device; taking a cache apart |
 //! | `mutants` | deliberate bugs, in tests alone |
 //! | `schedules` | tests of it under a scheduler |
@@ -28,6 +29,7 @@
 
 pub mod args;
 mod background;
+pub mod binding;
 mod blocks;
 mod changes;
 mod coming;

@@ -10,7 +10,7 @@
 
 use crate::bio::Op;
 use crate::buffer::Buffer;
-use crate::disk::{Disk, DiskIo};
+use crate::disk::{Disk, DiskIo, Extent};
 use crate::error::{Error, Kind, Result};
 use crate::mutants::{self, Mutant};
 use crate::probe;
@@ -19,6 +19,7 @@ use crate::units::{SECTOR, human_pair};
 
 use super::args::{Mode, PolicyName, TableArgs};
 use super::background::Background;
+use super::binding;
 use super::blocks::Blocks;
 use super::commit::Commits;
 use super::control::Orders;
@@ -65,14 +66,16 @@ impl Cache {
         let loaded = load(&devices.metadata).map_err(|error| error.at(NO_METADATA))?;
         check_superblock(&plan.args, &devices.metadata, &loaded.superblock)?;
         let mut writer = Writer::new(&loaded).map_err(|error| error.at(NO_METADATA))?;
-        let superblock = loaded.superblock;
+        let mut superblock = loaded.superblock;
+        let is_marked = bind(&plan.args, &devices, &mut superblock, loaded.contents.mapped())?;
         let was_clean = superblock.is_clean();
         let mut contents = match was_clean {
             true => loaded.contents,
             false => loaded.contents.opened(&superblock),
         };
         let has_hints = was_clean && are_hints_ours(&superblock, plan.args.policy);
-        let is_as_before = fit(&plan, &mut contents, slots)?;
+        let fits = fit(&plan, &mut contents, slots)?;
+        let is_as_before = forget_holes(&plan, &mut contents, &*devices.cache) && fits;
         if plan.args.features.mode == Mode::Passthrough && contents.dirty.ones() > 0 {
             let dirty = contents.dirty.ones();
             let what = format!(
@@ -84,6 +87,8 @@ impl Cache {
         let has_discards = superblock.fields.discard_blocks.get() > 0;
         if !was_clean || !is_as_before || has_discards {
             make_true(&mut writer, &superblock, &mut contents, &devices.metadata)?;
+        } else if !is_marked {
+            commit(&mut writer, &Change::of_superblock(superblock), &devices.metadata)?;
         }
         Ok(assemble(plan, devices, writer, contents, has_hints))
     }
@@ -226,6 +231,26 @@ fn check_superblock(
     Ok(())
 }
 
+/// Has the metadata say which devices it belongs to; an error if it says others. Whether it did.
+fn bind(
+    args: &TableArgs,
+    devices: &Devices,
+    superblock: &mut Superblock,
+    mapped: u64,
+) -> Result<bool> {
+    if !args.rebinds && mapped > 0 {
+        let remedy = "add `rebind true` to the table";
+        binding::check(devices, superblock, remedy).map_err(|error| error.at("cache"))?;
+    }
+    let mark = binding::mark_of(devices);
+    let uuid = &mut superblock.fields.uuid;
+    if *uuid == mark || !binding::is_markable(uuid) {
+        return Ok(true);
+    }
+    *uuid = mark;
+    Ok(false)
+}
+
 /// Whether the hints on the medium are of this policy.
 fn are_hints_ours(superblock: &Superblock, policy: PolicyName) -> bool {
     let fields = &superblock.fields;
@@ -265,6 +290,26 @@ fn fit(plan: &Plan, contents: &mut Contents, slots: u64) -> Result<bool> {
     Ok(before == slots && beyond.is_empty())
 }
 
+/// Drops clean slots that take no space on the cache device: it may have been cut, and made longer
+/// again, and the origin has the same in any case. Whether there were none.
+fn forget_holes(plan: &Plan, contents: &mut Contents, cache: &dyn Disk) -> bool {
+    let size = cache.limits().size_bytes;
+    let mut known = (0, Extent::Data);
+    let mut lost = Vec::new();
+    for (slot, _) in contents.in_use().filter(|(slot, _)| !contents.dirty.is_set(*slot)) {
+        let (at, end) = (slot * plan.block_bytes, (slot + 1) * plan.block_bytes);
+        if known.0 <= at {
+            let (len, extent) = cache.extent(at, size - at);
+            known = (at + len, extent);
+        }
+        if known.1 == Extent::Zeroes && known.0 >= end {
+            lost.push(slot);
+        }
+    }
+    lost.iter().for_each(|slot| contents.mappings[*slot as usize] = 0);
+    lost.is_empty()
+}
+
 /// Has the medium say what is true, durably.
 fn make_true(
     writer: &mut Writer,
@@ -279,9 +324,11 @@ fn make_true(
     if contents.hints.is_none() {
         superblock.fields.hint_bytes.set(0);
     }
-    let change = Change::whole(superblock, contents);
-    let mut transaction = writer.prepare(&change).map_err(|error| error.at(NO_METADATA))?;
-    drop(change);
+    commit(writer, &Change::whole(superblock, contents), metadata)
+}
+
+fn commit(writer: &mut Writer, change: &Change<'_>, metadata: &Arc<dyn Disk>) -> Result<()> {
+    let mut transaction = writer.prepare(change).map_err(|error| error.at(NO_METADATA))?;
     transaction.carry_out(metadata).map_err(|(error, _)| error.at(NO_METADATA))?;
     writer.committed(transaction);
     Ok(())

@@ -4,6 +4,7 @@
 //! 2. What is left of the metadata goes, and of the cache device what tells a file system: its
 //!    first block may be an origin's, with a file system at its front.
 
+use super::binding;
 use super::drain::Devices;
 use super::metadata::load;
 use super::metadata::transaction::erase_superblock;
@@ -52,6 +53,7 @@ fn check(devices: &Devices) -> Result<()> {
     let name = &devices.metadata.limits().name;
     let refuse = |what: &str| Err(Error::new(Kind::Refused, format!("{name}: not wiped: {what}")));
     let loaded = load(&devices.metadata).map_err(|error| error.at("cache"))?;
+    binding::check(devices, &loaded.superblock, "wipe it there")?;
     if loaded.superblock.needs_check() {
         return refuse("its metadata is marked as to be checked");
     }

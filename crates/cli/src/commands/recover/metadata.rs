@@ -3,6 +3,7 @@
 
 use anyhow::{Result, bail};
 use serde_json::json;
+use udm::cache::binding;
 use udm::cache::drain::{Devices, Drain};
 use udm::cache::metadata::load;
 use udm::disk::{Claims, Disk, FileDisk, FileOptions, OpenMode};
@@ -23,7 +24,6 @@ pub fn recover(args: &RecoverArgs, origin: &str) -> Result<()> {
     let (metadata, cache) = (&args.cache_device, &args.origin);
     let options = [
         (args.truncate, "--truncate"),
-        (args.rebind, "--rebind"),
         (args.accept_loss, "--accept-loss"),
         (args.start_sector != 0, "--start-sector"),
     ];
@@ -42,6 +42,9 @@ pub fn recover(args: &RecoverArgs, origin: &str) -> Result<()> {
     };
     let devices = Devices { metadata: open(metadata)?, cache: open(cache)?, origin: open(origin)? };
     let loaded = load(&devices.metadata).map_err(|error| error.at(metadata))?;
+    if !args.rebind {
+        binding::check(&devices, &loaded.superblock, "--rebind says so")?;
+    }
     let mut drain = Drain::new(devices, loaded)?;
     let dirty = drain.left_bytes();
     if args.dry_run {
