@@ -1,5 +1,5 @@
-//! Which devices belong together: a mark in the superblock's uuid, which nobody else reads or writes,
-//! and which the kernel leaves as it is.
+//! Which devices belong together: a mark in the superblock's uuid, which nobody else reads or
+//! writes, and which the kernel leaves as it is.
 //!
 //! | bytes | what |
 //! |---|---|
