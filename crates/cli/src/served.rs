@@ -186,7 +186,7 @@ impl Served {
         self.wait_for_suspend(watch)
     }
 
-    /// Serves requests again, by the loaded table if there is one: suspended for that, as by dmsetup.
+    /// Serves requests again, by the loaded table if there is one; suspends for that, as dmsetup.
     pub fn resume(&self, watch: &Watch) -> Result<()> {
         let _change = self.change(watch)?;
         let was_active = self.device.info().state == DeviceState::Active;
