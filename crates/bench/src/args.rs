@@ -26,6 +26,8 @@ pub enum StudyName {
     Write,
     /// 4 KiB requests over a Unix socket, beside nbdkit's memory plugin
     Nbd,
+    /// The ways to one device: in process, vhost-user with and without polling, NBD
+    Doors,
     /// Dirty data on its way to the backing device, beside what fio writes there
     Writeback,
     /// How long attaching takes, by the number of keys in the log, or of entries
@@ -136,6 +138,7 @@ Examples:
   udm bench latency --target writecache-p
   udm bench copy --cache /dev/dax0.0            measures, remembers, leaves the content alone
   udm bench iomodes --path /data                what ?io= means there
+  udm bench doors                               what each way to a device costs
   udm bench hitratio --trace OLTP.lis.zst
   udm bench hitratio --blocks 32K,256K,1M --trace OLTP.lis.zst
   udm bench job --rw randrw --bs 8k --iodepth 4 --numjobs 2 --runtime 10

@@ -40,6 +40,19 @@ pub fn of_threads(name: &str) -> f64 {
     tasks.flatten().map(spent).sum()
 }
 
+/// How often the threads of this process whose names begin so have gone to sleep.
+pub fn sleeps_of_threads(name: &str) -> f64 {
+    let Ok(tasks) = std::fs::read_dir("/proc/self/task") else { return 0.0 };
+    let sleeps = tasks.flatten().map(|task| {
+        let text = std::fs::read_to_string(task.path().join("status")).unwrap_or_default();
+        let field = |field: &str| text.lines().find_map(|line| line.strip_prefix(field));
+        let is_ours = field("Name:").is_some_and(|found| found.trim().starts_with(name));
+        let count = field("voluntary_ctxt_switches:").and_then(|word| word.trim().parse().ok());
+        if is_ours { count.unwrap_or(0.0) } else { 0.0 }
+    });
+    sleeps.sum()
+}
+
 /// What a child has spent, in nanoseconds, with its threads that have ended; the kernel rounds it
 /// to its ticks.
 pub fn of_child(pid: u32) -> f64 {

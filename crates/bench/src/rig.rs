@@ -360,11 +360,15 @@ impl Places {
     }
 }
 
+/// Whether a program is there.
+pub fn is_installed(tool: &str) -> bool {
+    let paths = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&paths).any(|dir| dir.join(tool).is_file())
+}
+
 /// Fails, saying what to install, unless every program is there.
 pub fn need_tools(tools: &[(&str, &str)]) -> Result<()> {
-    let paths = std::env::var_os("PATH").unwrap_or_default();
-    let is_there = |tool: &str| std::env::split_paths(&paths).any(|dir| dir.join(tool).is_file());
-    let missing: Vec<_> = tools.iter().filter(|(tool, _)| !is_there(tool)).collect();
+    let missing: Vec<_> = tools.iter().filter(|(tool, _)| !is_installed(tool)).collect();
     if missing.is_empty() {
         return Ok(());
     }

@@ -12,7 +12,7 @@ use roxmltree::{Document, Node, ParsingOptions};
 use serde_json::Value;
 
 /// The studies that `all` stands for.
-const STUDIES: [&str; 16] = [
+const STUDIES: [&str; 17] = [
     "copy",
     "randwrite",
     "latency",
@@ -20,6 +20,7 @@ const STUDIES: [&str; 16] = [
     "scaling",
     "write",
     "nbd",
+    "doors",
     "writeback",
     "recovery",
     "footprint",
@@ -281,6 +282,23 @@ fn the_modes_of_io_are_compared_beside_a_published_study() {
     check_table("compare", &pages[0]["study"]["tables"][0]);
     assert!(udm.refused(&["bench", "compare", "out.json", "nothing"]).contains("nothing"));
     assert_eq!(fs::read_dir(udm.path("scratch")).unwrap().count(), 0, "something was left behind");
+}
+
+#[test]
+fn the_ways_to_a_device_are_compared() {
+    let udm = Udm::new();
+    let words = [&["bench", "doors", "--json=out.json", "--report", "report.html"][..], &TINY];
+    udm.ok(&words.concat());
+    let json = fs::read_to_string(udm.path("out.json")).unwrap();
+    let pages: Vec<Value> = serde_json::from_str(&json).unwrap();
+    check_study(&pages[0]);
+    check_report(&fs::read_to_string(udm.path("report.html")).unwrap(), &pages);
+    let doors = study(&pages, "doors");
+    assert_eq!(doors["tables"].as_array().unwrap().len(), 5);
+    for claim in ["write 1, both poll: p50 / in process", "read 32, both poll: requests/s"] {
+        assert!(claim_of(doors, claim) > 0.0);
+    }
+    assert!(claim_of(doors, "vhost-user, poll=never, silent: sleeps per second") < 1.0);
 }
 
 #[test]

@@ -366,7 +366,7 @@ fn what_a_server_says_of_its_device_is_checked() {
         (all, block(0), "blocks of 0 bytes"),
         (all, block(513), "blocks of 513 bytes"),
         (all, block(1 << 20), "blocks of 1048576 bytes"),
-        (all, with(20, &512_u32.to_ne_bytes()), "0 pieces of 0 bytes"),
+        (all, with(20, &512_u32.to_ne_bytes()), "0 pieces of 33554432 bytes"),
     ] {
         let error = refusal(features, config);
         assert!(error.contains(words), "{error}");

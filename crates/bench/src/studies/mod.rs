@@ -6,6 +6,7 @@ mod attach;
 mod compare;
 mod copy;
 mod dmcache;
+mod doors;
 mod footprint;
 mod hitratio;
 mod iomodes;
@@ -27,7 +28,7 @@ use crate::results::Study;
 use crate::rig::Setup;
 
 /// What `all` stands for, in its order, by name.
-pub const STUDIES_OF_ALL: [&str; 16] = [
+pub const STUDIES_OF_ALL: [&str; 17] = [
     "copy",
     "randwrite",
     "latency",
@@ -35,6 +36,7 @@ pub const STUDIES_OF_ALL: [&str; 16] = [
     "scaling",
     "write",
     "nbd",
+    "doors",
     "writeback",
     "recovery",
     "footprint",
@@ -68,6 +70,7 @@ pub fn run(name: StudyName, setup: &Setup) -> Result<Study> {
         StudyName::Scaling => scaling::run(setup),
         StudyName::Write => pcache_write::run(setup),
         StudyName::Nbd => nbd::run(setup),
+        StudyName::Doors => doors::run(setup),
         StudyName::Writeback => writeback::run(setup),
         StudyName::Recovery if setup.target == TargetName::Pcache => recovery::run(setup),
         StudyName::Recovery => attach::run(setup),

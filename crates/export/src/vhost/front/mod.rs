@@ -225,7 +225,9 @@ fn facts(wire: &mut Wire, features: u64) -> Result<Facts> {
     if !block_bytes.is_power_of_two() || !(512..=65536).contains(&block_bytes) {
         return Err(wire.wrong(format_args!("blocks of {block_bytes} bytes")));
     }
-    let piece_bytes_max = if has(blk::SIZE_MAX) { u32_at(config, 8) } else { 1 << 20 };
+    // QEMU's servers offer the feature, and leave 0 there: no bound.
+    let piece_bytes_max = if has(blk::SIZE_MAX) { u32_at(config, 8) } else { 0 };
+    let piece_bytes_max = if piece_bytes_max == 0 { BIO_BYTES_MAX as u32 } else { piece_bytes_max };
     let pieces_max = if has(blk::SEG_MAX) { u32_at(config, 12) } else { 1 };
     // What a slot has descriptors for, beside the header and the answer.
     let pieces_max = pieces_max.min(ring::DESCRIPTORS_MAX as u32 - 2);
