@@ -207,6 +207,9 @@ fn study(measures: &Measures, idle: &[(String, f64)], rounds: usize) -> Study {
     let axis = Axis::log("nanoseconds", Unit::Nanos);
     let mut bars = Plot::bars("4 KiB, p50 by way", &LOAD_NAMES, axis);
     for (name, of_way) in WAYS.iter().zip(measures) {
+        if of_way.iter().all(Vec::is_empty) {
+            continue;
+        }
         let points = of_way.iter().enumerate().filter(|(_, rounds)| !rounds.is_empty());
         let points = points.map(|(nth, rounds)| (nth as f64, median(&of(rounds, |one| one.p50))));
         bars.add(*name, points.collect());

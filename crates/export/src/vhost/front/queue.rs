@@ -408,7 +408,7 @@ fn bytes(memory: &Foreign, block: Block, len: u64) -> Bytes<'_> {
 impl Drop for Queue {
     fn drop(&mut self) {
         if self.failure.is_some() {
-            // Who knows what the server does to the ring: it has no other user.
+            // Nobody knows what the server does to the ring: it has no other user.
             return;
         }
         self.front.stop(self.index);
