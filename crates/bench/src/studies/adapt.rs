@@ -236,7 +236,8 @@ mod tests {
 
     #[test]
     fn the_engine_follows_a_new_hot_set() {
-        let shape = Shape { cache: 4 * MIB, hot: 2 * MIB, device: 32 * MIB };
+        // With fewer slots than this a level of the policy has one or two, and the course is noise.
+        let shape = Shape { cache: 16 * MIB, hot: 8 * MIB, device: 128 * MIB };
         let found = of_engine(&trace(&shape), &shape, 32 << 10).unwrap();
         assert_eq!(found.hits.len() as u64, NEW_SETS * WINDOWS);
         assert!(found.hits[0] < 60.0 && found.steady() > 80.0, "{:?}", found.hits);
