@@ -5,8 +5,8 @@
 //! first. A reply's memory goes back when the last record made of it was sent, so the connection's
 //! own accounts of memory and of what is unsent stay true.
 //!
-//! Memory: [`INPUT_BYTES`] of records received, the 16 KiB of one record decrypted, and records on
-//! their way, which the queue takes in pieces of [`SEAL_BYTES`]. What was decrypted and finds no
+//! Memory: `INPUT_BYTES` of records received, the 16 KiB of one record decrypted, and records on
+//! their way, which the queue takes in pieces of `SEAL_BYTES`. What was decrypted and finds no
 //! room waits, and nothing more is received before.
 
 use std::collections::VecDeque;
