@@ -240,7 +240,8 @@ impl Cache {
             };
             blocks.traffic.begin_move(block, Mover::Promotion { is_cancelled: false });
             drop(blocks);
-            self.begin_copy(&mut agenda.copies, Task::Promote { block, slot }, port);
+            let whole = [0..self.plan.block_bytes].into();
+            self.begin_copy(&mut agenda.copies, Task::Promote { block, slot }, whole, port);
         }
     }
 
@@ -355,9 +356,10 @@ impl Cache {
             return;
         }
         blocks.traffic.begin_move(block, Mover::Cleaning { is_rewritten: false });
+        let left = blocks.slots.to_write_back(slot, self.plan.block_bytes);
         drop(blocks);
         agenda.cleaning += 1;
-        self.begin_copy(&mut agenda.copies, Task::Clean { block, slot }, port);
+        self.begin_copy(&mut agenda.copies, Task::Clean { block, slot }, left, port);
     }
 
     /// All of the batch is on the origin, or failed.

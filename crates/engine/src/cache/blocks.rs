@@ -162,12 +162,13 @@ impl Blocks {
     #[inline]
     pub(super) fn write(&mut self, miss: &Miss, is_whole: bool) -> Claim {
         match self.slots.find(miss.block) {
-            Some(slot) => self.write_hit(miss.block, slot),
+            Some(slot) => self.write_hit(miss, slot),
             None => self.write_miss(miss, is_whole),
         }
     }
 
-    fn write_hit(&mut self, block: u64, slot: u32) -> Claim {
+    fn write_hit(&mut self, miss: &Miss, slot: u32) -> Claim {
+        let block = miss.block;
         let mover = self.traffic.mover(block);
         if self.trouble.has_lost {
             return Claim::Fail(Status::Io);
@@ -209,7 +210,7 @@ impl Blocks {
         if goes_through {
             return Claim::Go(Way::Both(slot));
         }
-        if self.slots.put_dirty(slot, true) {
+        if self.slots.soil_part(slot, miss.sectors()) {
             self.policy.set_dirty(slot, true);
             self.has_work |= self.slots.dirty_count() == 1;
         }
@@ -252,7 +253,8 @@ impl Blocks {
     }
 
     /// Zeroes for a part of a block. `is_whole`: for all of it.
-    pub(super) fn zero(&mut self, block: u64, is_whole: bool) -> Claim {
+    pub(super) fn zero(&mut self, miss: &Miss, is_whole: bool) -> Claim {
+        let block = miss.block;
         let found = self.slots.find(block);
         if found.is_some() && self.trouble.has_lost {
             return Claim::Fail(Status::Io);
@@ -275,7 +277,10 @@ impl Blocks {
                 self.traffic.begin_request(block, true);
                 Claim::Go(Way::Below(slot))
             }
-            Some(slot) => self.write_hit(block, slot),
+            Some(slot) if mutants::is(Mutant::ZeroesUnseen) => {
+                self.write_hit(&Miss { len: 512, ..*miss }, slot)
+            }
+            Some(slot) => self.write_hit(miss, slot),
             None => match self.traffic.mover(block) {
                 Some(Mover::Leaving) if self.trouble.is_stuck => Claim::Fail(Status::Io),
                 Some(Mover::Leaving | Mover::Overwrite) => self.wait(block),
@@ -411,7 +416,7 @@ impl Blocks {
 
     /// A slot that the medium does not know as such is dirty.
     fn soil(&mut self, slot: u32) {
-        if self.slots.put_dirty(slot, true) {
+        if self.slots.soil(slot) {
             self.policy.set_dirty(slot, true);
         }
         self.changes.want(slot);
@@ -437,7 +442,7 @@ impl Blocks {
             }
             if self.slots.is_fresh(slot) {
                 self.soil(slot);
-            } else if self.slots.is_writable(slot) && self.slots.put_dirty(slot, true) {
+            } else if self.slots.is_writable(slot) && self.slots.soil(slot) {
                 self.policy.set_dirty(slot, true);
             }
         }
@@ -475,7 +480,7 @@ impl Blocks {
             (Way::Below(_), Err(_)) => is_awaited = self.traffic.end_move(block).1,
             // Nobody knows which device has what: the slot counts.
             (Way::Both(_), Err(_)) if mutants::is(Mutant::ThroughFailedClean) => {}
-            (Way::Both(slot), Err(_)) if self.slots.put_dirty(slot, true) => {
+            (Way::Both(slot), Err(_)) if self.slots.soil(slot) => {
                 self.policy.set_dirty(slot, true);
             }
             _ => {}
@@ -508,7 +513,7 @@ impl Blocks {
     /// A slot is as new as the origin, durably, or is dirty as before.
     pub(super) fn cleaned(&mut self, slot: u32, is_clean: bool) {
         if is_clean {
-            self.slots.put_dirty(slot, false);
+            self.slots.clean(slot);
             self.policy.set_dirty(slot, false);
         } else {
             self.policy.stay(slot);

@@ -1,5 +1,8 @@
 //! Copying blocks between the devices, piece by piece.
 
+use std::collections::VecDeque;
+use std::ops::Range;
+
 use crate::bio::Op;
 use crate::disk::DiskIo;
 use crate::error::Status;
@@ -36,8 +39,8 @@ impl Task {
 #[derive(Debug)]
 struct Copying {
     task: Task,
-    /// Bytes for which I/O has begun.
-    begun: u64,
+    /// Bytes of the block for which no I/O has begun.
+    left: VecDeque<Range<u64>>,
     outstanding: u32,
     status: Result<(), Status>,
 }
@@ -67,9 +70,15 @@ impl Cache {
         }
     }
 
-    /// Begins to copy a block.
-    pub(super) fn begin_copy(&self, copies: &mut Copies, task: Task, port: &mut Port) {
-        let copying = Copying { task, begun: 0, outstanding: 0, status: Ok(()) };
+    /// Begins to copy these bytes of a block; there are some.
+    pub(super) fn begin_copy(
+        &self,
+        copies: &mut Copies,
+        task: Task,
+        left: VecDeque<Range<u64>>,
+        port: &mut Port,
+    ) {
+        let copying = Copying { task, left, outstanding: 0, status: Ok(()) };
         let place = copies.running.insert(copying);
         self.go_on_copying(copies, place, port);
     }
@@ -78,17 +87,18 @@ impl Cache {
     fn go_on_copying(&self, copies: &mut Copies, place: u32, port: &mut Port) {
         let copying = copies.running.value(place);
         let [(side, start), _] = self.ends(copying.task);
-        let block_bytes = self.plan.block_bytes;
         while copying.status.is_ok()
-            && copying.begun < block_bytes
             && copying.outstanding < PIECES_MAX
+            && let Some(first) = copying.left.front_mut()
         {
-            let len = PIECE_BYTES.min(block_bytes - copying.begun);
+            let (at, len) = (start + first.start, PIECE_BYTES.min(first.end - first.start));
+            first.start += len;
+            if first.is_empty() {
+                copying.left.pop_front();
+            }
             let buffer = port.pool.take(len as usize);
             let token = TOKEN_COPY | u64::from(place);
-            let at = start + copying.begun;
             port.ios.push_back(DiskIo::new(side.disk(), Op::Read, at, buffer, token));
-            copying.begun += len;
             copying.outstanding += 1;
         }
     }
@@ -114,7 +124,7 @@ impl Cache {
         copying.status = copying.status.and(io.result);
         copying.outstanding -= 1;
         port.pool.put(io.buffer);
-        let is_begun = copying.begun == self.plan.block_bytes || copying.status.is_err();
+        let is_begun = copying.left.is_empty() || copying.status.is_err();
         if copying.outstanding == 0 && is_begun {
             let Copying { task, status, .. } = copies.running.remove(place);
             return Some((task, status));

@@ -7,6 +7,7 @@
 //! | `policy` | which blocks the cache has: pure decisions |
 //! | `open`, `coming` | opening a cache; one that will take over from another |
 //! | `index`, `slots`, `traffic` | where blocks are, what slots have, what is under way |
+//! | `parts`, `ranges`, `numbers` | which sectors of a block are dirty; sets of sectors; a hash |
 //! | `blocks` | all of that under one lock: whether a request may go on |
 //! | `side` | the devices with data, and what of them is not durable |
 //! | `request` | the life of a request |
@@ -43,9 +44,12 @@ mod index;
 pub mod inspect;
 pub mod metadata;
 mod mutants;
+mod numbers;
 mod open;
+mod parts;
 mod plan;
 pub mod policy;
+mod ranges;
 pub mod repair;
 mod request;
 #[cfg(test)]

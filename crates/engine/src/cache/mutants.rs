@@ -57,6 +57,12 @@ list_mutants! {
     LossServed,
     /// A client's flush flushes the cache device alone.
     FlushOfCacheOnly,
+    /// Of a dirty block only what made it dirty is written back.
+    PartUnseen,
+    /// Of a block that is dirty as a whole only what is written from now on is written back.
+    WholeTakenForPart,
+    /// What is being written back is not written again after an error.
+    PartsTakenEarly,
     }
 
     /// cache: what random histories meet too rarely, and a scene made for it shows.
@@ -79,6 +85,10 @@ list_mutants! {
     PromotedUnread,
     /// Hints of another policy are believed.
     ForeignHints,
+    /// A block that was written to in too many places is not written back in some of them.
+    PartsCutShort,
+    /// Zeroes of a part of a dirty block are not written back.
+    ZeroesUnseen,
     }
 
     /// cache: what only threads that run into each other show.

@@ -425,7 +425,7 @@ fn claim_part(
     match op {
         Op::Read => blocks.read(&miss(false)),
         Op::Write => blocks.write(&miss(true), is_whole),
-        Op::Discard | Op::WriteZeroes => blocks.zero(block, is_whole),
+        Op::Discard | Op::WriteZeroes => blocks.zero(&miss(true), is_whole),
         Op::Flush => unreachable!("a flush has no blocks"),
     }
 }

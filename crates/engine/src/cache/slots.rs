@@ -11,10 +11,16 @@
 //!    the commit for which its writer waits.
 //! 2. A slot is free when neither memory nor the medium says that it holds a block.
 
+use std::collections::VecDeque;
+use std::ops::Range;
+
 use super::index::Index;
 use super::metadata::Contents;
 use super::metadata::bits::{Bits, words_of};
 use super::metadata::contents::mapping;
+use super::parts::Parts;
+use crate::mutants::{self, Mutant};
+use crate::units::SECTOR;
 
 /// A slot without a block.
 const NO_BLOCK: u64 = u64::MAX;
@@ -69,6 +75,7 @@ pub(super) struct Slots {
     cursor: u64,
     index: Index,
     dirty_count: u32,
+    parts: Parts,
 }
 
 impl Slots {
@@ -88,7 +95,8 @@ impl Slots {
         let dirty = contents.dirty;
         let (marked, fresh, dirty_count) = (dirty.clone(), Bits::new(count), dirty.ones() as u32);
         let (free_count, cursor) = (free.ones() as u32, 0);
-        Slots { held, dirty, marked, fresh, free, free_count, cursor, index, dirty_count }
+        let parts = Parts::default();
+        Slots { held, dirty, marked, fresh, free, free_count, cursor, index, dirty_count, parts }
     }
 
     /// How many there are.
@@ -155,9 +163,47 @@ impl Slots {
         slots.map(bit).fold(0, |word, bit| word | bit)
     }
 
+    /// All of it is dirty. Says whether it was clean.
+    pub(super) fn soil(&mut self, slot: u32) -> bool {
+        self.parts.forget(slot);
+        self.put_dirty(slot, true)
+    }
+
+    /// These sectors of it are dirty, too. Says whether it was clean.
+    #[inline]
+    pub(super) fn soil_part(&mut self, slot: u32, sectors: Range<u32>) -> bool {
+        let was_clean = self.put_dirty(slot, true);
+        match was_clean {
+            true => self.parts.begin(slot, sectors),
+            false => self.parts.add(slot, sectors),
+        }
+        was_clean
+    }
+
+    /// It equals the origin.
+    pub(super) fn clean(&mut self, slot: u32) {
+        self.parts.forget(slot);
+        self.put_dirty(slot, false);
+    }
+
+    /// What is to be written back of a dirty slot, in bytes of its block.
+    pub(super) fn to_write_back(&mut self, slot: u32, block_bytes: u64) -> VecDeque<Range<u64>> {
+        let bytes = |sectors: Range<u32>| {
+            u64::from(sectors.start) * SECTOR..u64::from(sectors.end) * SECTOR
+        };
+        let found = match self.parts.get(slot) {
+            Some(ranges) => ranges.iter().map(bytes).collect(),
+            None => [0..block_bytes].into(),
+        };
+        if mutants::is(Mutant::PartsTakenEarly) {
+            self.parts.empty(slot);
+        }
+        found
+    }
+
     /// Changes whether it is dirty. Says whether that is a change.
     #[inline]
-    pub(super) fn put_dirty(&mut self, slot: u32, is_dirty: bool) -> bool {
+    fn put_dirty(&mut self, slot: u32, is_dirty: bool) -> bool {
         let is_new = self.is_dirty(slot) != is_dirty;
         if is_new {
             self.dirty.put(slot.into(), is_dirty);
@@ -212,7 +258,7 @@ impl Slots {
     pub(super) fn unmap(&mut self, slot: u32, block: u64) {
         self.index.remove(block, |slot| self.held.get(slot));
         self.held.put(slot, NO_BLOCK);
-        self.put_dirty(slot, false);
+        self.clean(slot);
         self.marked.clear(slot.into());
         self.fresh.clear(slot.into());
     }

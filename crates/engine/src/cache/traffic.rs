@@ -9,6 +9,8 @@ use std::collections::HashMap;
 
 use crate::mutants::{self, Mutant};
 
+use super::numbers::ByNumber;
+
 /// What moves a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Mover {
@@ -43,7 +45,7 @@ struct Use {
 /// What is under way.
 #[derive(Debug, Default)]
 pub(super) struct Traffic {
-    uses: HashMap<u64, Use>,
+    uses: HashMap<u64, Use, ByNumber>,
 }
 
 impl Traffic {

@@ -13,6 +13,7 @@ mod drain;
 #[cfg(feature = "mutants")]
 mod mutants;
 mod oracle;
+mod parts;
 mod promises;
 mod tools;
 mod vectors;

@@ -32,6 +32,8 @@ pub const SCENES: &[fn()] = &[
     a_block_whose_copy_failed_does_not_come,
     hints_of_another_policy_are_dropped,
     crate::basics::passthrough_gives_up_what_is_written_to,
+    crate::parts::scattered_writes_are_all_written_back,
+    crate::parts::zeroes_of_a_part_are_written_back,
 ];
 
 fn is_on(io: &DiskIo, device: &str) -> bool {

@@ -20,6 +20,9 @@ mod streams;
 mod uses;
 
 use std::fmt::Debug;
+use std::ops::Range;
+
+use crate::units::SECTOR;
 
 pub use probation::Probation;
 pub use smq::{Rules, Smq};
@@ -47,6 +50,15 @@ pub struct Miss {
     pub len: u32,
     /// Whether it writes.
     pub is_write: bool,
+}
+
+impl Miss {
+    /// The sectors of the block that it is for.
+    #[inline]
+    pub(super) fn sectors(&self) -> Range<u32> {
+        let sector = SECTOR as u32;
+        self.offset / sector..(self.offset + self.len).div_ceil(sector)
+    }
 }
 
 /// How much of a block is brought into its slot, besides what a request brings.

@@ -1,0 +1,84 @@
+//! Which sectors of dirty slots are newer than the origin. Write-back copies those alone: of a
+//! block of 256 KiB in which 4 KiB were written, 4 KiB.
+//!
+//! 1. A slot is listed from the write that makes it dirty until it is clean. A slot that is dirty
+//!    and not listed is dirty as a whole: the medium names blocks, so after a start all are.
+//! 2. What is listed of a slot stays listed until all of it is durable on the origin.
+//! 3. The list is bounded. What has no room in it is dirty as a whole.
+
+use std::collections::HashMap;
+use std::ops::Range;
+
+use crate::mutants::{self, Mutant};
+
+use super::numbers::ByNumber;
+use super::ranges::Ranges;
+
+/// Most slots that are listed.
+pub(super) const PARTS_MAX: usize = 1 << 16;
+
+/// The dirty sectors of slots.
+#[derive(Debug, Default)]
+pub(super) struct Parts {
+    slots: HashMap<u32, Ranges, ByNumber>,
+}
+
+impl Parts {
+    /// Sectors of a slot that was clean are dirty now.
+    pub(super) fn begin(&mut self, slot: u32, sectors: Range<u32>) {
+        if self.slots.len() < PARTS_MAX {
+            self.slots.insert(slot, Ranges::of(sectors));
+        }
+    }
+
+    /// Sectors of a slot are dirty that was dirty before.
+    #[inline]
+    pub(super) fn add(&mut self, slot: u32, sectors: Range<u32>) {
+        if mutants::is(Mutant::PartUnseen) {
+            return;
+        }
+        if mutants::is(Mutant::WholeTakenForPart) && !self.slots.contains_key(&slot) {
+            return self.begin(slot, sectors);
+        }
+        if let Some(ranges) = self.slots.get_mut(&slot) {
+            ranges.cover(sectors);
+        }
+    }
+
+    /// The slot is clean, or dirty as a whole.
+    pub(super) fn forget(&mut self, slot: u32) {
+        self.slots.remove(&slot);
+    }
+
+    /// What is dirty of a dirty slot; `None`: all of it.
+    pub(super) fn get(&self, slot: u32) -> Option<&Ranges> {
+        self.slots.get(&slot)
+    }
+
+    /// Deliberate bug: what is being copied counts as copied.
+    pub(super) fn empty(&mut self, slot: u32) {
+        if let Some(ranges) = self.slots.get_mut(&slot) {
+            *ranges = Ranges::default();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_has_no_room_in_the_list_is_dirty_as_a_whole() {
+        let mut parts = Parts::default();
+        (0..PARTS_MAX as u32 + 10).for_each(|slot| parts.begin(slot, 0..8));
+        assert_eq!(parts.slots.len(), PARTS_MAX);
+        let late = PARTS_MAX as u32;
+        parts.add(late, 8..16);
+        assert_eq!(parts.get(late), None);
+        parts.add(3, 8..16);
+        assert_eq!(parts.get(3), Some(&Ranges::of(0..16)));
+        parts.forget(3);
+        parts.add(3, 0..8);
+        assert_eq!(parts.get(3), None, "it may be dirty as a whole");
+    }
+}

@@ -1,0 +1,107 @@
+//! Sectors of a block, as a few ranges of them.
+//!
+//! However a client writes, a set has a bounded number of ranges. One that would have more closes
+//! its narrowest gap, so it may have sectors that were not added, and never lacks one that was.
+
+use std::ops::Range;
+
+use crate::mutants::{self, Mutant};
+
+/// Most ranges of a block.
+pub(super) const RANGES_MAX: usize = 16;
+
+/// A set of sectors: ranges in order, with gaps between them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Ranges(Vec<Range<u32>>);
+
+impl Ranges {
+    /// These sectors.
+    pub(super) fn of(sectors: Range<u32>) -> Ranges {
+        Ranges(vec![sectors])
+    }
+
+    /// All of them, in order.
+    pub(super) fn iter(&self) -> impl Iterator<Item = Range<u32>> {
+        self.0.iter().cloned()
+    }
+
+    /// Adds sectors, and more of them where the set would have too many ranges.
+    #[inline]
+    pub(super) fn cover(&mut self, new: Range<u32>) {
+        let first = self.0.partition_point(|old| old.end < new.start);
+        match self.0.get(first) {
+            Some(old) if old.start <= new.start && new.end <= old.end => {}
+            _ => self.insert(first, new),
+        }
+    }
+
+    /// Adds sectors that touch no range before the one at `first`.
+    fn insert(&mut self, first: usize, mut new: Range<u32>) {
+        let touched = self.0[first..].partition_point(|old| old.start <= new.end);
+        if let Some([old, ..]) = self.0.get(first..first + touched) {
+            new.start = new.start.min(old.start);
+        }
+        if let Some([.., old]) = self.0.get(first..first + touched) {
+            new.end = new.end.max(old.end);
+        }
+        self.0.splice(first..first + touched, [new]);
+        if self.0.len() > RANGES_MAX {
+            self.close_narrowest_gap();
+        }
+    }
+
+    fn close_narrowest_gap(&mut self) {
+        let gap = |nth: &usize| self.0[nth + 1].start - self.0[*nth].end;
+        let narrowest = (0..self.0.len() - 1).min_by_key(gap).expect("it has two ranges at least");
+        let after = self.0.remove(narrowest + 1);
+        if !mutants::is(Mutant::PartsCutShort) {
+            self.0[narrowest].end = after.end;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::prng::Prng;
+
+    /// The sectors of a set, one by one.
+    fn sectors(set: &Ranges, count: u32) -> Vec<bool> {
+        (0..count).map(|sector| set.iter().any(|range| range.contains(&sector))).collect()
+    }
+
+    #[test]
+    fn a_set_has_what_was_added_in_few_ranges() {
+        let mut prng = Prng::new(7);
+        for round in 0..400_u64 {
+            let count = [8, 64, 512, 4096][round as usize % 4];
+            let mut model = vec![false; count as usize];
+            let mut set = Ranges::default();
+            let mut is_exact = true;
+            for _ in 0..60 {
+                let start = prng.below(count.into()) as u32;
+                let end = (start + 1 + prng.below(9) as u32).min(count);
+                set.cover(start..end);
+                model[start as usize..end as usize].fill(true);
+                let runs = model.windows(2).filter(|pair| pair[0] && !pair[1]).count();
+                is_exact &= runs < RANGES_MAX;
+                let found = sectors(&set, count);
+                assert!(model.iter().zip(&found).all(|(wanted, found)| !wanted || *found));
+                assert!(!is_exact || found == model, "{set:?}");
+                assert!(set.0.len() <= RANGES_MAX && set.0.iter().all(|range| !range.is_empty()));
+                assert!(set.0.windows(2).all(|pair| pair[0].end < pair[1].start), "{set:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn the_narrowest_gap_is_closed() {
+        let mut set = Ranges::default();
+        (0..16).for_each(|nth| set.cover(nth * 100..nth * 100 + 1));
+        set.cover(1550..1551);
+        assert_eq!(set.0.len(), RANGES_MAX);
+        assert_eq!(set.0.last(), Some(&(1500..1551)));
+        set.cover(0..u32::MAX);
+        assert_eq!(set, Ranges::of(0..u32::MAX));
+    }
+}
