@@ -240,7 +240,7 @@ impl Cache {
             };
             blocks.traffic.begin_move(block, Mover::Promotion { is_cancelled: false });
             drop(blocks);
-            let whole = [0..self.plan.block_bytes].into();
+            let whole = std::iter::once(0..self.plan.block_bytes).collect();
             self.begin_copy(&mut agenda.copies, Task::Promote { block, slot }, whole, port);
         }
     }
@@ -356,7 +356,7 @@ impl Cache {
             return;
         }
         blocks.traffic.begin_move(block, Mover::Cleaning { is_rewritten: false });
-        let left = blocks.slots.to_write_back(slot, self.plan.block_bytes);
+        let left = blocks.slots.write_back_of(slot, self.plan.block_bytes);
         drop(blocks);
         agenda.cleaning += 1;
         self.begin_copy(&mut agenda.copies, Task::Clean { block, slot }, left, port);

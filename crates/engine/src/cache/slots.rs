@@ -187,13 +187,13 @@ impl Slots {
     }
 
     /// What is to be written back of a dirty slot, in bytes of its block.
-    pub(super) fn to_write_back(&mut self, slot: u32, block_bytes: u64) -> VecDeque<Range<u64>> {
+    pub(super) fn write_back_of(&mut self, slot: u32, block_bytes: u64) -> VecDeque<Range<u64>> {
         let bytes = |sectors: Range<u32>| {
             u64::from(sectors.start) * SECTOR..u64::from(sectors.end) * SECTOR
         };
         let found = match self.parts.get(slot) {
             Some(ranges) => ranges.iter().map(bytes).collect(),
-            None => [0..block_bytes].into(),
+            None => std::iter::once(0..block_bytes).collect(),
         };
         if mutants::is(Mutant::PartsTakenEarly) {
             self.parts.empty(slot);
