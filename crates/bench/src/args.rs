@@ -36,7 +36,7 @@ pub enum StudyName {
     Footprint,
     /// The writecache target: mode p by block size and instruction, mode s beside fio
     Writecache,
-    /// Writes to the backing device: past the page cache, through it, and in between
+    /// A block device and a file, past the page cache and through it, cold and warm
     Pagecache,
     /// What each mode of I/O is worth: alone, four writers, beside readers, beside another mode
     Iomodes,
@@ -138,6 +138,7 @@ Examples:
   udm bench latency --target writecache-p
   udm bench copy --cache /dev/dax0.0            measures, remembers, leaves the content alone
   udm bench iomodes --path /data                what ?io= means there
+  udm bench pagecache --device /dev/nvme1n1     reads of it; --destroy for writes
   udm bench doors                               what each way to a device costs
   udm bench hitratio --trace OLTP.lis.zst
   udm bench hitratio --blocks 32K,256K,1M --trace OLTP.lis.zst
@@ -168,6 +169,17 @@ pub struct BenchArgs {
     /// Overwrite what --path and --cache name, if it exists
     #[arg(long)]
     pub overwrite: bool,
+    /// pagecache: a block device, which is only read without --destroy; without --device, root gets
+    /// a loop device
+    #[arg(long, value_name = "PATH")]
+    pub device: Option<PathBuf>,
+    /// pagecache: write to --device: what is on it is lost
+    #[arg(long, requires = "device")]
+    pub destroy: bool,
+    /// Let writers wait when this percentage of memory is dirty (vm.dirty_ratio, for root; half of
+    /// it for vm.dirty_background_ratio), until the run has ended
+    #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u32).range(1..=100))]
+    pub dirty_ratio: Option<u32>,
     /// hitratio: a trace to replay: .csv (op, size, lbn), .lis, or 32-bit block numbers; also .zst
     /// and .xz; may be said more than once. Without one, requests are made up
     #[arg(long, value_name = "FILE")]

@@ -13,6 +13,8 @@
 //! | `timeline`, `cpu` | requests over time; processor time, of clients and of the background |
 //! | `rig`, `pcache_rig`, `targets` | files and disks; caches over them |
 //! | `slow` | a disk with an arm, in memory |
+//! | `meminfo`, `dirty_ratio`, `loopdev` | the page cache: what the kernel says of it, and a block device |
+//! | `afterwards` | what happens when a run has ended, also if it is killed |
 //! | `keeper` | a device's background work, on the calling thread |
 //! | `counting`, `heap` | bytes written to a cache device, memory that the process has allocated |
 //! | `results`, `unit`, `stats` | the numbers |
@@ -21,11 +23,13 @@
 //! | `machine`, `noise` | the machine, and whether it was quiet |
 //! | [`calibrate`], `libpmem` | which instructions copy fastest; servers use it too |
 
+mod afterwards;
 pub mod args;
 pub mod calibrate;
 mod counting;
 mod cpu;
 mod csv;
+mod dirty_ratio;
 mod fio;
 mod heap;
 mod html;
@@ -33,8 +37,10 @@ mod job;
 mod keeper;
 mod libpmem;
 mod load;
+mod loopdev;
 mod machine;
 mod markdown;
+mod meminfo;
 mod noise;
 mod paper;
 mod pcache_rig;

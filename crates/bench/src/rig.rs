@@ -21,8 +21,10 @@ use udm::table::Table as DmTable;
 use udm::units::{GIB, MIB};
 use udm_export::nbd::{Server, Uri};
 
+use crate::afterwards::Afterwards;
 use crate::args::{BenchArgs, JobArgs, TargetName};
 use crate::calibrate;
+use crate::dirty_ratio::DirtyRatio;
 use crate::job::Job;
 
 /// Bytes of a cache that is made, if nobody says: the smallest that the kernel's format allows.
@@ -51,18 +53,36 @@ pub struct Setup {
     traces: Vec<PathBuf>,
     cache_blocks: Vec<u64>,
     blocks: Vec<u64>,
+    device: Option<PathBuf>,
+    may_destroy: bool,
     backing: OnceLock<Backing>,
+    _dirty_ratio: Option<DirtyRatio>,
     /// Files made where the user said; removed in the end.
     made: Vec<MadeFile>,
 }
 
 /// A file of ours at a place of the user's choice.
 #[derive(Debug)]
-struct MadeFile(PathBuf);
+struct MadeFile {
+    path: PathBuf,
+    /// It vanishes, too, if this process is killed.
+    _afterwards: Afterwards,
+}
+
+impl MadeFile {
+    fn new(path: &Path, bytes: u64) -> Result<MadeFile> {
+        let fail = || format!("cannot create {}", path.display());
+        let file = File::create_new(path).with_context(fail)?;
+        let whole = path.canonicalize().with_context(fail)?;
+        let made = MadeFile { path: path.to_owned(), _afterwards: Afterwards::remove(&[whole])? };
+        file.set_len(bytes).with_context(|| path.display().to_string())?;
+        Ok(made)
+    }
+}
 
 impl Drop for MadeFile {
     fn drop(&mut self) {
-        let _ = std::fs::remove_file(&self.0);
+        let _ = std::fs::remove_file(&self.path);
     }
 }
 
@@ -83,10 +103,7 @@ impl Setup {
         for (path, bytes) in [(&path, 0), (&args.cache, cache_bytes)] {
             let Some(path) = path else { continue };
             if !path.exists() {
-                let file = File::create(path)
-                    .with_context(|| format!("cannot create {}", path.display()))?;
-                made.push(MadeFile(path.clone()));
-                file.set_len(bytes).with_context(|| path.display().to_string())?;
+                made.push(MadeFile::new(path, bytes)?);
             }
         }
         let scratch = folder.unwrap_or_else(std::env::temp_dir);
@@ -103,7 +120,10 @@ impl Setup {
             traces: args.trace.clone(),
             cache_blocks: args.cache_blocks.clone(),
             blocks: args.blocks.clone(),
+            device: args.device.clone(),
+            may_destroy: args.destroy,
             backing: OnceLock::new(),
+            _dirty_ratio: args.dirty_ratio.map(DirtyRatio::set).transpose()?,
             made,
         })
     }
@@ -142,6 +162,16 @@ impl Setup {
     /// What was asked of the load.
     pub fn asked(&self) -> &JobArgs {
         &self.job
+    }
+
+    /// The block device that the user named.
+    pub fn device(&self) -> Option<&Path> {
+        self.device.as_deref()
+    }
+
+    /// Whether what is on it may be lost.
+    pub fn may_destroy(&self) -> bool {
+        self.may_destroy
     }
 
     /// The backing device's path, with all its blocks written.
@@ -194,7 +224,7 @@ impl Setup {
     }
 
     fn is_made(&self, path: &Path) -> bool {
-        self.made.iter().any(|made| made.0 == path)
+        self.made.iter().any(|made| made.path == path)
     }
 
     /// Bytes of the backing device.
@@ -350,13 +380,19 @@ pub struct Places {
     pub memory: Folder,
     /// On a disk.
     pub disk: Folder,
+    /// They vanish, too, if this process is killed.
+    _afterwards: Afterwards,
 }
 
 impl Places {
     /// `scratch` is a folder on a disk.
     pub fn new(scratch: &Path) -> Result<Places> {
         let memory = Folder::new(Path::new("/dev/shm"))?;
-        Ok(Places { memory, disk: Folder::new(scratch)? })
+        // By its whole name: a study may change its folder.
+        let scratch = scratch.canonicalize().unwrap_or_else(|_| scratch.to_owned());
+        let disk = Folder::new(&scratch)?;
+        let afterwards = Afterwards::remove(&[&memory.0, &disk.0])?;
+        Ok(Places { memory, disk, _afterwards: afterwards })
     }
 }
 

@@ -1,5 +1,9 @@
-//! How the page cache handles writes to a slow file, in each of udm's four modes of I/O: how fast,
-//! how evenly, how much lies unwritten in memory at the worst moment, and what is left there.
+//! What the page cache makes of I/O: direct and buffered, on a block device and on a file (`paths`);
+//! and writes in each of udm's four modes: how fast, how evenly, how much lies unwritten in memory
+//! at the worst moment, and what is left there.
+
+mod paths;
+mod places;
 
 use std::path::Path;
 use std::sync::Arc;
@@ -47,12 +51,14 @@ pub fn run(setup: &Setup) -> Result<Study> {
     let repeats = setup.repeats(2, 5);
     let mut study = Study::new(
         "pagecache",
-        "what the page cache makes of writes to the backing device",
-        "Writes to the backing file alone, without a cache in front, until the last byte is \
-         durable: the flush at the end counts. Unwritten: what was dirty or on its way to the \
-         device at the worst moment, by cachestat. Left: what the page cache still holds \
-         afterwards.",
+        "what the page cache makes of I/O to a block device and to a file",
+        "First: direct and buffered, on a block device and on a file, cold (nothing of it cached, \
+         fio's invalidate=1) and warm (all of it cached, and clean), while /proc/meminfo is read \
+         every 5 ms. Then: writes to the backing file in each mode. No cache in front; the flush \
+         at the end counts. Unwritten: what was dirty or on its way to the device at the worst \
+         moment, by cachestat. Left: what the page cache still holds afterwards.",
     );
+    paths::run(setup, &mut study)?;
     let path = setup.backing_path()?;
     study.fact("file", format!("{} on {}", path.display(), file_system(path)));
     study.fact("repeats", repeats.to_string());
