@@ -13,7 +13,8 @@
 //! | `timeline`, `cpu` | requests over time; processor time, of clients and of the background |
 //! | `rig`, `pcache_rig`, `targets` | files and disks; caches over them |
 //! | `slow` | a disk with an arm, in memory |
-//! | `meminfo`, `dirty_ratio`, `loopdev` | the page cache: what the kernel says of it, and a block device |
+//! | `meminfo`, `dirty_ratio` | what the kernel says of the page cache, and when writers wait |
+//! | `loopdev` | a block device over a file |
 //! | `afterwards` | what happens when a run has ended, also if it is killed |
 //! | `keeper` | a device's background work, on the calling thread |
 //! | `counting`, `heap` | bytes written to a cache device, memory that the process has allocated |

@@ -1,6 +1,6 @@
-//! What the page cache makes of I/O: direct and buffered, on a block device and on a file (`paths`);
-//! and writes in each of udm's four modes: how fast, how evenly, how much lies unwritten in memory
-//! at the worst moment, and what is left there.
+//! What the page cache makes of I/O: direct and buffered, on a block device and on a file
+//! (`paths`); and writes in each of udm's four modes: how fast, how evenly, how much lies unwritten
+//! in memory at the worst moment, and what is left there.
 
 mod paths;
 mod places;
