@@ -262,7 +262,7 @@ impl Served {
         if doors.iter().any(|door| door.uri() == uri) {
             bail!("export {uri}: it is open already");
         }
-        let door = ground::open_door(&self.device, &uri)?;
+        let door = ground::open_door(&self.device, &uri, &self.runtime)?;
         if let Some(queues) = self.queues {
             door.set_clients_max(queues.into());
         }

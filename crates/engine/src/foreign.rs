@@ -9,6 +9,8 @@
 //!    [`Foreign::has_damage`] says so from then on. A user asks after it has loaded or stored.
 //! 4. Only files that are nothing but memory are mapped: no access waits for a disk, a network or
 //!    another process.
+//!
+//! What a driver of the kernel shows of its own memory is [`Shown`]: that is loaded alone.
 
 #![allow(unsafe_code)]
 
@@ -21,7 +23,7 @@ use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use crate::error::{Error, Kind, Result};
 use crate::pmem::copy;
 use crate::sigbus::{FOREIGN_MAX, Watch, Watched, watch};
-use crate::sync::statics::atomic::{AtomicU16, AtomicU32, AtomicU64};
+use crate::sync::statics::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering};
 
 /// A process maps at most this many.
 pub const MAPPINGS_MAX: usize = FOREIGN_MAX;
@@ -150,6 +152,52 @@ impl Foreign {
     }
 }
 
+/// Memory that the driver of a character device shows, to be loaded alone. It is a driver's own and
+/// stays whole as long as it is mapped.
+#[derive(Debug)]
+pub struct Shown {
+    region: Region,
+}
+
+impl Shown {
+    /// Maps `len` bytes of `file` at `offset`, in whole pages.
+    pub fn map(file: &OwnedFd, offset: u64, len: usize) -> Result<Shown> {
+        let failed = |errno: rustix::io::Errno| {
+            Error::from_io("mapping", "what a driver shows", errno.into())
+        };
+        let kind = FileType::from_raw_mode(fstat(file).map_err(failed)?.st_mode);
+        if kind != FileType::CharacterDevice {
+            return Err(Error::new(Kind::Unsupported, "it is not a character device"));
+        }
+        let mapped_bytes = len.next_multiple_of(rustix::param::page_size());
+        // SAFETY: a new mapping at an address of the kernel's choice aliases nothing of ours.
+        let start = unsafe {
+            let null = std::ptr::null_mut();
+            mmap(null, mapped_bytes, ProtFlags::READ, MapFlags::SHARED, file, offset)
+        };
+        let start = start.map_err(failed)?;
+        let start = NonNull::new(start.cast::<u8>()).expect("mmap maps nothing at address 0");
+        Ok(Shown { region: Region { start, mapped_bytes } })
+    }
+
+    /// The four bytes at `at`, which is a multiple of four.
+    #[inline]
+    pub fn u32_at(&self, at: usize) -> u32 {
+        let is_inside = at.is_multiple_of(4) && at <= self.region.mapped_bytes - 4;
+        assert!(is_inside, "four bytes at {at} of {}", self.region.mapped_bytes);
+        // SAFETY: checked range and alignment, and the mapping lives as long as `self`. Nothing is
+        // stored through it: it is mapped to be read.
+        let word = unsafe { AtomicU32::from_ptr(self.region.start.as_ptr().add(at).cast()) };
+        word.load(Ordering::Relaxed)
+    }
+
+    /// The eight bytes at `at`, which is a multiple of four.
+    #[inline]
+    pub fn u64_at(&self, at: usize) -> u64 {
+        u64::from(self.u32_at(at + 4)) << 32 | u64::from(self.u32_at(at))
+    }
+}
+
 impl Drop for Region {
     fn drop(&mut self) {
         // SAFETY: mapped by `Foreign::map`, and nobody else has its address. Failure would leak.
@@ -185,7 +233,6 @@ mod tests {
     use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 
     use super::*;
-    use crate::sync::statics::atomic::Ordering;
 
     fn memfd(bytes: u64) -> OwnedFd {
         let file = memfd_create("foreign", MemfdFlags::CLOEXEC).unwrap();
@@ -243,6 +290,21 @@ mod tests {
         let mut disk = tempfile::tempfile_in(env!("CARGO_MANIFEST_DIR")).unwrap();
         disk.write_all(&[0; 8192]).unwrap();
         assert!(refused(&disk.into(), 0, 4096).contains("is not memory"));
+    }
+
+    #[test]
+    fn a_driver_shows_what_is_loaded_and_a_file_does_not() {
+        let zero: OwnedFd = std::fs::File::open("/dev/zero").unwrap().into();
+        let shown = Shown::map(&zero, 0, 100).unwrap();
+        assert_eq!((shown.u32_at(4092), shown.u64_at(0)), (0, 0), "in whole pages");
+        assert!(Shown::map(&memfd(8192), 0, 100).unwrap_err().to_string().contains("character"));
+    }
+
+    #[test]
+    #[should_panic(expected = "four bytes at 4096 of 4096")]
+    fn nothing_is_loaded_beyond_the_end_of_what_is_shown() {
+        let zero: OwnedFd = std::fs::File::open("/dev/zero").unwrap().into();
+        Shown::map(&zero, 0, 100).unwrap().u32_at(4096);
     }
 
     #[test]

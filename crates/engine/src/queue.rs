@@ -96,8 +96,7 @@ pub struct Core<T> {
 }
 
 impl<T: Copy + PartialEq> Core<T> {
-    fn new() -> Result<Core<T>> {
-        let mut ring = Ring::new(RING_ENTRIES)?;
+    fn new(mut ring: Ring) -> Result<Core<T>> {
         let mailbox = ring.mailbox()?;
         let shared = Arc::new(Shared { mailbox, is_stopping: AtomicBool::new(false) });
         Ok(Core { shared, desk: Desk::new(ring) })
@@ -188,9 +187,26 @@ impl Queue {
         name: &str,
         arrive: impl FnOnce(&mut Core<R::Tag>) -> Result<R> + Send + 'static,
     ) -> Result<Queue> {
+        Queue::run_in(name, || Ring::new(RING_ENTRIES), arrive)
+    }
+
+    /// As [`Queue::run`], for a role that gives commands to drivers.
+    pub fn run_with_commands<R: Role>(
+        name: &str,
+        arrive: impl FnOnce(&mut Core<R::Tag>) -> Result<R> + Send + 'static,
+    ) -> Result<Queue> {
+        Queue::run_in(name, || Ring::with_commands(RING_ENTRIES), arrive)
+    }
+
+    fn run_in<R: Role>(
+        name: &str,
+        ring: impl FnOnce() -> Result<Ring> + Send + 'static,
+        arrive: impl FnOnce(&mut Core<R::Tag>) -> Result<R> + Send + 'static,
+    ) -> Result<Queue> {
         let (report, arrived) = mpsc::sync_channel(1);
         let body = move || {
-            let made = Core::new().and_then(|mut core| arrive(&mut core).map(|role| (core, role)));
+            let core = ring().and_then(Core::new);
+            let made = core.and_then(|mut core| arrive(&mut core).map(|role| (core, role)));
             match made {
                 Ok((mut core, role)) => {
                     let _ = report.send(Ok(core.shared.clone()));

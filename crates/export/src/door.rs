@@ -9,7 +9,7 @@ use udm::sync::Arc;
 use udm::target::Fact;
 
 use crate::uri::Uri;
-use crate::{nbd, vhost};
+use crate::{nbd, ublk, vhost};
 
 /// A way in for clients of a mapped device. Dropping it closes it.
 pub trait Door: Debug + Send {
@@ -31,15 +31,17 @@ pub trait Door: Debug + Send {
     fn stop(self: Box<Self>);
 }
 
-/// Opens a door to `device` at `uri`.
-pub fn open(device: &Arc<Device>, uri: &Uri) -> Result<Box<dyn Door>> {
+/// Opens a door to `device` at `uri`. A door that outlives a server that died is taken over by a
+/// server of the same `home` with a device of the same name.
+pub fn open(device: &Arc<Device>, uri: &Uri, home: &str) -> Result<Box<dyn Door>> {
     Ok(match uri {
         Uri::Nbd(uri) => Box::new(nbd::Server::start(device, uri)?),
+        Uri::Ublk(uri) => Box::new(ublk::Server::start(device, uri, home)?),
         Uri::Vhost(uri) => Box::new(vhost::Server::start(device, uri)?),
     })
 }
 
 /// The stated maxima of all doors.
 pub fn limits() -> Vec<Limit> {
-    nbd::limits().into_iter().chain(vhost::limits()).collect()
+    nbd::limits().into_iter().chain(vhost::limits()).chain(ublk::limits()).collect()
 }

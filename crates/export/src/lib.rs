@@ -5,6 +5,7 @@
 //! | [`uri`], `options` | where a door is, as users write it |
 //! | [`door`] | what all doors have in common, and how one is opened |
 //! | [`nbd`] | the door of NBD's clients |
+//! | [`ublk`] | the door of this host: a disk of the kernel's ublk driver |
 //! | [`vhost`] | the door of virtual machines: vhost-user-blk |
 //! | [`socket`], [`budget`] | Unix sockets, and memory that all clients share |
 //!
@@ -18,6 +19,7 @@ pub mod door;
 pub mod nbd;
 mod options;
 pub mod socket;
+pub mod ublk;
 pub mod uri;
 pub mod vhost;
 

@@ -5,17 +5,19 @@ use std::str::FromStr;
 
 use udm::error::{Error, Result};
 
-use crate::{nbd, vhost};
+use crate::{nbd, ublk, vhost};
 
 /// All forms, for people.
-pub const FORMS: &str = "nbd+unix:///PATH, nbd://ADDR:PORT, nbds://ADDR:PORT?tls=FOLDER, or \
-    vhost-user:///PATH[?poll=auto]";
+pub const FORMS: &str = "ublk:[NUMBER], nbd+unix:///PATH, nbd://ADDR:PORT, \
+    nbds://ADDR:PORT?tls=FOLDER, or vhost-user:///PATH[?poll=auto]";
 
 /// The address of a door.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Uri {
     /// `nbd+unix:///PATH`, `nbd://ADDR:PORT`, or one of them with `nbds`.
     Nbd(nbd::Uri),
+    /// `ublk:`, or `ublk:NUMBER`.
+    Ublk(ublk::Uri),
     /// `vhost-user:///PATH`.
     Vhost(vhost::Uri),
 }
@@ -33,6 +35,7 @@ impl Uri {
     pub fn for_clients(&self) -> String {
         match self {
             Uri::Nbd(uri) => uri.for_clients(),
+            Uri::Ublk(uri) => uri.disk().unwrap_or_else(|| uri.to_string()),
             Uri::Vhost(uri) => uri.to_string(),
         }
     }
@@ -45,6 +48,9 @@ impl FromStr for Uri {
         if text.starts_with(vhost::uri::SCHEME) {
             return text.parse().map(Uri::Vhost);
         }
+        if text.starts_with(ublk::uri::SCHEME) {
+            return text.parse().map(Uri::Ublk);
+        }
         text.parse().map(Uri::Nbd)
     }
 }
@@ -53,6 +59,7 @@ impl fmt::Display for Uri {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Uri::Nbd(uri) => uri.fmt(f),
+            Uri::Ublk(uri) => uri.fmt(f),
             Uri::Vhost(uri) => uri.fmt(f),
         }
     }

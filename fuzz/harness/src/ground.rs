@@ -97,12 +97,12 @@ pub fn wipe(table: &Table, _: &RuntimeDir) -> Result<()> {
 }
 
 /// Opens a way in, if that is a socket in a folder of ours.
-pub fn open_door(device: &Arc<Device>, uri: &Uri) -> Result<Box<dyn Door>> {
+pub fn open_door(device: &Arc<Device>, uri: &Uri, _: &RuntimeDir) -> Result<Box<dyn Door>> {
     match uri {
         Uri::Nbd(nbd::Uri { place: nbd::uri::Place::Unix(path, access), tls: None })
             if path.parent() == Some(&*crate::calls::folder()) && *access == Access::default() =>
         {
-            udm_export::open(device, uri)
+            udm_export::open(device, uri, "")
         }
         _ => Err(Error::new(Kind::Refused, format!("{uri}: not here"))),
     }

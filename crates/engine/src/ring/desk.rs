@@ -11,8 +11,8 @@
 use std::io;
 use std::os::fd::OwnedFd;
 
-use super::kernel::{Call, Command, Memory, Message, Work};
-use super::{Owner, Ring};
+use super::kernel::{Call, Memory, Message, Work};
+use super::{Command, Owner, Ring};
 use crate::buffer::Buffer;
 use crate::pending::Pending;
 use crate::sync::Arc;
@@ -130,10 +130,10 @@ impl<T: Copy + PartialEq, D> Desk<T, D> {
         self.ask(listener, Call::Accept, Memory::One(Buffer::empty()), tag, false);
     }
 
-    /// Gives `command` to the driver of `file`. The ring was made by
-    /// [`Ring::with_commands`].
-    pub fn command(&mut self, file: &Arc<OwnedFd>, command: Command, tag: T) {
-        self.ask(file, Call::Command, Memory::Command(Box::new(command)), tag, false);
+    /// Gives `command` to the driver of `file`, with the buffer that it may name. The ring was made
+    /// by [`Ring::with_commands`].
+    pub fn command(&mut self, file: &Arc<OwnedFd>, command: Command, buffer: Buffer, tag: T) {
+        self.ask(file, Call::Command(command), Memory::One(buffer), tag, false);
     }
 
     /// Cancels all requests in flight with `tag`. Each still comes out as an event, with ECANCELED
@@ -183,7 +183,7 @@ impl<D> Ring<D> {
                 *skip += moved;
                 match &work.memory {
                     Memory::Many(message) => message.len() - *skip,
-                    Memory::One(_) | Memory::Command(_) => 0,
+                    Memory::One(_) => 0,
                 }
             }
             _ => 0,
@@ -205,7 +205,6 @@ impl<D> Ring<D> {
                 self.messages.push(message);
                 (Buffer::empty(), buffers)
             }
-            Memory::Command(_) => (Buffer::empty(), Vec::new()),
         };
         let tag = work.owner.place;
         self.events.push_back(Event { tag, result, buffer, buffers, connection });

@@ -14,8 +14,7 @@
 //! 4. Each entry asks for exactly one completion (nothing multi-shot, no zero-copy notices).
 //! 5. Dropping the table waits for every slot to become empty. If that fails, the memory is
 //!    leaked: a leak is harmless, memory that the kernel still writes to is not.
-//! 6. What a command means is its driver's business, and its bytes may be an address. So only
-//!    this file makes commands.
+//! 6. A command names no memory but its work's buffer (`command`, which alone makes commands).
 
 #![allow(unsafe_code)]
 
@@ -26,6 +25,7 @@ use std::time::{Duration, Instant};
 
 use io_uring::{Builder, IoUring, Parameters, Submitter, cqueue, opcode, squeue, types};
 
+use super::command::Command;
 use crate::buffer::Buffer;
 use crate::sync::Arc;
 
@@ -50,8 +50,8 @@ pub(crate) enum Call {
     Poll,
     /// Accept a connection.
     Accept,
-    /// The work's command, to the driver of the file.
-    Command,
+    /// A command to the driver of the file.
+    Command(Command),
 }
 
 /// The memory of a call.
@@ -61,23 +61,6 @@ pub(crate) enum Memory {
     One(Buffer),
     /// Several, with the header that lists them.
     Many(Box<Message>),
-    /// A command's own bytes.
-    Command(Box<Command>),
-}
-
-/// A call that only the driver of a file knows (`IORING_OP_URING_CMD`).
-#[derive(Debug)]
-pub struct Command {
-    number: u32,
-    bytes: [u8; 80],
-}
-
-impl Command {
-    /// To a socket (Linux 6.7): how many bytes could be received by one call.
-    pub fn receivable() -> Command {
-        const SIOCINQ: u32 = 0;
-        Command { number: SIOCINQ, bytes: [0; 80] }
-    }
 }
 
 /// Several buffers to send with one call, and what sendmsg wants to see of them.
@@ -194,15 +177,18 @@ impl<O> Work<O> {
             Call::Accept => opcode::Accept::new(fd, std::ptr::null_mut(), std::ptr::null_mut())
                 .flags(libc::SOCK_CLOEXEC)
                 .build(),
-            Call::Command => panic!("a command is longer than other entries"),
+            Call::Command(_) => panic!("a command is longer than other entries"),
         }
     }
 
     /// The entry that asks for a command.
-    fn long_entry(&self) -> squeue::Entry128 {
-        let Memory::Command(command) = &self.memory else { panic!("a command has its bytes") };
+    fn long_entry(&mut self, command: Command) -> squeue::Entry128 {
+        let Memory::One(buffer) = &mut self.memory else {
+            panic!("only a vectored send goes with a message");
+        };
         let fd = types::Fd(self.file.as_raw_fd());
-        opcode::UringCmd80::new(fd, command.number).cmd(command.bytes).build()
+        let bytes = command.bytes(buffer.as_mut_slice());
+        opcode::UringCmd80::new(fd, command.number()).cmd(bytes).build()
     }
 
     /// The bytes `from..from + len` of the buffer. Panics if there are none such: this check is
@@ -416,10 +402,10 @@ impl<O> Kernel<O> {
     /// Puts `work` into the submission queue; goes to the kernel only if that queue is full.
     pub fn start(&mut self, mut work: Work<O>) {
         let entry = match work.call {
-            Call::Command => {
+            Call::Command(command) => {
                 let takes_long = matches!(self.uring, Uring::Long(_));
                 assert!(takes_long, "commands go through a ring that was made for them");
-                Entry::Long(work.long_entry())
+                Entry::Long(work.long_entry(command))
             }
             _ => Entry::Short(work.entry()),
         };

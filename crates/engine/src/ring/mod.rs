@@ -15,6 +15,7 @@
 //! 4. A ring that is dropped waits for what is awaited, and cancels the rest.
 
 mod bell;
+mod command;
 mod desk;
 mod kernel;
 mod mailbox;
@@ -27,8 +28,8 @@ use std::time::Duration;
 
 #[cfg(all(test, feature = "shuttle"))]
 pub(crate) use bell::schedules;
+pub use command::{Command, UblkControl};
 pub use desk::{Desk, Event, SEND_BUFFERS_MAX};
-pub use kernel::Command;
 pub(crate) use kernel::{CALL_BYTES_MAX, Call, Memory};
 #[cfg(test)]
 pub(crate) use kernel::{WAYS, Way};

@@ -386,7 +386,7 @@ fn a_command_reaches_the_driver_behind_a_file() {
     // Other calls go through the same ring.
     desk.poll_readable(&server, 1);
     assert_eq!(next_event(&mut desk).tag, 1);
-    desk.command(&server, Command::receivable(), 2);
+    desk.command(&server, Command::receivable(), Buffer::empty(), 2);
     let event = next_event(&mut desk);
     assert_eq!(event.tag, 2);
     match event.result.map_err(|error| error.raw_os_error().unwrap()) {
@@ -402,5 +402,5 @@ fn a_command_reaches_the_driver_behind_a_file() {
 #[test]
 #[should_panic(expected = "a ring that was made for them")]
 fn a_ring_with_short_entries_takes_no_commands() {
-    desk().command(&pair().0, Command::receivable(), 1);
+    desk().command(&pair().0, Command::receivable(), Buffer::empty(), 1);
 }

@@ -1,0 +1,61 @@
+//! Counts of a disk's requests, shared by its queues.
+
+use udm::sync::atomic::{AtomicU64, Ordering};
+use udm::sync::{Mutex, lock};
+
+use super::proto::Description;
+
+/// Counts of a disk's requests.
+#[derive(Debug, Default)]
+pub struct Counts {
+    answered: AtomicU64,
+    failed: AtomicU64,
+    wrong: AtomicU64,
+    last_wrong: Mutex<Option<String>>,
+    queues_ended: AtomicU64,
+    failure: Mutex<Option<String>>,
+}
+
+impl Counts {
+    /// A request was answered.
+    pub fn was_answered(&self, result: i32) {
+        self.answered.fetch_add(1, Ordering::Relaxed);
+        if result < 0 {
+            self.failed.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// A request made no sense.
+    pub fn was_wrong(&self, description: &Description) {
+        self.wrong.fetch_add(1, Ordering::Relaxed);
+        *lock(&self.last_wrong) = Some(description.to_string());
+    }
+
+    /// A queue is not served any more.
+    pub fn queue_has_ended(&self, failure: Option<&std::io::Error>) {
+        self.queues_ended.fetch_add(1, Ordering::Relaxed);
+        if let Some(failure) = failure {
+            *lock(&self.failure) = Some(failure.to_string());
+        }
+    }
+
+    /// Requests answered.
+    pub fn answered(&self) -> u64 {
+        self.answered.load(Ordering::Relaxed)
+    }
+
+    /// Of those the ones with an error.
+    pub fn failed(&self) -> u64 {
+        self.failed.load(Ordering::Relaxed)
+    }
+
+    /// Requests that made no sense, and the last of them.
+    pub fn wrong(&self) -> (u64, Option<String>) {
+        (self.wrong.load(Ordering::Relaxed), lock(&self.last_wrong).clone())
+    }
+
+    /// Queues that are not served any more, and why, if the driver has refused something.
+    pub fn ended(&self) -> (u64, Option<String>) {
+        (self.queues_ended.load(Ordering::Relaxed), lock(&self.failure).clone())
+    }
+}

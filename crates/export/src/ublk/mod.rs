@@ -1,0 +1,323 @@
+//! ublk: mapped devices as disks of this host, `/dev/ublkbN`, by the kernel's ublk driver.
+//!
+//! | file | what |
+//! |---|---|
+//! | [`proto`] | what is said to the driver and by it |
+//! | [`control`] | commands about a disk |
+//! | [`requests`] | who has each request of a queue |
+//! | [`worker`] | one queue, served by a thread of its own |
+//! | [`uri`], [`counts`], [`users`] | which disk; what happened; who is on it |
+//! | this one | a disk: made or taken over, and its end |
+//!
+//! A disk outlives a server that is killed: the kernel keeps what was not answered, and new
+//! requests, for the next server. That one knows its disks by a word that the driver keeps for
+//! their server ([`proto::mark_of`]).
+
+pub mod control;
+pub mod counts;
+pub mod proto;
+pub mod requests;
+pub mod uri;
+pub mod users;
+pub mod worker;
+
+use std::os::fd::OwnedFd;
+use std::time::{Duration, Instant};
+
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
+use udm::device::Device;
+use udm::error::{Error, Kind, Result};
+use udm::limits::{Limit, limit};
+use udm::queue::Queue;
+use udm::sync::Arc;
+use udm::sync::atomic::{AtomicBool, Ordering};
+use udm::target::{Fact, FactValue};
+
+use crate::door::Door;
+
+use control::{ANY_NUMBER, Control};
+use counts::Counts;
+use proto::{Info, Params, State, feature};
+pub use uri::Uri;
+use worker::Worker;
+
+/// Most queues of a disk.
+pub const QUEUES_MAX: u16 = 16;
+/// Queues of a disk, unless it is said.
+const QUEUES: u16 = 4;
+/// Most requests that a queue takes at a time.
+pub const DEPTH_MAX: u16 = 1024;
+/// The longest wait for the file of a disk that was made.
+const FILE_MAX: Duration = Duration::from_secs(5);
+
+/// Every stated maximum.
+pub fn limits() -> [Limit; 4] {
+    [
+        limit("ublk_queues", QUEUES_MAX.into(), "queues of a ublk export"),
+        limit("ublk_depth", DEPTH_MAX.into(), "requests that a queue takes at a time"),
+        limit("ublk_io_bytes", proto::IO_BYTES_MAX.into(), "a request's data"),
+        limit("ublk_held_bytes", worker::HELD_BYTES_MAX, "a queue's requests, if more than one"),
+    ]
+}
+
+/// What a disk's queues share.
+#[derive(Debug)]
+pub struct Shared {
+    device: Arc<Device>,
+    counts: Counts,
+    is_given_up: AtomicBool,
+}
+
+impl Shared {
+    /// Whether the driver does not answer, so that queues end as they are.
+    fn is_given_up(&self) -> bool {
+        self.is_given_up.load(Ordering::SeqCst)
+    }
+}
+
+/// A disk. Dropping it stops and removes it.
+#[derive(Debug)]
+pub struct Server {
+    shared: Arc<Shared>,
+    uri: Uri,
+    info: Info,
+    was_taken_over: bool,
+    queues: Vec<Queue>,
+}
+
+impl Server {
+    /// Makes `device` the disk that `uri` says, or takes that over from a server that died. `home`
+    /// is where servers look for those before them: only one of the same home and device name takes
+    /// over.
+    pub fn start(device: &Arc<Device>, uri: &Uri, home: &str) -> Result<Server> {
+        let mut control = Control::open()?;
+        let features = control.features()? & feature::WANTED;
+        let mark = proto::mark_of(&device.name(), home);
+        let shared = Arc::new(Shared {
+            device: device.clone(),
+            counts: Counts::default(),
+            is_given_up: AtomicBool::new(false),
+        });
+        let left = find(&mut control, uri.number, mark)?;
+        let was_taken_over = left.is_some();
+        let info = match left {
+            Some(info) => {
+                control.start_recovery(info.number)?;
+                info
+            }
+            None => add(&mut control, device, uri, features, mark)?,
+        };
+        let uri = Uri { number: Some(info.number), ..uri.clone() };
+        let mut server = Server { shared, uri, info, was_taken_over, queues: Vec::new() };
+        match server.serve(&mut control) {
+            Ok(()) => Ok(server),
+            Err(error) => {
+                server.undo(&mut control);
+                Err(error)
+            }
+        }
+    }
+
+    fn serve(&mut self, control: &mut Control) -> Result<()> {
+        let Info { number, queues, depth, .. } = self.info;
+        let file = open_file(number)?;
+        for queue in 0..queues {
+            let (shared, file) = (self.shared.clone(), file.clone());
+            let name = format!("udm-ublk{number}.{queue}");
+            self.queues.push(Queue::run_with_commands(&name, move |core| {
+                Worker::start(core, shared, file, queue, depth)
+            })?);
+        }
+        drop(file);
+        if !self.was_taken_over {
+            return control.start(number);
+        }
+        control.end_recovery(number)?;
+        self.update_size(control)
+    }
+
+    /// Tells the kernel the device's size, if it is another one.
+    fn update_size(&self, control: &mut Control) -> Result<()> {
+        let sectors = self.shared.device.size_bytes() / udm::units::SECTOR;
+        if control.sectors(self.info.number)? == sectors {
+            return Ok(());
+        }
+        if self.info.features & feature::UPDATE_SIZE == 0 {
+            let message = format!(
+                "{}: this kernel cannot change its size; close the export and open it again",
+                self.disk()
+            );
+            return Err(Error::new(Kind::Unsupported, message));
+        }
+        control.update_size(self.info.number, sectors)
+    }
+
+    fn disk(&self) -> String {
+        format!("ublkb{}", self.info.number)
+    }
+
+    /// It was not begun: nothing is left of a disk that was made, and one that was to be taken over
+    /// waits for the next server.
+    fn undo(&mut self, control: &mut Control) {
+        let number = self.info.number;
+        if self.was_taken_over {
+            let _ = control.quiesce(number, 1);
+            self.end_queues(false);
+        } else {
+            let stopped = control.stop(number);
+            self.end_queues(stopped.is_ok());
+            let _ = control.delete(number);
+        }
+    }
+
+    /// Waits for the end of the queues; if the driver does not take their tags back, they end as
+    /// they are.
+    fn end_queues(&mut self, is_stopped: bool) {
+        if !is_stopped {
+            self.shared.is_given_up.store(true, Ordering::SeqCst);
+        }
+        self.queues.iter().for_each(Queue::stop);
+        self.queues.clear();
+    }
+
+    fn end(&mut self) {
+        if self.queues.is_empty() {
+            return;
+        }
+        // They answer what is in flight in bounded time from now on: the driver waits for it.
+        self.queues.iter().for_each(Queue::stop);
+        let control = Control::open();
+        let stopped = control.and_then(|mut control| {
+            let stopped = control.stop(self.info.number);
+            self.end_queues(stopped.is_ok());
+            control.delete(self.info.number)
+        });
+        // Somebody else may have removed it.
+        drop(stopped);
+        self.end_queues(false);
+    }
+}
+
+/// The disk that a server before this one has left, if there is one.
+fn find(control: &mut Control, number: Option<u32>, mark: u64) -> Result<Option<Info>> {
+    let numbers = number.map_or_else(control::numbers, |number| vec![number]);
+    for candidate in numbers {
+        let Some(info) = control.info(candidate)? else { continue };
+        let is_named = number.is_some();
+        let disk = format!("/dev/ublkb{candidate}");
+        if info.mark != mark {
+            if is_named {
+                let message = format!("{disk} exists, and is not this device's; choose another");
+                return Err(Error::new(Kind::Exists, message));
+            }
+            continue;
+        }
+        match info.state {
+            State::Quiesced => return Ok(Some(info)),
+            State::Live if info.server == std::process::id() as i32 && !is_named => {}
+            State::Live if info.server == std::process::id() as i32 => {
+                return Err(Error::new(Kind::Exists, format!("{disk} is open already")));
+            }
+            // Its server died before it was started, or was removing it.
+            State::Dead => {
+                let _ = control.stop(candidate);
+                control.delete(candidate)?;
+            }
+            State::Live | State::Other(_) => {
+                let message = format!("{disk}: the server before this one has not ended yet");
+                return Err(Error::new(Kind::Busy, message));
+            }
+        }
+    }
+    Ok(None)
+}
+
+/// Makes a disk, which is not started.
+fn add(
+    control: &mut Control,
+    device: &Arc<Device>,
+    uri: &Uri,
+    features: u64,
+    mark: u64,
+) -> Result<Info> {
+    let block_bytes = u64::from(device.limits().block_bytes);
+    if block_bytes > rustix::param::page_size() as u64 {
+        let message = format!("ublk: blocks of {block_bytes} bytes are longer than a page");
+        return Err(Error::new(Kind::Unsupported, message));
+    }
+    let processors = std::thread::available_parallelism().map_or(1, usize::from);
+    let queues = uri.queues.unwrap_or(QUEUES.min(processors.try_into().unwrap_or(QUEUES)));
+    let number = uri.number.unwrap_or(ANY_NUMBER);
+    let info = control.add(&Info::new(number, queues, uri.depth, features, mark))?;
+    let said = control.set_params(info.number, Params::of(device).bytes());
+    if let Err(error) = said {
+        let _ = control.delete(info.number);
+        return Err(error);
+    }
+    Ok(info)
+}
+
+/// Opens the file by which a disk is served. It may appear a moment after the disk was made.
+fn open_file(number: u32) -> Result<Arc<OwnedFd>> {
+    let place = format!("/dev/ublkc{number}");
+    let deadline = Instant::now() + FILE_MAX;
+    loop {
+        match rustix::fs::open(&place, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()) {
+            Err(Errno::NOENT) if Instant::now() < deadline => {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            Err(errno) => return Err(Error::from_io("opening", place, errno.into())),
+            Ok(file) => return Ok(Arc::new(file)),
+        }
+    }
+}
+
+impl Door for Server {
+    fn uri(&self) -> crate::Uri {
+        crate::Uri::Ublk(self.uri.clone())
+    }
+
+    fn clients(&self) -> u64 {
+        users::count(&self.disk())
+    }
+
+    fn facts(&self) -> Vec<Fact> {
+        let counts = &self.shared.counts;
+        let number = |name, count, about| Fact { name, value: FactValue::Number(count), about };
+        let text = |name, text: Option<String>, about| {
+            let value = text.map_or(FactValue::Nothing, FactValue::Text);
+            Fact { name, value, about }
+        };
+        let (wrong, last_wrong) = counts.wrong();
+        let (ended, failure) = counts.ended();
+        let was_taken_over = FactValue::Flag(self.was_taken_over);
+        vec![
+            number("queues", self.info.queues.into(), "queues of the disk"),
+            number("depth", self.info.depth.into(), "requests that each takes at a time"),
+            number("requests", counts.answered(), "requests that were answered"),
+            number("failed", counts.failed(), "of those the ones with an error"),
+            Fact {
+                name: "was_taken_over",
+                value: was_taken_over,
+                about: "whether the disk was left by a server that died",
+            },
+            number("queues_ended", ended, "queues that the driver does not use any more"),
+            text("queue_failure", failure, "what the driver has refused"),
+            number("violations", wrong, "requests that made no sense"),
+            text("last_violation", last_wrong, "the last of those"),
+        ]
+    }
+
+    fn set_clients_max(&self, _max: usize) {}
+
+    fn stop(mut self: Box<Self>) {
+        self.end();
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.end();
+    }
+}

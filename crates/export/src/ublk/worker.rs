@@ -1,0 +1,289 @@
+//! The role of a thread that serves one queue of a disk.
+//!
+//! 1. For each tag a command is out, or its request is here. What can be done now is done in one
+//!    turn: requests that came are begun, finished bios are answered, and all answers go to the
+//!    kernel with the call in which the thread then waits.
+//! 2. Data is copied by this thread, between the pages of the request and a bio's buffer, through
+//!    the device's file: the only memory that the kernel uses is handed to it in a call.
+//! 3. A queue ends when the driver has taken all tags back. One that is to stop answers what is
+//!    here in bounded time, so that the driver comes to that.
+
+use std::os::fd::OwnedFd;
+use std::time::Duration;
+
+use rustix::io::Errno;
+use udm::bio::{Bio, Op};
+use udm::buffer::{Buffer, BufferPool, CLIENT_POOL_BYTES_MAX};
+use udm::device::Driver;
+use udm::error::{Error, Result};
+use udm::foreign::Shown;
+use udm::queue::{Core, Role, Turn, now};
+use udm::ring::{Command, Event};
+use udm::sync::Arc;
+use udm::units::{Nanos, SECOND};
+
+use super::Shared;
+use super::proto::{DEPTH_MAX_OF_KERNEL, DESCRIPTION_BYTES, Description, data_offset};
+use super::requests::{Requests, held_bytes};
+use crate::budget::{BUDGET, Share};
+
+/// Bytes of a queue's requests in flight; one request may be more.
+pub const HELD_BYTES_MAX: u64 = 16 << 20;
+/// How long a queue that is to stop waits for requests.
+const STOP_SECONDS_MAX: u64 = 20;
+/// The same, if all of them wait for room or for resume.
+const PARKED_SECONDS_MAX: u64 = 2;
+/// Time between two checks for late requests, while any is in flight.
+const LOOK_NS: Nanos = SECOND;
+/// Time between two tries to get memory that other clients hold.
+const STARVED_LOOK_NS: Nanos = SECOND / 100;
+
+/// The answer to a request that failed.
+const FAILED: i32 = -Errno::IO.raw_os_error();
+
+/// One queue.
+pub struct Worker {
+    driver: Driver,
+    file: Arc<OwnedFd>,
+    descriptions: Shown,
+    queue: u16,
+    requests: Requests,
+    share: Share,
+    shared: Arc<Shared>,
+    look_at: Option<Nanos>,
+    stopping_since: Option<Nanos>,
+    /// Why the driver has refused a command.
+    failure: Option<std::io::Error>,
+}
+
+impl Worker {
+    /// Fetches requests of `queue` from now on. Call it on the thread that goes on with that.
+    pub fn start(
+        core: &mut Core<u16>,
+        shared: Arc<Shared>,
+        file: Arc<OwnedFd>,
+        queue: u16,
+        depth: u16,
+    ) -> Result<Worker> {
+        let page_bytes = rustix::param::page_size();
+        let apart = (DEPTH_MAX_OF_KERNEL * DESCRIPTION_BYTES).next_multiple_of(page_bytes);
+        let at = u64::from(queue) * apart as u64;
+        let descriptions = Shown::map(&file, at, usize::from(depth) * DESCRIPTION_BYTES)?;
+        let mut driver = core.driver(&shared.device)?;
+        driver.pool().keep_at_most(CLIENT_POOL_BYTES_MAX);
+        let mut worker = Worker {
+            driver,
+            file,
+            descriptions,
+            queue,
+            requests: Requests::new(depth),
+            share: Share::of(&BUDGET),
+            shared,
+            look_at: None,
+            stopping_since: None,
+            failure: None,
+        };
+        for tag in 0..depth {
+            let fetch = Command::ublk_fetch(queue, tag);
+            core.desk().command(&worker.file, fetch, Buffer::empty(), tag);
+        }
+        core.ring_mut().submit_and_wait(Some(Duration::ZERO));
+        while let Some(event) = core.desk().pop_event() {
+            worker.event(event, core);
+        }
+        match worker.failure.take() {
+            None => Ok(worker),
+            Some(source) => Err(Error::from_io("fetching requests of", "a ublk queue", source)),
+        }
+    }
+
+    fn describe(&self, tag: u16) -> Description {
+        let at = usize::from(tag) * DESCRIPTION_BYTES;
+        Description {
+            op_flags: self.descriptions.u32_at(at),
+            sectors: self.descriptions.u32_at(at + 4),
+            start_sector: self.descriptions.u64_at(at + 8),
+        }
+    }
+
+    /// Begins requests as long as there are some, and memory for them. Returns whether it has to
+    /// try again soon.
+    fn begin_all(&mut self, core: &mut Core<u16>) -> bool {
+        while let Some(tag) = self.requests.next() {
+            let description = self.describe(tag);
+            let wish = match description.wish() {
+                Ok(wish) => wish,
+                Err(errno) => {
+                    self.shared.counts.was_wrong(&description);
+                    self.requests.refuse();
+                    self.answer(core, tag, -errno.raw_os_error());
+                    continue;
+                }
+            };
+            let held = self.requests.held_bytes() + held_bytes(&wish);
+            if self.requests.in_flight() > 0 && held > HELD_BYTES_MAX {
+                return false;
+            }
+            if !self.share.grow(held as usize) {
+                return true;
+            }
+            let Some(mut buffer) = self.driver.pool().try_take(held_bytes(&wish) as usize) else {
+                self.requests.refuse();
+                self.answer(core, tag, FAILED);
+                continue;
+            };
+            if wish.op == Op::Write && !self.copy_in(tag, &mut buffer) {
+                self.requests.refuse();
+                self.answer(core, tag, FAILED);
+                continue;
+            }
+            let token = self.requests.begin(wish);
+            let mut bio = match wish.op {
+                Op::Read => Bio::read(wish.offset, buffer, token),
+                Op::Write => Bio::write(wish.offset, buffer, wish.fua, token),
+                Op::Flush => Bio::flush(token),
+                Op::Discard | Op::WriteZeroes => {
+                    Bio::bare(wish.op, wish.offset, wish.len, wish.fua, token)
+                }
+            };
+            bio.is_metadata = wish.is_metadata;
+            self.driver.bios.push_back(bio);
+        }
+        false
+    }
+
+    /// Takes the data of a write. False if it is not there.
+    fn copy_in(&self, tag: u16, buffer: &mut Buffer) -> bool {
+        let (mut at, len) = (0, buffer.len());
+        while at < len {
+            let offset = data_offset(self.queue, tag) + at as u64;
+            match rustix::io::pread(&*self.file, &mut buffer.as_mut_slice()[at..], offset) {
+                Ok(count) if count > 0 => at += count,
+                _ => return false,
+            }
+        }
+        true
+    }
+
+    /// Carries out what can be carried out, and answers what comes back.
+    fn pump(&mut self, core: &mut Core<u16>) -> bool {
+        let (requests, file, queue) = (&mut self.requests, &*self.file, self.queue);
+        let mut answers = Vec::new();
+        let finish = |mut bio: Bio, _: &mut _, pool: &mut BufferPool| {
+            if let Some((tag, wish)) = requests.end(bio.token) {
+                let data = wish.len as i32;
+                let result = match (bio.status, wish.op) {
+                    (Err(status), _) => -status.errno(),
+                    (Ok(()), Op::Read) if !copy_out(file, queue, tag, &bio.buffer) => FAILED,
+                    (Ok(()), Op::Read | Op::Write) => data,
+                    (Ok(()), Op::Flush | Op::Discard | Op::WriteZeroes) => 0,
+                };
+                answers.push((tag, result));
+            }
+            pool.put(std::mem::replace(&mut bio.buffer, Buffer::empty()));
+        };
+        let has_progress = self.driver.pump(core.ring_mut(), finish);
+        self.share.shrink(self.requests.held_bytes() as usize);
+        for (tag, result) in answers {
+            self.answer(core, tag, result);
+        }
+        has_progress
+    }
+
+    fn answer(&self, core: &mut Core<u16>, tag: u16, result: i32) {
+        self.shared.counts.was_answered(result);
+        let answer = Command::ublk_answer(self.queue, tag, result);
+        core.desk().command(&self.file, answer, Buffer::empty(), tag);
+    }
+
+    /// When to look for late requests, after having looked if it is time.
+    fn look_for_late(&mut self, core: &Core<u16>) -> Option<Nanos> {
+        if !self.requests.may_be_late() {
+            self.look_at = None;
+            return None;
+        }
+        let now = now();
+        let look_at = *self.look_at.get_or_insert(now + LOOK_NS);
+        if now >= look_at || self.requests.in_flight() == 0 {
+            self.look_at = Some(now + LOOK_NS);
+            if let Some(late) = self.requests.late(now) {
+                self.driver.tell_late(&late, core.ring());
+            }
+        }
+        self.look_at
+    }
+
+    /// A queue that is to stop: until when it waits for what is here. What is late then is answered
+    /// with an error.
+    fn stop_deadline(&mut self, core: &mut Core<u16>) -> Option<Nanos> {
+        let since = *self.stopping_since.get_or_insert_with(now);
+        if self.requests.here() == 0 {
+            return None;
+        }
+        let is_parked = self.driver.is_all_parked();
+        let seconds = if is_parked { PARKED_SECONDS_MAX } else { STOP_SECONDS_MAX };
+        let deadline = since + seconds * SECOND;
+        if now() < deadline {
+            return Some(deadline);
+        }
+        for tag in self.requests.abandon() {
+            self.answer(core, tag, FAILED);
+        }
+        None
+    }
+}
+
+/// Gives the data of a read. False if nobody takes it.
+fn copy_out(file: &OwnedFd, queue: u16, tag: u16, buffer: &Buffer) -> bool {
+    let (mut at, bytes) = (0, buffer.as_slice());
+    while at < bytes.len() {
+        match rustix::io::pwrite(file, &bytes[at..], data_offset(queue, tag) + at as u64) {
+            Ok(count) if count > 0 => at += count,
+            _ => return false,
+        }
+    }
+    true
+}
+
+impl Role for Worker {
+    /// The tag of a request.
+    type Tag = u16;
+
+    fn event(&mut self, event: Event<u16>, _core: &mut Core<u16>) {
+        let is_wanted_back =
+            |error: &std::io::Error| Errno::from_io_error(error) == Some(Errno::NODEV);
+        self.requests.came(event.tag, event.result.is_ok());
+        if let Err(error) = event.result
+            && !is_wanted_back(&error)
+        {
+            self.failure.get_or_insert(error);
+        }
+    }
+
+    fn turn(&mut self, core: &mut Core<u16>, is_stopping: bool) -> Turn {
+        self.pump(core);
+        let is_starved = self.begin_all(core);
+        let has_progress = self.pump(core);
+        let mut deadline = self.look_for_late(core);
+        if is_stopping {
+            let stop = self.stop_deadline(core);
+            deadline = deadline.into_iter().chain(stop).min();
+        }
+        if self.requests.is_over() || self.shared.is_given_up() {
+            return Turn::Over;
+        }
+        if is_starved {
+            deadline = Some(now() + STARVED_LOOK_NS);
+        } else if has_progress && self.requests.next().is_some() {
+            // Room for them has come in this turn.
+            return Turn::Again;
+        }
+        Turn::Idle(deadline)
+    }
+
+    fn leave(self, core: &mut Core<u16>) {
+        self.driver.tell_late(&[], core.ring());
+        core.leave(self.driver);
+        self.shared.counts.queue_has_ended(self.failure.as_ref());
+    }
+}
