@@ -7,6 +7,8 @@
 //!                                               crash: the last flushed one or a later one
 //!     labio cat TARGET                          prints the whole content
 //!     labio size TARGET                         prints its size in bytes
+//!     labio rate TARGET SECONDS THREADS         writes 4 KiB at random places, and prints how many
+//!                                               of them there were in a second
 //!     labio tear CACHE SEGMENT:OFFSET WORDS     tears the key set of a pcache log that ends there:
 //!                                               only its first WORDS words were stored
 //!
@@ -25,6 +27,7 @@ use std::io::{self, BufRead, BufReader, BufWriter, Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
 use std::os::unix::net::UnixStream;
 use std::process::ExitCode;
+use std::time::{Duration, Instant};
 
 use random::Random;
 
@@ -512,6 +515,30 @@ fn tear(path: &str, head: &str, words: u64) -> Outcome<()> {
     Err(format!("no key set ends at {head}").into())
 }
 
+/// Each thread waits for one write before it begins the next. Versions of writes are not kept.
+fn rate(target: &str, seconds: u64, threads: u64) -> Outcome<()> {
+    let end = Instant::now() + Duration::from_secs(seconds);
+    let write_all = |seed| -> io::Result<u64> {
+        let (mut device, mut random) = (Local::open(target)?, Random(seed));
+        let (blocks, bytes) = (device.size() / 4096, [seed as u8; 4096]);
+        let mut count = 0;
+        while Instant::now() < end {
+            device.write(random.below(blocks) * 4096, &bytes, false)?;
+            count += 1;
+        }
+        Ok(count)
+    };
+    let counts = std::thread::scope(|scope| -> Outcome<u64> {
+        let write_all = &write_all;
+        let running: Vec<_> =
+            (0..threads).map(|seed| scope.spawn(move || write_all(seed))).collect();
+        let ended = running.into_iter().map(|thread| thread.join().expect("no panic"));
+        Ok(ended.sum::<io::Result<u64>>()?)
+    });
+    println!("{}", counts? / seconds);
+    Ok(())
+}
+
 fn main() -> ExitCode {
     let words: Vec<String> = std::env::args().skip(1).collect();
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
@@ -524,11 +551,14 @@ fn main() -> ExitCode {
         ["check", target, ops] => (|| check(&mut *open(target)?, &parse(ops)?))(),
         ["cat", target] => (|| cat(&mut *open(target)?))(),
         ["tear", cache, head, words] => (|| tear(cache, head, words.parse()?))(),
-        ["size", target] => open(target).map(|device| println!("{}", device.size())),
-        _ => {
-            Err("usage: labio gen|run|apply|check|cat|size|tear ...; see the head of lab/labio.rs"
-                .into())
+        ["rate", target, seconds, threads] => {
+            (|| rate(target, seconds.parse()?, threads.parse()?))()
         }
+        ["size", target] => open(target).map(|device| println!("{}", device.size())),
+        _ => Err(
+            "usage: labio gen|run|apply|check|cat|size|rate|tear ...; see the head of lab/labio.rs"
+                .into(),
+        ),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,

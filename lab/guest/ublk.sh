@@ -9,9 +9,10 @@
 #                   disk removed; then the backing device alone mounts, and has everything
 #   kills:FS:N      files are written, made durable and read back while udm's server is killed N times
 #                   and started again: no error, and the files are right
-#   resize:FS       a device is doubled under a mounted file system, which grows
-#   removed         a disk in use is not removed; by force it is
-#   rate:WHO        "RATE WHO: " and random writes of 4 KiB in a second
+#   resize          a device is doubled while it is mounted; a disk in use is not removed; one whose
+#                   server died is forgotten
+#   odd             limits, all operations, and an end while requests wait
+#   rate:WHO        "RATE WHO THREADS: " and random writes of 4 KiB in a second
 mkdir -p -m 700 /run/udm
 mkdir -p /tmp/disk
 
@@ -29,7 +30,7 @@ dax_device() {
   seed_device=$(cat $bus/devices/region0/dax_seed)
   echo namespace0.0 > $bus/drivers/nd_pmem/unbind &&
     echo pmem > $bus/devices/$seed_device/mode &&
-    cat /proc/sys/kernel/random/uuid > $bus/devices/$seed_device/uuid &&
+    echo 6d1c5d32-5ea7-4a0e-93d4-0a1b2c3d4e5f > $bus/devices/$seed_device/uuid &&
     echo namespace0.0 > $bus/devices/$seed_device/namespace &&
     echo $seed_device > $bus/drivers/dax_pmem/bind || die "no DAX device"
   [ -e /dev/dax0.0 ] || die "no /dev/dax0.0"
@@ -107,7 +108,7 @@ session() {
   echo "LAB: session of $1 with $2"
 }
 
-server_pid() { udm info lab --json | tr -d ' "' | tr ',{}' '\n' | sed -n 's/^pid://p' | head -1; }
+server_pid() { udm info ${1:-lab} --json | tr -d ' "' | tr ',{}' '\n' | sed -n 's/^pid://p' | head -1; }
 
 # kills FS N
 kills() {
@@ -135,9 +136,8 @@ kills() {
       dd if=/tmp/$name of=/tmp/disk/$name.$round bs=16k conv=fsync 2> /dev/null || die "writing" &
     done
     wait_for_writers
-    echo 3 > /proc/sys/vm/drop_caches
     for name in a b c; do
-      cmp /tmp/$name /tmp/disk/$name.$round || die "round $round: $name is other data"
+      dd if=/tmp/disk/$name.$round bs=64k iflag=direct 2> /dev/null | cmp /tmp/$name - || die "round $round: $name is other data"
       rm -f /tmp/disk/$name.$((round - 2))
     done
   done
@@ -158,11 +158,73 @@ wait_for_writers() {
   done
 }
 
+# A device of one linear line over a half of /dev/vda.
+resize() {
+  sectors=$(($(blockdev --getsz /dev/vda) / 2))
+  udm create half --export ublk:5 --table "0 $sectors linear /dev/vda 0" || die "udm create"
+  udm ls | grep -q '^half .*/dev/ublkb5$' || die "udm ls says: $(udm ls)"
+  mkfs.ext4 -q -F /dev/ublkb5 && mount -t ext4 /dev/ublkb5 /tmp/disk || die mount
+  udm load half --table "0 $((2 * sectors)) linear /dev/vda 0" && udm resume half || die "udm load"
+  [ "$(cat /sys/block/ublkb5/size)" = $((2 * sectors)) ] || die "$(cat /sys/block/ublkb5/size)"
+  dd if=/dev/urandom of=/dev/ublkb5 bs=4k seek=$((2 * sectors / 8 - 1)) count=1 oflag=direct \
+    2> /dev/null || die "writing at the new end"
+  echo x > /tmp/disk/x && sync || die "the file system"
+  # A disk in use stays, unless it is forced.
+  udm remove half 2> /tmp/refused && die "a mounted disk was removed"
+  grep -q '1 client' /tmp/refused || die "$(cat /tmp/refused)"
+  umount /tmp/disk
+  # Its server dies; the device is forgotten, and its disk with it.
+  kill -9 "$(server_pid half)"
+  [ -b /dev/ublkb5 ] || die "no disk waits"
+  udm create other --export ublk:5 --table "0 8 zero" 2> /tmp/refused && die "another took it over"
+  grep -q 'is not this device' /tmp/refused || die "$(cat /tmp/refused)"
+  udm remove half --force > /tmp/forgotten || die "forget"
+  grep -q '/dev/ublkb5 is gone' /tmp/forgotten || die "$(cat /tmp/forgotten)"
+  [ ! -e /dev/ublkb5 ] && [ ! -e /dev/ublkc5 ] || die "a disk is left"
+  echo "LAB: a disk grew, and was forgotten"
+}
+
+# Requests that make no sense, and those that the driver makes of what users do.
+odd() {
+  udm create odd --export 'ublk:?queues=2&depth=3' --table "0 65536 linear /dev/vda 0" || die create
+  [ "$(ls /sys/block/ublkb0/mq | wc -l)" = 2 ] || die "not two queues"
+  [ "$(cat /sys/block/ublkb0/queue/fua)" = 1 ] || die "no FUA"
+  [ "$(cat /sys/block/ublkb0/queue/write_cache)" = "write back" ] || die "no write cache"
+  [ "$(cat /sys/block/ublkb0/queue/discard_granularity)" = 512 ] || die "discards"
+  labio gen 7 $((65536 * 512)) 600 300000 dzfs > /tmp/ops && labio run /dev/ublkb0 /tmp/ops &&
+    labio check /dev/ublkb0 /tmp/ops || die "random operations"
+  udm suspend odd || die suspend
+  dd if=/dev/ublkb0 of=/dev/null bs=4k count=1 iflag=direct 2> /dev/null &
+  sleep 1
+  # It ends although a request waits for a resume that never comes.
+  udm remove odd --force || die "remove --force"
+  wait
+  [ ! -e /dev/ublkb0 ] || die "a disk is left"
+  udm create ro --export ublk:0 --table "0 8192 zero" || die "udm create ro"
+  udm info ro --json | grep -q '"failed": *0' || die "$(udm info ro --json)"
+  udm unexport ro /dev/ublkb0 || die unexport
+  [ ! -e /dev/ublkb0 ] || die "a disk is left"
+  udm remove ro || die remove
+  echo "LAB: odd things were fine"
+}
+
+rate() {
+  attach $1
+  labio rate $disk 5 1 > /dev/null
+  echo "RATE $1 1: $(labio rate $disk 10 1)"
+  echo "RATE $1 4: $(labio rate $disk 10 4)"
+  clean $1
+  detach $1
+}
+
 for step in "$@"; do
   set -- $(echo "$step" | tr : ' ')
   case "$1" in
     session) session $2 $3 ;;
     kills) kills $2 $3 ;;
+    resize) resize ;;
+    odd) odd ;;
+    rate) rate $2 ;;
     *) die "unknown step $step" ;;
   esac
 done

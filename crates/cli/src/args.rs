@@ -462,14 +462,20 @@ pub struct WaitArgs {
 Which door for what:
   a virtual machine       vhost-user:///PATH: rings in the guest's memory, one thread for each
   a program in C          the same, by udm_connect() of libudm; or none, by udm_open()
-  a mount on this host    nbd+unix:///PATH, and nbd-client
+  a mount on this host    ublk: makes /dev/ublkbN (root, `modprobe ublk_drv`); without that
+                          nbd+unix:///PATH, and nbd-client
   another host            nbds://ADDR:PORT?tls=FOLDER: NBD over TLS
 
 vhost-user:///PATH?poll=auto looks at rings before it sleeps, as long as it pays and at most a tenth
 of the time in vain; ?poll=always never sleeps, and takes a processor for each ring. `udm info`
 prints how much of it was in vain.
 
+ublk:N?queues=Q&depth=D names the disk, and says how many queues it has and how many requests each
+takes at a time. A disk whose server was killed waits for the next one: `udm create` with the same
+words, or `udm export` of the same disk.
+
 Examples:
+  udm export vol ublk:
   udm export vol nbd://127.0.0.1:10809
   udm export vol 'nbds://0.0.0.0:10809?tls=/etc/udm/pki'
   udm export vol 'vhost-user:///run/udm/vol.vhost?poll=auto'")]

@@ -47,8 +47,8 @@ pub fn wipe(table: &Table, runtime: &RuntimeDir) -> Result<()> {
     }
 }
 
-/// Opens a way in. A server that was killed holds its sockets and disks until all its I/O has ended,
-/// so an address in use may be free in a moment.
+/// Opens a way in. A server that was killed holds its sockets and disks until all its I/O has
+/// ended, so an address in use may be free in a moment.
 pub fn open_door(device: &Arc<Device>, uri: &Uri, runtime: &RuntimeDir) -> Result<Box<dyn Door>> {
     let home = runtime.path().to_string_lossy();
     let deadline = Instant::now() + AFTERLIFE_MAX;

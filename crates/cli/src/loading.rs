@@ -11,6 +11,7 @@ use udm::disk::TableClaims;
 use udm::error::Kind;
 use udm::sync::Arc;
 use udm::table::{DeviceWord, Table, TableLine};
+use udm::target::FactValue;
 use udm::targets::{self, WordRole};
 use udm::world::{BuildOptions, make_absolute};
 
@@ -136,4 +137,16 @@ pub fn load_table(
 
 fn is_busy(built: &udm::error::Result<LoadedTable>) -> bool {
     built.as_ref().is_err_and(|error| error.kind() == Kind::Busy)
+}
+
+/// What the attach found: damage that was tolerated, or a loss.
+pub fn attach_notes(device: &Device) -> Vec<String> {
+    let facts = device.facts().into_iter().flat_map(|line| line.facts);
+    let notes = facts.filter(|fact| fact.name == "attach_note");
+    notes
+        .filter_map(|note| match note.value {
+            FactValue::Text(text) => Some(text),
+            _ => None,
+        })
+        .collect()
 }

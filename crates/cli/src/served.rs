@@ -26,7 +26,7 @@ use udm_export::{Door, Uri};
 
 use crate::flushing::flush;
 use crate::ground;
-use crate::loading::{Given, LoadHow, load_table};
+use crate::loading::{Given, LoadHow, attach_notes, load_table};
 use crate::log;
 use crate::runtime::{NameLock, RuntimeDir};
 use crate::spec::Spec;
@@ -201,6 +201,11 @@ impl Served {
             Err(_) if was_active => self.device.cancel_suspend()?,
             _ => {}
         }
+        for door in lock(&self.doors).iter() {
+            if let Err(error) = door.device_has_changed() {
+                log::line(&format!("{}: {error}", door.uri()));
+            }
+        }
         Ok(resumed?)
     }
 
@@ -301,7 +306,7 @@ impl Served {
         self.exports().iter().map(OpenDoor::json).collect()
     }
 
-    /// Clients connected over all exports.
+    /// Clients of all exports.
     pub fn clients(&self) -> u64 {
         lock(&self.doors).iter().map(|door| door.clients()).sum()
     }
@@ -531,18 +536,6 @@ impl Served {
         lock(&self.given).inactive = Some(loaded.table);
         Ok(())
     }
-}
-
-/// What the attach found: damage that was tolerated, or a loss.
-pub fn attach_notes(device: &Device) -> Vec<String> {
-    let facts = device.facts().into_iter().flat_map(|line| line.facts);
-    let notes = facts.filter(|fact| fact.name == "attach_note");
-    notes
-        .filter_map(|note| match note.value {
-            FactValue::Text(text) => Some(text),
-            _ => None,
-        })
-        .collect()
 }
 
 /// Suspends `device`, whose background queue must be running, within bounded time.

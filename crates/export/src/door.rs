@@ -27,6 +27,11 @@ pub trait Door: Debug + Send {
     /// Serves at most `max` clients at a time from now on.
     fn set_clients_max(&self, max: usize);
 
+    /// The device has another table: its size may be another.
+    fn device_has_changed(&self) -> Result<()> {
+        Ok(())
+    }
+
     /// Accepts no more clients, answers the requests in flight, disconnects the clients.
     fn stop(self: Box<Self>);
 }

@@ -24,11 +24,12 @@ use super::print_result;
 use super::remove::Interrupts;
 use crate::args::RecoverArgs;
 use crate::attaching::{Shown, watched};
+use crate::loading::attach_notes;
 use crate::loading::{LoadHow, load_table};
 use crate::output::print_note;
 use crate::progress::Progress;
 use crate::runtime::RuntimeDir;
-use crate::served::{attach_notes, come_to_rest};
+use crate::served::come_to_rest;
 use crate::work::Watch;
 
 /// Time between two checks of how much is left.

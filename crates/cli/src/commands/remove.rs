@@ -85,8 +85,15 @@ fn clear_dead(runtime: &RuntimeDir, args: &RemoveArgs) -> Result<()> {
     let Some(lock) = runtime.try_lock(name)? else {
         bail!("{name}: a server for it is starting at this moment");
     };
+    // First: with the lock's files goes the knowledge that there was a device.
+    let home = runtime.path().to_string_lossy();
+    let disks = udm_export::ublk::forget(name.as_str(), &home)
+        .with_context(|| format!("{name}: removing the disk that its server has left"))?;
     runtime.clear(&lock, KeepLog::Yes);
-    let text = format!("{name}: its server had died; dirty data stays in the cache");
+    let mut text = format!("{name}: its server had died; dirty data stays in the cache");
+    for disk in disks {
+        text += &format!("; {disk} is gone");
+    }
     print_result(args.json, &text, &json!({ "name": name.as_str(), "was_dead": true }))
 }
 

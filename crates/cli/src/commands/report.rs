@@ -296,7 +296,7 @@ fn describe(info: &Value) -> String {
 /// `udm ls`: all devices, including those that do not answer.
 pub fn ls(args: &LsArgs) -> Result<()> {
     let runtime = RuntimeDir::open()?;
-    let mut list = Columns::new(&["NAME", "STATE", "SIZE", "TARGET", "DIRTY", "CLIENTS"]);
+    let mut rows = Vec::new();
     let mut answers = Vec::new();
     let names = runtime.names()?;
     for (name, heard) in names.iter().zip(ask_all(&runtime, &names, "Info", &json!({}))) {
@@ -315,10 +315,16 @@ pub fn ls(args: &LsArgs) -> Result<()> {
         let is_known = args.target.as_ref().is_none_or(|wanted| targets.contains(&wanted.as_str()));
         // The targets of a device that does not answer are unknown.
         if is_known || summary["size_bytes"].is_null() {
-            list.row(cells(&summary, &targets));
+            rows.push(cells(&summary, &targets));
             answers.push(summary);
         }
     }
+    // Most devices are no disks of this host; then there is no column for that.
+    let has_disk = rows.iter().any(|cells| cells.last().is_some_and(|disk| disk != "-"));
+    let headings = ["NAME", "STATE", "SIZE", "TARGET", "DIRTY", "CLIENTS", "DISK"];
+    let count = headings.len() - usize::from(!has_disk);
+    let mut list = Columns::new(&headings[..count]);
+    rows.into_iter().for_each(|cells| list.row(cells[..count].to_vec()));
     match (args.json.json, answers.is_empty()) {
         (true, _) => print_json(&Value::Array(answers)),
         (false, true) => print_line("No devices found"),
@@ -332,6 +338,9 @@ fn summary(info: &Value) -> Value {
     let mut targets: Vec<&str> = lines.filter_map(|line| line["target"].as_str()).collect();
     targets.sort_unstable();
     targets.dedup();
+    let doors = info["exports"].as_array().into_iter().flatten();
+    let places = doors.filter_map(|door| door["client_uri"].as_str());
+    let disks = places.filter(|place| place.starts_with("/dev/"));
     let has_failed = |line: &Value| {
         let facts = line["facts"].as_array().into_iter().flatten();
         facts.into_iter().any(|fact| fact["name"] == "medium_has_failed" && fact["value"] == true)
@@ -344,6 +353,7 @@ fn summary(info: &Value) -> Value {
         "targets": targets,
         "dirty_bytes": info["dirty_bytes"],
         "clients": info["clients"],
+        "disks": disks.collect::<Vec<_>>(),
         "notes": info["notes"],
     })
 }
@@ -351,6 +361,7 @@ fn summary(info: &Value) -> Value {
 fn cells(summary: &Value, targets: &[&str]) -> Vec<String> {
     let bytes = |value: &Value| value.as_u64().map_or_else(|| "-".to_owned(), human_bytes);
     let targets = if targets.is_empty() { "-".to_owned() } else { targets.join(",") };
+    let disks = texts(&summary["disks"]);
     vec![
         summary["name"].as_str().unwrap_or("-").to_owned(),
         summary["state"].as_str().unwrap_or("-").to_owned(),
@@ -358,6 +369,7 @@ fn cells(summary: &Value, targets: &[&str]) -> Vec<String> {
         targets,
         bytes(&summary["dirty_bytes"]),
         summary["clients"].as_u64().map_or_else(|| "-".to_owned(), |n| n.to_string()),
+        if disks.is_empty() { "-".to_owned() } else { disks.join(",") },
     ]
 }
 

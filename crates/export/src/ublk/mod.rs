@@ -199,6 +199,27 @@ impl Server {
     }
 }
 
+/// Removes the disks that a server of `device` and `home` has left when it died: clients that wait
+/// for an answer get an error. Returns their files.
+pub fn forget(device: &str, home: &str) -> Result<Vec<String>> {
+    let mark = proto::mark_of(device, home);
+    let mut gone = Vec::new();
+    let numbers = control::numbers();
+    if numbers.is_empty() {
+        return Ok(gone);
+    }
+    let mut control = Control::open()?;
+    for number in numbers {
+        let info = control.info(number)?;
+        if info.is_some_and(|info| info.mark == mark && info.state != State::Live) {
+            control.stop(number)?;
+            control.delete(number)?;
+            gone.push(format!("/dev/ublkb{number}"));
+        }
+    }
+    Ok(gone)
+}
+
 /// The disk that a server before this one has left, if there is one.
 fn find(control: &mut Control, number: Option<u32>, mark: u64) -> Result<Option<Info>> {
     let numbers = number.map_or_else(control::numbers, |number| vec![number]);
@@ -310,6 +331,10 @@ impl Door for Server {
     }
 
     fn set_clients_max(&self, _max: usize) {}
+
+    fn device_has_changed(&self) -> Result<()> {
+        self.update_size(&mut Control::open()?)
+    }
 
     fn stop(mut self: Box<Self>) {
         self.end();

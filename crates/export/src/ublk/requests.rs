@@ -293,7 +293,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn each_request_is_answered_once(steps in prop::collection::vec((0..40_u8, 0..8_usize), 0..300)) {
+        fn each_request_is_answered_once(
+            steps in prop::collection::vec((0..40_u8, 0..8_usize), 0..300),
+        ) {
             let mut scene = Scene::new();
             for (step, nth) in steps {
                 match step {

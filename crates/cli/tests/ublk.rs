@@ -1,0 +1,28 @@
+//! ublk where the kernel has no driver for it, as on most machines that build udm: the error says
+//! what to do, and nothing is left of what was begun. The disks themselves are tried in the lab.
+
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use common::Udm;
+
+#[test]
+fn without_the_driver_the_error_says_what_to_do() {
+    if std::path::Path::new("/dev/ublk-control").exists() {
+        eprintln!("SKIPPED: this kernel has ublk");
+        return;
+    }
+    let udm = Udm::new();
+    let error = udm.refused(&["create", "vol", "--table", "0 2048 zero", "--export", "ublk:"]);
+    assert!(error.contains("modprobe ublk_drv") && error.contains("nbd"), "{error}");
+    assert!(udm.ok(&["ls"]).contains("No devices found"), "nothing is left");
+    udm.ok(&["create", "vol", "--table", "0 2048 zero"]);
+    let error = udm.refused(&["export", "vol", "ublk:3?queues=2"]);
+    assert!(error.contains("/dev/ublk-control is not there"), "{error}");
+    let error = udm.refused(&["export", "vol", "ublk:three"]);
+    assert!(error.contains("no number from 0 to 1048575"), "{error}");
+    // It goes on, and one whose server died is forgotten without a driver, too.
+    udm.kill_server("vol");
+    assert!(udm.ok(&["remove", "vol", "--force"]).contains("had died"));
+}
