@@ -10,7 +10,9 @@ WORLDS ?= 1000000
 # Seconds for `make soak`, which takes SECONDS=n too, and the seed that it begins with.
 SOAK_SECONDS ?= $(or $(SECONDS),600)
 SEED ?= $(shell date +%s)
-# The crash-state explorer, with deliberate bugs to find.
+# Most tests wait for servers that they started, so more of them run than there are processors.
+TEST = RUST_TEST_THREADS=$${RUST_TEST_THREADS:-4} $(CARGO) test --workspace --locked
+# The crash-state explorer whole, with deliberate bugs to find; its short form is a test like others.
 EXPLORE = $(CARGO) test --locked -p udm --features mutants --test explore
 # The same for the target cache.
 CACHE_NET = $(CARGO) test --locked -p udm --features mutants --test cache
@@ -69,14 +71,16 @@ test:
 	rustfmt --check --edition 2024 lab/*.rs fuzz/fuzz_targets/*.rs
 	$(CLIPPY)
 	$(DOC)
-	$(CARGO) test --workspace --locked
-	$(EXPLORE) every_crash_state
+	$(TEST)
 
-# What takes longer: every deliberate bug and race is found, and servers are killed for two minutes.
+# What takes longer: every deliberate bug and race is found, all crash states and studies, fuzzing,
+# and servers are killed for two minutes.
 prove:
 	@scripts/install-tools.sh
 	$(CLIPPY_NETS)
-	$(EXPLORE) every_mutant
+	$(CARGO) test --workspace --locked --test bench -- --ignored
+	UDM_FUZZ_SECONDS=20 $(CARGO) test --workspace --locked --test replay
+	$(EXPLORE)
 	$(FLUSHES)
 	$(CACHE_NET) every_mutant
 	$(SIMULATE)
@@ -143,7 +147,7 @@ schedules:
 	$(ORDERINGS) -- --nocapture
 
 torture:
-	$(CARGO) test --locked -p udm-cli --test torture -- \
+	$(CARGO) test --workspace --locked --test torture -- \
 	  --seconds $(TORTURE_SECONDS) --seed $(SEED) --worlds $(WORLDS)
 
 soak:

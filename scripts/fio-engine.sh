@@ -52,7 +52,8 @@ if [ ! -f "$source/config-host.h" ]; then
 fi
 
 if [ "$mode" = check ]; then
-  ${CARGO:-cargo} build --locked -p udm-capi
+  # With the features that the tests of the workspace are built with: most is there already.
+  ${CARGO:-cargo} build --locked --workspace
   library=$root/target/debug/libudm_capi.so
 else
   ${CARGO:-cargo} build --locked --release -p udm-capi

@@ -202,6 +202,7 @@ fn check_report(text: &str, pages: &[Value]) {
 }
 
 #[test]
+#[ignore = "a minute and a half of studies: `make prove`"]
 fn every_study_runs_and_leaves_its_results() {
     let udm = Udm::new();
     let scratch = udm.path("scratch");

@@ -7,13 +7,15 @@
 //! | [`nbd`] | the door of NBD's clients |
 //! | [`ublk`] | the door of this host: a disk of the kernel's ublk driver |
 //! | [`vhost`] | the door of virtual machines: vhost-user-blk |
-//! | [`socket`], [`budget`] | Unix sockets, and memory that all clients share |
+//! | [`socket`], [`activation`] | Unix sockets, and sockets that this process was given |
+//! | [`budget`] | memory that all clients share |
 //!
 //! Callers use [`Uri`] and [`Door`], and know no protocol. To add a door: add a module here, a
 //! variant of [`Uri`], and an arm where `door` and `uri` tell the variants apart.
 
 #![deny(unsafe_code)]
 
+pub mod activation;
 pub mod budget;
 pub mod door;
 pub mod nbd;

@@ -9,6 +9,8 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use udm::error::{Error, Kind, Result};
 
+use crate::activation;
+
 /// Connections that may wait to be accepted.
 const BACKLOG: i32 = 128;
 /// The longest path that fits into a Unix socket's address.
@@ -122,7 +124,18 @@ impl Drop for SocketFile {
 }
 
 /// Listens at `path`, for those whom `access` lets in. Returns the socket, and what to clean up.
-pub fn listen_unix(path: &Path, access: &Access) -> Result<(OwnedFd, SocketFile)> {
+///
+/// A socket that was passed for this path is taken as it is; then `access` must say nothing, and
+/// its file is not ours to clean up.
+pub fn listen_unix(path: &Path, access: &Access) -> Result<(OwnedFd, Option<SocketFile>)> {
+    if let Some(socket) = activation::at_path(path)? {
+        if *access != Access::default() {
+            let place = path.display();
+            let message = format!("{place} was made by who started udm: mode= and owner= go there");
+            return Err(Error::new(Kind::Invalid, message));
+        }
+        return Ok((socket, None));
+    }
     let failed = |operation: &'static str| {
         move |errno: Errno| Error::from_io(operation, path.display(), errno.into())
     };
@@ -141,7 +154,7 @@ pub fn listen_unix(path: &Path, access: &Access) -> Result<(OwnedFd, SocketFile)
     let file = SocketFile { path: path.into(), device: stat.st_dev, inode: stat.st_ino };
     access.apply(path)?;
     rustix::net::listen(&socket, BACKLOG).map_err(failed("listening at"))?;
-    Ok((socket, file))
+    Ok((socket, Some(file)))
 }
 
 /// Removes a socket file that no server listens at any more. Anything else stays and is an error.

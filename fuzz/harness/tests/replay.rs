@@ -74,7 +74,7 @@ fn explore(name: &str) {
         run(target, bytes, &path.display().to_string());
     }
     let seed = number("UDM_FUZZ_SEED", 1);
-    let end = Instant::now() + Duration::from_secs(number("UDM_FUZZ_SECONDS", 10));
+    let end = Instant::now() + Duration::from_secs(number("UDM_FUZZ_SECONDS", 2));
     let mut prng = Prng::new(seed);
     let mut tries = 0_u64;
     while Instant::now() < end {

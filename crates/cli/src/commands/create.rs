@@ -12,6 +12,7 @@ use anyhow::{Context, Result, anyhow, bail};
 use serde_json::{Value, json};
 use udm::sync::Arc;
 use udm::units::human_bytes;
+use udm_export::{Uri, activation};
 
 use super::setup::Composed;
 use super::{doors, print_result, setup};
@@ -58,7 +59,14 @@ pub fn create(args: CreateArgs) -> Result<()> {
         progress: Arc::default(),
     };
     if args.foreground {
+        let doors = spec.exports.iter().map(|uri| uri.parse());
+        activation::take(&doors.collect::<udm::error::Result<Vec<Uri>>>()?)?;
         return serve_here(&spec, |ready| announce(args.json, ready, composed.as_ref()));
+    }
+    if activation::is_asked() {
+        let advice = "sockets were passed to this process (LISTEN_FDS); only --foreground makes it \
+                      the one that serves, and takes them";
+        return Err(Usage(advice.into()).into());
     }
     let runtime = RuntimeDir::open()?;
     let ready = start_server(&runtime, &args.name, &spec)?;

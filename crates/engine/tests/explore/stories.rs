@@ -87,6 +87,17 @@ fn maybe_with_others(seed: u64, prng: &mut Prng, program: Vec<Step>, is_disk: bo
     }
 }
 
+/// Whether `make test` explores this seed of `range` too: all written programs, and each fourth of
+/// the random ones. `make prove` explores all, and shows that this part kills nearly every mutant.
+pub fn is_in_short_form(seed: u64, range: Range<u64>) -> bool {
+    let nth = seed - range.start;
+    let written = match range == PCACHE {
+        true => 2 * WRITTEN,
+        false => 6 * program_writecache::STORIES.len(),
+    };
+    nth < written as u64 || nth.is_multiple_of(4)
+}
+
 /// A target and what is done with it.
 pub type Story = (Arc<dyn Kind>, Vec<Step>);
 

@@ -7,6 +7,7 @@ use rustix::net::sockopt;
 use udm::error::{Error, Result};
 
 use super::uri::{Place, Uri};
+use crate::activation;
 use crate::socket::{self, SocketFile};
 
 /// Listens at `uri`. Returns the socket, the address with its actual port, and what to clean up.
@@ -14,9 +15,12 @@ pub fn listen(uri: &Uri) -> Result<(OwnedFd, Uri, Option<SocketFile>)> {
     match &uri.place {
         Place::Unix(path, access) => {
             let (socket, file) = socket::listen_unix(path, access)?;
-            Ok((socket, uri.clone(), Some(file)))
+            Ok((socket, uri.clone(), file))
         }
         Place::Tcp { address, is_insecure } => {
+            if let Some(socket) = activation::at_address(*address)? {
+                return Ok((socket, uri.clone(), None));
+            }
             let failed = |source| Error::from_io("listening at", uri, source);
             let listener = TcpListener::bind(address).map_err(failed)?;
             let address = listener.local_addr().map_err(failed)?;

@@ -107,7 +107,7 @@ struct Place {
 pub struct Server {
     shared: Arc<Shared>,
     door: Option<Queue>,
-    _socket_file: SocketFile,
+    _socket_file: Option<SocketFile>,
 }
 
 impl Server {

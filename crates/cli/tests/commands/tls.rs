@@ -1,10 +1,6 @@
 //! NBD over TLS with real clients, and who may connect: libnbd's tools, QEMU's and nbdkit get in
 //! with a certificate, nobody gets in without; a socket file has the mode and owner asked for.
 
-#![allow(clippy::unwrap_used)]
-
-mod common;
-
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
@@ -12,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use common::{Udm, client, pattern, text, wait_until};
+use crate::common::{Udm, client, pattern, text, wait_until};
 
 const MIB: u64 = 1 << 20;
 

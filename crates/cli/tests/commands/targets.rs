@@ -1,11 +1,7 @@
 //! What commands tell of the types of targets, word by word: their names, the errors about their
 //! words, the fields of their status lines, and what `inspect` finds.
 
-#![allow(clippy::unwrap_used)]
-
-mod common;
-
-use common::Udm;
+use crate::common::Udm;
 use serde_json::json;
 
 const MIB: u64 = 1 << 20;

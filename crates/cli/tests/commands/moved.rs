@@ -3,15 +3,11 @@
 //! acknowledged is there afterwards, or the attach is refused and says where it is; never is
 //! anything missing in silence, and never does memory get to a medium that it does not belong to.
 
-#![allow(clippy::unwrap_used)]
-
-mod common;
-
 use std::os::unix::fs::DirBuilderExt;
 use std::path::Path;
 use std::process::Command;
 
-use common::{Outcome, Udm, client, for_clients, pattern, read_export, text, write_export};
+use crate::common::{Outcome, Udm, client, for_clients, pattern, read_export, text, write_export};
 
 const MIB: u64 = 1 << 20;
 const ORIGIN_BYTES: u64 = 16 * MIB;

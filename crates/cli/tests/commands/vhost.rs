@@ -1,17 +1,11 @@
 //! kill -9 of a server with a virtual machine: the next server goes on with the requests that were
 //! in flight. Each is answered once, none with an error, and what is read is what was written.
 
-#![allow(clippy::unwrap_used)]
-
-mod common;
-#[path = "../../export/tests/common/front.rs"]
-mod front;
-
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use common::{Udm, pattern};
-use front::{DATA, Front, Ring, USUAL};
+use crate::common::{Udm, pattern};
+use crate::front::{DATA, Front, Ring, USUAL};
 use udm::prng::Prng;
 
 const MIB: u64 = 1 << 20;
@@ -127,14 +121,14 @@ fn a_server_that_is_killed_is_followed_by_one_that_goes_on_with_what_was_in_flig
         let pid = world.udm.pid("vol");
         let kill = std::thread::spawn(move || {
             std::thread::sleep(Duration::from_millis(5));
-            common::signal(pid, "KILL");
+            crate::common::signal(pid, "KILL");
         });
         let deadline = Instant::now() + Duration::from_millis(40);
         while Instant::now() < deadline {
             drivers.iter_mut().for_each(|driver| while driver.step(&front) {});
         }
         kill.join().unwrap();
-        common::wait_until("the server is gone", || common::is_gone(pid));
+        crate::common::wait_until("the server is gone", || crate::common::is_gone(pid));
         world.serve();
         front = front.reconnect(&world.socket);
         front.negotiate(USUAL);

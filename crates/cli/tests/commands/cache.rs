@@ -1,18 +1,12 @@
 //! Caches at rest, by real commands: metadata checked, dumped, restored, repaired, shown, and dirty
 //! blocks written back.
 
-#![allow(clippy::unwrap_used)]
-
-mod common;
-#[path = "../../engine/tests/golden/mod.rs"]
-mod golden;
-
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 
-use common::{Udm, pattern, read_export, text, write_export};
-use golden::{Vector, sha256, vectors};
+use crate::common::{Udm, pattern, read_export, text, write_export};
+use crate::golden::{Vector, sha256, vectors};
 use rustix::fs::{FlockOperation, flock};
 
 const XML: &str = concat!(

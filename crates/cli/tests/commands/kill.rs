@@ -7,10 +7,6 @@
 //! its blocks must carry a right one whenever the server dies. At the end everything is drained,
 //! and the backing device alone must hold it.
 
-#![allow(clippy::unwrap_used)]
-
-mod common;
-
 use std::collections::HashMap;
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -20,7 +16,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
 use std::time::Duration;
 
-use common::{PATIENCE, Udm, client, for_clients, is_gone, signal, text, wait_until};
+use crate::common::{PATIENCE, Udm, client, for_clients, is_gone, signal, text, wait_until};
 use udm::prng::Prng;
 
 const MIB: u64 = 1 << 20;

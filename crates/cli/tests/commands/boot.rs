@@ -1,13 +1,9 @@
 //! Where nobody says which boot of the machine this is, memory of a server that died is neither
 //! believed nor taken for lost: nothing is opened.
 
-#![allow(clippy::unwrap_used)]
-
-mod common;
-
 use std::process::Command;
 
-use common::{Outcome, Udm, pattern, text, write_export};
+use crate::common::{Outcome, Udm, pattern, text, write_export};
 
 /// A table of a cache, and the words that recover it by hand.
 struct Case {

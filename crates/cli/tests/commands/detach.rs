@@ -1,14 +1,10 @@
 //! `detach`: the fast device is dead. What is lost is said as far as it is known, files are found
 //! by the commands that are printed, and the origin is left as it is.
 
-#![allow(clippy::unwrap_used)]
-
-mod common;
-
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use common::{Udm, client, for_clients, pattern, text, wait_until, write_export};
+use crate::common::{Udm, client, for_clients, pattern, text, wait_until, write_export};
 
 const MIB: u64 = 1 << 20;
 const ORIGIN_BYTES: u64 = 64 * MIB;

@@ -1,13 +1,9 @@
 //! A device's life over real processes and sockets, with targets that need no cache.
 
-#![allow(clippy::unwrap_used)]
-
-mod common;
-
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
 
-use common::{
+use crate::common::{
     Udm, client, for_clients, is_gone, pattern, read_export, signal, text, wait_until, write_export,
 };
 use serde_json::{Value, json};

@@ -1,14 +1,10 @@
 //! What every command promises: help with examples, exit codes, errors in one line, JSON that
 //! parses.
 
-#![allow(clippy::unwrap_used)]
-
-mod common;
-
 use std::io::Write;
 use std::process::Stdio;
 
-use common::Udm;
+use crate::common::Udm;
 use serde_json::Value;
 
 /// Every command that `udm --help` lists, and words that make a well-formed call of it for a

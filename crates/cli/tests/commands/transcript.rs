@@ -6,14 +6,10 @@
 //! end is what it prints, errors included. `[..]` there stands for anything within a line, a line
 //! `...` for any lines; how many blanks stand between words does not matter.
 
-#![allow(clippy::unwrap_used)]
-
-mod common;
-
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use common::{Udm, text};
+use crate::common::{Udm, text};
 
 /// What the document calls the folder.
 const FOLDER: &str = "/srv/demo";

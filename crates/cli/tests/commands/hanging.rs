@@ -1,15 +1,11 @@
 //! Servers that hang: every command ends, says which process it is, what that is doing and what
 //! helps; and what a command asked for that is gone is dropped.
 
-#![allow(clippy::unwrap_used)]
-
-mod common;
-
 use std::path::PathBuf;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
-use common::{Udm, client, pattern, read_export, signal, text, wait_until, write_export};
+use crate::common::{Udm, client, pattern, read_export, signal, text, wait_until, write_export};
 
 const MIB: u64 = 1 << 20;
 

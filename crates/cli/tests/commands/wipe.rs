@@ -1,13 +1,9 @@
 //! `remove --drain --wipe`: the origin has everything, and the fast device is no cache any more.
 //! Never the other way round: what is not clean, or not this origin's, is not wiped.
 
-#![allow(clippy::unwrap_used)]
-
-mod common;
-
 use std::path::{Path, PathBuf};
 
-use common::{Udm, pattern, text, write_export};
+use crate::common::{Udm, pattern, text, write_export};
 
 const MIB: u64 = 1 << 20;
 const ORIGIN_BYTES: u64 = 64 * MIB;

@@ -1,19 +1,13 @@
 //! Devices that lose a part, or their name, under a running server: what was there is never read
 //! as zeroes, nothing more is acknowledged, and what happened is said wherever somebody looks.
 
-#![allow(clippy::unwrap_used)]
-
-mod common;
-#[path = "../../export/tests/common/mod.rs"]
-mod nbd;
-
 use std::fs::OpenOptions;
 use std::io::{Read, Write};
 use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
-use common::{PATIENCE, Udm, pattern, text, wait_until, write_export};
+use crate::common::{PATIENCE, Udm, pattern, text, wait_until, write_export};
 
 const MIB: u64 = 1 << 20;
 const ORIGIN_BYTES: u64 = 64 * MIB;
@@ -74,12 +68,12 @@ impl Bench {
         OpenOptions::new().write(true).open(path).unwrap().set_len(len).unwrap();
     }
 
-    fn client(&self) -> nbd::Client {
+    fn client(&self) -> crate::nbd::Client {
         let mut stream = UnixStream::connect(self.udm.path("vol.sock")).unwrap();
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
-        stream.write_all(&nbd::usual_handshake(false)).unwrap();
-        stream.read_exact(&mut [0; nbd::USUAL_ANSWER_BYTES]).unwrap();
-        nbd::Client { stream }
+        stream.write_all(&crate::nbd::usual_handshake(false)).unwrap();
+        stream.read_exact(&mut [0; crate::nbd::USUAL_ANSWER_BYTES]).unwrap();
+        crate::nbd::Client { stream }
     }
 
     fn origin_bytes(&self) -> Vec<u8> {
@@ -87,14 +81,14 @@ impl Bench {
     }
 }
 
-fn read(client: &mut nbd::Client, block: usize) -> Option<Vec<u8>> {
-    client.send(&nbd::request(0, 0, 7, (block * BLOCK) as u64, BLOCK as u32));
+fn read(client: &mut crate::nbd::Client, block: usize) -> Option<Vec<u8>> {
+    client.send(&crate::nbd::request(0, 0, 7, (block * BLOCK) as u64, BLOCK as u32));
     let reply = client.reply(BLOCK);
     (reply.error == 0).then_some(reply.data)
 }
 
-fn write(client: &mut nbd::Client, block: usize, data: &[u8]) -> bool {
-    client.send(&nbd::write(0, 7, (block * BLOCK) as u64, data));
+fn write(client: &mut crate::nbd::Client, block: usize, data: &[u8]) -> bool {
+    client.send(&crate::nbd::write(0, 7, (block * BLOCK) as u64, data));
     client.reply(0).error == 0
 }
 
@@ -284,7 +278,7 @@ impl Bench {
         if self.what == What::Pcache { 512 * MIB } else { 64 * MIB }
     }
 
-    fn recover(&self, more: &[&str]) -> common::Outcome {
+    fn recover(&self, more: &[&str]) -> crate::common::Outcome {
         let (cache, origin) = (text(self.cache.path()), text(&self.origin));
         self.udm.run(&[&["recover", cache, origin][..], more].concat())
     }

@@ -4,19 +4,13 @@
 //! then fails; the process, its control socket and what does not need the lost pages go on; and
 //! no read ever shows what the origin had before.
 
-#![allow(clippy::unwrap_used)]
-
-mod common;
-#[path = "../../export/tests/common/mod.rs"]
-mod nbd;
-
 use std::fs::OpenOptions;
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use common::{PATIENCE, Udm, is_gone, pattern, read_export, text, wait_until, write_export};
+use crate::common::{PATIENCE, Udm, is_gone, pattern, read_export, text, wait_until, write_export};
 use udm::prng::Prng;
 
 const MIB: u64 = 1 << 20;
@@ -69,7 +63,7 @@ fn memory() -> PathBuf {
 
 /// One client with one request at a time: it knows exactly what each of its blocks may hold.
 struct Client {
-    nbd: nbd::Client,
+    nbd: crate::nbd::Client,
     first: u64,
     random: Prng,
     /// The version of each block that was acknowledged last, and the last one asked for.
@@ -83,10 +77,10 @@ impl Client {
     fn connect(socket: &Path, nth: u64) -> Client {
         let mut stream = UnixStream::connect(socket).unwrap();
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
-        stream.write_all(&nbd::usual_handshake(false)).unwrap();
-        stream.read_exact(&mut [0; nbd::USUAL_ANSWER_BYTES]).unwrap();
+        stream.write_all(&crate::nbd::usual_handshake(false)).unwrap();
+        stream.read_exact(&mut [0; crate::nbd::USUAL_ANSWER_BYTES]).unwrap();
         Client {
-            nbd: nbd::Client { stream },
+            nbd: crate::nbd::Client { stream },
             first: nth * BLOCKS,
             random: Prng::new(nth + 1),
             acknowledged: vec![0; BLOCKS as usize],
@@ -110,7 +104,7 @@ impl Client {
         self.cookie += 1;
         let data = content(self.first + block, self.asked[nth]);
         let place = (self.first + block) * BLOCK;
-        if self.ask(&nbd::write(0, self.cookie, place, &data), 0).is_some() {
+        if self.ask(&crate::nbd::write(0, self.cookie, place, &data), 0).is_some() {
             self.acknowledged[nth] = self.asked[nth];
         }
     }
@@ -119,7 +113,7 @@ impl Client {
     fn read(&mut self, block: u64) {
         let (nth, place) = (block as usize, (self.first + block) * BLOCK);
         self.cookie += 1;
-        let request = nbd::request(0, 0, self.cookie, place, BLOCK as u32);
+        let request = crate::nbd::request(0, 0, self.cookie, place, BLOCK as u32);
         let Some(data) = self.ask(&request, BLOCK as usize) else { return };
         let version = u64::from_le_bytes(data[8..16].try_into().unwrap());
         assert!(data == content(self.first + block, version), "block {block}: foreign or torn");
@@ -138,7 +132,7 @@ impl Client {
             }
             if self.random.one_in(50) {
                 self.cookie += 1;
-                self.ask(&nbd::request(0, 3, self.cookie, 0, 0), 0);
+                self.ask(&crate::nbd::request(0, 3, self.cookie, 0, 0), 0);
             }
             done.fetch_add(1, Ordering::Relaxed);
             left -= u64::from(self.errors > 0);
@@ -208,7 +202,7 @@ fn a_cache_cut_short(folder: &Path, options: &str, len: u64) {
     }
     wait_until("the server has ended", || is_gone(pid));
     let line = udm.refused(&["create", "vol", "--table", &bench.table]);
-    let path = common::text(bench.cache.path());
+    let path = crate::common::text(bench.cache.path());
     assert!(line.contains(path) && line.contains("cut short"), "{line}");
     let line = udm.refused(&["inspect", path]);
     assert!(line.contains("cut short"), "{line}");

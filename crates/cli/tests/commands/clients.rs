@@ -1,16 +1,12 @@
 //! Hostile and unlucky clients of a real server: what they announce takes no memory, they make room
 //! for others, a request without memory fails alone, and one that is not answered is reported.
 
-#![allow(clippy::unwrap_used)]
-
-mod common;
-
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
 
-use common::{Udm, client, for_clients, text, wait_until};
+use crate::common::{Udm, client, for_clients, text, wait_until};
 
 const MIB: u64 = 1 << 20;
 

@@ -1,13 +1,9 @@
 //! The runtime directory: one that others may enter is refused, and nothing that exists is changed.
 
-#![allow(clippy::unwrap_used)]
-
-mod common;
-
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::Path;
 
-use common::{Outcome, Udm, text};
+use crate::common::{Outcome, Udm, text};
 
 fn run_in(udm: &Udm, runtime: &Path, words: &[&str]) -> Outcome {
     let output = udm.command(words).env("UDM_RUNTIME_DIR", runtime).output().unwrap();

@@ -1,14 +1,10 @@
 //! `create --origin SLOW --fast FAST`: one step instead of a table. What is chosen, what is
 //! refused, what goes on when it is given again, and what it says the kernel would be told.
 
-#![allow(clippy::unwrap_used)]
-
-mod common;
-
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-use common::{Loop, Udm, pattern, read_export, text, write_export};
+use crate::common::{Loop, Udm, pattern, read_export, text, write_export};
 
 const MIB: u64 = 1 << 20;
 
@@ -353,9 +349,9 @@ fn an_origin_that_is_no_whole_number_of_blocks_is_cached_whole() {
     assert!(made["table"].as_str().unwrap().starts_with("0 131075 "), "{made}");
     let data = pattern(1, (64 << 20) + 1536);
     std::fs::write(bench.udm.path("to-write"), &data).unwrap();
-    common::client(
+    crate::common::client(
         "nbdcopy",
-        &["--flush", text(&bench.udm.path("to-write")), &common::for_clients(&uri)],
+        &["--flush", text(&bench.udm.path("to-write")), &crate::common::for_clients(&uri)],
     );
     bench.udm.ok(&["remove", "vol", "--drain"]);
     assert!(std::fs::read(origin).unwrap() == data);

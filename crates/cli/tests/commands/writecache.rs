@@ -1,14 +1,12 @@
 //! A writecache over real processes, in both modes: dirty data, where it goes, what is said.
 
-#![allow(clippy::unwrap_used)]
-
-mod common;
-
 use std::fs::OpenOptions;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-use common::{Udm, client, for_clients, pattern, read_export, text, wait_until, write_export};
+use crate::common::{
+    Udm, client, for_clients, pattern, read_export, text, wait_until, write_export,
+};
 
 const MIB: u64 = 1 << 20;
 

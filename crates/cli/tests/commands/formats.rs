@@ -1,15 +1,11 @@
 //! What a first `create` formats: nothing that holds, or may hold, anybody's data; and what it does
 //! about its own formats that were cut off.
 
-#![allow(clippy::unwrap_used)]
-
-mod common;
-
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use common::{Udm, text, wait_until};
+use crate::common::{Udm, text, wait_until};
 
 const MIB: u64 = 1 << 20;
 const TARGETS: [&str; 3] = ["pcache", "writecache p", "writecache s"];
@@ -140,7 +136,7 @@ fn a_first_create_that_was_killed_can_be_given_again() {
             assert!(udm.ok(&["status", "vol"]).starts_with("0 131072 "));
             let pid = udm.pid("vol");
             udm.ok(&["remove", "vol"]);
-            wait_until("the server is gone", || common::is_gone(pid));
+            wait_until("the server is gone", || crate::common::is_gone(pid));
         }
     }
 }

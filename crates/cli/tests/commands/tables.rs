@@ -1,12 +1,8 @@
 //! Tables that change while a device is live, and the words in them: paths and numbers.
 
-#![allow(clippy::unwrap_used)]
-
-mod common;
-
 use std::fs::OpenOptions;
 
-use common::{Loop, Udm, client, for_clients, pattern, read_export, text, write_export};
+use crate::common::{Loop, Udm, client, for_clients, pattern, read_export, text, write_export};
 
 const MIB: u64 = 1 << 20;
 

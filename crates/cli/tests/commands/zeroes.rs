@@ -1,17 +1,11 @@
 //! What clients can learn of zeroes: where there are some without reading, and that writing them
 //! is fast where it is.
 
-#![allow(clippy::unwrap_used)]
-
-mod common;
-#[path = "../../export/tests/common/mod.rs"]
-mod nbd;
-
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 
-use common::{PATIENCE, Udm, client, for_clients, pattern, read_export, text, write_export};
+use crate::common::{PATIENCE, Udm, client, for_clients, pattern, read_export, text, write_export};
 
 const MIB: u64 = 1 << 20;
 const FAST_ZERO: u16 = 1 << 4;
@@ -32,10 +26,10 @@ fn map(uri: &str) -> Vec<(u64, u64, u32)> {
 fn fast_zero(udm: &Udm, offset: u64, len: u32) -> u32 {
     let mut stream = UnixStream::connect(udm.path("vol.sock")).unwrap();
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
-    stream.write_all(&nbd::usual_handshake(false)).unwrap();
-    stream.read_exact(&mut [0; nbd::USUAL_ANSWER_BYTES]).unwrap();
-    let mut client = nbd::Client { stream };
-    client.send(&nbd::request(FAST_ZERO, 6, 1, offset, len));
+    stream.write_all(&crate::nbd::usual_handshake(false)).unwrap();
+    stream.read_exact(&mut [0; crate::nbd::USUAL_ANSWER_BYTES]).unwrap();
+    let mut client = crate::nbd::Client { stream };
+    client.send(&crate::nbd::request(FAST_ZERO, 6, 1, offset, len));
     client.reply(0).error
 }
 

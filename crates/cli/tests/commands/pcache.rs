@@ -1,16 +1,12 @@
 //! A pcache over real processes: dirty data, where it goes, and what is said about it.
 
-#![allow(clippy::unwrap_used)]
-
-mod common;
-
 use std::fs::OpenOptions;
 use std::io::Write;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use common::{PATIENCE, Udm, pattern, read_export, signal, text, wait_until, write_export};
+use crate::common::{PATIENCE, Udm, pattern, read_export, signal, text, wait_until, write_export};
 
 const MIB: u64 = 1 << 20;
 

@@ -2,14 +2,10 @@
 //! Everything else that may touch the same file is tried: another server, another word of the same
 //! table, another name, a part that overlaps, a part elsewhere.
 
-#![allow(clippy::unwrap_used)]
-
-mod common;
-
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-use common::{Udm, pattern, read_export, text, write_export};
+use crate::common::{Udm, pattern, read_export, text, write_export};
 
 const MIB: u64 = 1 << 20;
 const ORIGIN_BYTES: u64 = 64 * MIB;

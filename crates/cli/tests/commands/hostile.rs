@@ -5,14 +5,10 @@
 //! `UDM_HOSTILE_CALLS` choose others. What the frames around them may be is the fuzz target
 //! `control`'s concern; `calls` does the same as this without a process, led by coverage.
 
-#![allow(clippy::unwrap_used)]
-
-mod common;
-
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 
-use common::{PATIENCE, Udm, is_gone, text, wait_until};
+use crate::common::{PATIENCE, Udm, is_gone, text, wait_until};
 use serde_json::{Value, json};
 use udm::prng::Prng;
 

@@ -1,10 +1,6 @@
 //! Logs: what they tell by themselves, and how long they are kept.
 
-#![allow(clippy::unwrap_used)]
-
-mod common;
-
-use common::{Udm, client, for_clients, pattern, signal, text, wait_until, write_export};
+use crate::common::{Udm, client, for_clients, pattern, signal, text, wait_until, write_export};
 
 const MIB: u64 = 1 << 20;
 

@@ -1,13 +1,9 @@
 //! Devices that may only be read: refused where writes will come, offered where they will not.
 
-#![allow(clippy::unwrap_used)]
-
-mod common;
-
 use std::io::Read;
 use std::process::Command;
 
-use common::{Loop, Udm, client, for_clients, pattern, text};
+use crate::common::{Loop, Udm, client, for_clients, pattern, text};
 
 const MIB: u64 = 1 << 20;
 
@@ -54,7 +50,7 @@ fn what_is_read_only_says_so_and_is_shared() {
         let outcome =
             Command::new("nbdinfo").args(["--is", "readonly", &for_clients(&uri)]).status();
         assert!(outcome.unwrap().success(), "{name}: clients are told");
-        assert!(common::read_export(&udm, &uri) == data);
+        assert!(crate::common::read_export(&udm, &uri) == data);
         let words = ["-f", "raw", "-r", "-c", "read 0 512", &for_clients(&uri)];
         client("qemu-io", &words);
         assert!(udm.ok(&["info", name]).contains("Read-only:"));
@@ -95,7 +91,7 @@ fn a_cache_and_its_origin_are_read_and_stay_as_they_are() {
         assert!(line.contains("magic"), "{target}: {line}");
         udm.ok(&["create", "vol", "--table", &words(""), "--export", &uri]);
         let data = pattern(3, 8 << 20);
-        common::write_export(&udm, &uri, &data);
+        crate::common::write_export(&udm, &uri, &data);
         let line = udm.refused(&["create", "one", "--table", &words("?readonly")]);
         assert!(line.contains("in use"), "{target}: {line}");
         udm.kill_server("vol");
@@ -112,7 +108,7 @@ fn a_cache_and_its_origin_are_read_and_stay_as_they_are() {
             let status =
                 Command::new("nbdinfo").args(["--is", "readonly", &for_clients(&uri)]).status();
             assert!(status.unwrap().success(), "{target}: clients are told");
-            let found = common::read_export(&udm, &uri);
+            let found = crate::common::read_export(&udm, &uri);
             assert!(found[..data.len()] == data && found[data.len()..] == old[data.len()..]);
         }
         let line = udm.refused(&["create", "vol", "--table", &words("")]);

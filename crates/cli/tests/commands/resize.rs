@@ -1,14 +1,10 @@
 //! Tables of a live `cache` that are replaced by others: it grows and shrinks, and so does its
 //! origin, under its clients; and what is refused leaves it as it was.
 
-#![allow(clippy::unwrap_used)]
-
-mod common;
-
 use std::fs::File;
 use std::time::Duration;
 
-use common::{Udm, for_clients, pattern, read_export, wait_until, write_export};
+use crate::common::{Udm, for_clients, pattern, read_export, wait_until, write_export};
 
 const MIB: u64 = 1 << 20;
 
