@@ -53,6 +53,7 @@ impl Passed {
                 Place::Tcp { address, .. } => self.is_at_address(*address),
             },
             Uri::Vhost(uri) => self.is_at_path(&uri.path),
+            Uri::Ublk(_) => false,
         }
     }
 

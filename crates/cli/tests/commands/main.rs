@@ -38,6 +38,7 @@ mod tables;
 mod targets;
 mod tls;
 mod transcript;
+mod ublk;
 mod vhost;
 mod wipe;
 mod writecache;

@@ -1,11 +1,7 @@
 //! ublk where the kernel has no driver for it, as on most machines that build udm: the error says
 //! what to do, and nothing is left of what was begun. The disks themselves are tried in the lab.
 
-#![allow(clippy::unwrap_used)]
-
-mod common;
-
-use common::Udm;
+use crate::common::Udm;
 
 #[test]
 fn without_the_driver_the_error_says_what_to_do() {
