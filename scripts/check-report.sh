@@ -40,9 +40,23 @@ window.addEventListener("load", () => {
         say.push("BAD: cut off or not seen: " + text.textContent + " in " + name);
     }
   }
+  for (const flame of document.querySelectorAll("svg.flame, svg.ladder")) {
+    const name = flame.getAttribute("aria-label");
+    const box = flame.getBoundingClientRect();
+    const parts = [...flame.querySelectorAll(".frame, .rung")];
+    if (box.width < 300 || !parts.some(shown)) say.push("BAD: nothing to see: " + name);
+    for (const text of flame.querySelectorAll("text")) {
+      const b = text.getBoundingClientRect();
+      if (b.left < box.left - 1 || b.right > box.right + 1)
+        say.push("BAD: cut off: " + text.textContent + " in " + name);
+    }
+  }
   const data = JSON.parse(document.getElementById("udm-bench").textContent);
   const wanted = data.reduce((sum, page) => sum + page.study.plots.length, 0);
   if (plots.length !== wanted) say.push("BAD: " + plots.length + " plots, not " + wanted);
+  const flames = document.querySelectorAll("svg.flame").length;
+  const asked = data.reduce((sum, page) => sum + (page.study.flames || []).length, 0);
+  if (flames !== asked) say.push("BAD: " + flames + " flamegraphs, not " + asked);
   const loaded = performance.getEntriesByType("resource").filter(one => !one.name.startsWith("data:"));
   for (const one of loaded) say.push("BAD: loads " + one.name);
   say.push("PLOTS " + plots.length + " PAGES " + data.length);

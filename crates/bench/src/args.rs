@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Subcommand, ValueEnum};
+use udm::disk::IoMode;
 
 use crate::job::{Job, Rw};
 
@@ -104,6 +105,35 @@ impl TargetName {
     }
 }
 
+/// Ways to a file, as `?io=` has them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum IoName {
+    /// Past the page cache
+    Direct,
+    /// Through the page cache
+    Buffered,
+    /// Through the page cache, which drops the data right after
+    Dontcache,
+    /// Through the page cache, written out early and at a steady pace
+    Lazy,
+    /// All of them
+    All,
+}
+
+impl IoName {
+    /// The modes that were asked for, each once, with their names.
+    pub fn expand(asked: &[IoName]) -> Vec<(&'static str, IoMode)> {
+        let all = [
+            (IoName::Direct, "direct", IoMode::Direct),
+            (IoName::Buffered, "buffered", IoMode::Buffered),
+            (IoName::Dontcache, "dontcache", IoMode::DontCache),
+            (IoName::Lazy, "lazy", IoMode::Lazy),
+        ];
+        let is_asked = |name: &IoName| asked.contains(name) || asked.contains(&IoName::All);
+        all.into_iter().filter(|(io, ..)| is_asked(io)).map(|(_, name, io)| (name, io)).collect()
+    }
+}
+
 /// What `udm bench` does besides measuring.
 #[derive(Debug, Subcommand)]
 pub enum BenchCommand {
@@ -180,6 +210,12 @@ pub struct BenchArgs {
     /// it for vm.dirty_background_ratio), until the run has ended
     #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u32).range(1..=100))]
     pub dirty_ratio: Option<u32>,
+    /// writeback, randwrite: pcache and writecache over a file that is reached in these ways
+    #[arg(long, value_name = "MODE,...", value_delimiter = ',', value_enum)]
+    pub io: Vec<IoName>,
+    /// Flamegraphs of each case, of the program and the kernel (perf events)
+    #[arg(long)]
+    pub flame: bool,
     /// hitratio: a trace to replay: .csv (op, size, lbn), .lis, or 32-bit block numbers; also .zst
     /// and .xz; may be said more than once. Without one, requests are made up
     #[arg(long, value_name = "FILE")]
@@ -325,6 +361,19 @@ mod tests {
         }
         assert_eq!(parse_seconds("0.5s"), Ok(Duration::from_millis(500)));
         assert!(parse_seconds("-1").is_err());
+    }
+
+    #[test]
+    fn modes_are_those_that_were_asked_for() {
+        let names = |asked: &[IoName]| -> Vec<&str> {
+            IoName::expand(asked).into_iter().map(|(name, _)| name).collect()
+        };
+        assert_eq!(
+            names(&[IoName::All, IoName::Lazy]),
+            ["direct", "buffered", "dontcache", "lazy"]
+        );
+        assert_eq!(names(&[IoName::Lazy, IoName::Direct, IoName::Lazy]), ["direct", "lazy"]);
+        assert!(names(&[]).is_empty());
     }
 
     #[test]

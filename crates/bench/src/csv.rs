@@ -50,7 +50,7 @@ fn with_unit(label: &str, unit: Unit) -> String {
 }
 
 /// In quotes where it has to be.
-fn field(text: &str) -> String {
+pub fn field(text: &str) -> String {
     match text.contains(['"', ',', '\n', '\r']) {
         true => format!("\"{}\"", text.replace('"', "\"\"")),
         false => text.to_owned(),

@@ -11,10 +11,10 @@ use std::path::Path;
 use anyhow::{Context, Result, ensure};
 use serde::{Deserialize, Serialize};
 
-use crate::csv;
 use crate::machine::Machine;
-use crate::results::{Plot, Study, Table};
+use crate::results::{Flame, Plot, Study, Table};
 use crate::svg::{draw, escape};
+use crate::{csv, flame, ladder};
 
 /// A study, and where it ran.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -43,13 +43,15 @@ td.marked { font-weight: bold; background: #e3f0f8; }
 .facts td:first-child { color: #555; }
 .noise { border-left: 5px solid #009e73; padding: .3em .8em; background: #f2faf6; }
 .noise.loud, .broken { border-left-color: #d55e00; background: #fdf1e7; }
-svg.plot { display: block; width: 100%; max-width: 56em; height: auto; margin: 1em 0; }
+svg.plot, svg.flame, svg.ladder { display: block; width: 100%; max-width: 56em; height: auto;
+  margin: 1em 0; }
+svg.flame { max-width: none; } .frame:hover rect { stroke: #000; }
 nav a { margin-right: 1em; }
 details { font-size: .8em; color: #555; margin: 0 0 1.5em; } pre { overflow-x: auto; }
 @media print {
   body { margin: 0; max-width: none; font-size: 9.5pt; } nav { display: none; }
   details { display: none; }
-  section { break-before: page; } table, svg.plot { break-inside: avoid; }
+  section { break-before: page; } table, svg { break-inside: avoid; }
   * { -webkit-print-color-adjust: exact; print-color-adjust: exact; }
 }
 ";
@@ -95,6 +97,7 @@ pub fn write(pages: &[Page]) -> Result<String> {
          <p>What udm's caches do on one machine, beside what they are compared with in the same \
          run. Ratios within a run travel to other machines; absolute numbers do not.</p>\n"
     );
+    out.push_str(&ladder::write(pages));
     out.push_str("<nav>");
     for page in pages {
         let name = escape(&page.study.name);
@@ -133,6 +136,10 @@ fn section(out: &mut String, page: &Page) {
     for one in &study.tables {
         table(out, one);
     }
+    for one in &study.flames {
+        out.push_str(&flame::draw(one));
+        stacks(out, one);
+    }
     claims(out, study);
     for note in &study.notes {
         let _ = writeln!(out, "<p>{}</p>", escape(note));
@@ -152,6 +159,20 @@ fn numbers(out: &mut String, plot: &Plot) {
          <pre>{}</pre>\n</details>\n",
         escape(&plot.title),
         escape(&csv)
+    );
+}
+
+/// The stacks of a flamegraph, folded twice: in the form that other tools take, and on the page.
+fn stacks(out: &mut String, flame: &Flame) {
+    let mut text = String::new();
+    for (stack, count) in &flame.stacks {
+        let _ = writeln!(text, "{stack} {count}");
+    }
+    let name = csv::file_name(&flame.title).replace(".csv", ".folded");
+    let link = csv::percent_encoded(&text);
+    let _ = writeln!(
+        out,
+        "<p><a download=\"{name}\" href=\"data:text/plain;charset=utf-8,{link}\">{name}</a></p>"
     );
 }
 

@@ -19,8 +19,9 @@
 //! | `keeper` | a device's background work, on the calling thread |
 //! | `counting`, `heap` | bytes written to a cache device, memory that the process has allocated |
 //! | `results`, `unit`, `stats` | the numbers |
-//! | `terminal`, `html`, `svg`, `markdown`, `csv` | how they are shown |
+//! | `terminal`, `html`, `svg`, `ladder`, `markdown`, `csv` | how they are shown |
 //! | `versus` | two runs, compared |
+//! | `flame`, `perf` | where time goes: samples of stacks |
 //! | `machine`, `noise` | the machine, and whether it was quiet |
 //! | [`calibrate`], `libpmem` | which instructions copy fastest; servers use it too |
 
@@ -32,10 +33,12 @@ mod cpu;
 mod csv;
 mod dirty_ratio;
 mod fio;
+mod flame;
 mod heap;
 mod html;
 mod job;
 mod keeper;
+mod ladder;
 mod libpmem;
 mod load;
 mod loopdev;
@@ -45,6 +48,7 @@ mod meminfo;
 mod noise;
 mod paper;
 mod pcache_rig;
+mod perf;
 mod policies;
 mod results;
 mod rig;
@@ -152,7 +156,7 @@ fn measure_all(args: &BenchArgs) -> Result<Vec<Page>> {
     let setup = Setup::new(args)?;
     let mut pages = Vec::new();
     for name in StudyName::expand(&args.studies) {
-        let study = measure(name, &setup)?;
+        let study = measure(name, &setup, args.flame)?;
         if !prints_json {
             print(&terminal::study(&study))?;
         }
@@ -162,17 +166,23 @@ fn measure_all(args: &BenchArgs) -> Result<Vec<Page>> {
 }
 
 /// Runs one study, and says how noisy it was meanwhile.
-fn measure(name: StudyName, setup: &Setup) -> Result<Study> {
+fn measure(name: StudyName, setup: &Setup, with_flame: bool) -> Result<Study> {
     let watch = Watch::new();
     let waits = std::io::stderr().is_terminal();
     if waits {
         eprint!("{}: measuring, which may take minutes ...", name.name());
     }
+    let recorder = with_flame.then(flame::Recorder::start);
     let study = studies::run(name, setup);
     if waits {
         eprint!("\r\x1b[K");
     }
     let mut study = study.with_context(|| name.name())?;
+    match recorder {
+        Some(Ok(recorder)) => recorder.finish(&mut study),
+        Some(Err(why)) => study.notes.push(format!("No flamegraphs: {why}.")),
+        None => {}
+    }
     study.noise = Some(watch.judge(&study));
     study.fact("took", format!("{:.1} s", watch.seconds()));
     Ok(study)

@@ -13,11 +13,12 @@ use udm::device::Device;
 use udm::local::Local;
 use udm::prng::Prng;
 
-use crate::cpu;
 use crate::job::{Job, Rw};
 use crate::rig::settle;
 use crate::stats::Histogram;
 use crate::timeline::Timeline;
+use crate::unit::Unit;
+use crate::{cpu, flame};
 
 /// What a load reached.
 #[derive(Clone, Debug)]
@@ -101,6 +102,11 @@ struct Worker<'a> {
 pub fn run(device: &Arc<Device>, job: &Job) -> Result<Reached> {
     let size = job.size.min(device.size_bytes().saturating_sub(job.offset));
     ensure!(size / job.bs > 0, "size={size} holds no request of bs={}", job.bs);
+    let _case = flame::case_if_unnamed(|| {
+        let Job { rw, bs, iodepth, numjobs, .. } = job;
+        let bs = Unit::Bytes.text(*bs as f64);
+        format!("{}: {}, {bs}, depth {iodepth}, {numjobs} jobs", device.name(), rw.name())
+    });
     let gate = Barrier::new(job.numjobs as usize);
     let begun = OnceLock::new();
     let parts: Vec<Result<(Reached, Instant, Instant)>> = std::thread::scope(|scope| {

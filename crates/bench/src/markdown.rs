@@ -26,6 +26,7 @@ pub fn main_numbers(pages: &[Page]) -> Vec<Page> {
         study.claims.retain(|claim| is_told(&name, claim));
         study.plots.clear();
         study.notes.clear();
+        study.flames.clear();
         study.repeats.clear();
         page
     };

@@ -26,6 +26,9 @@ pub struct Study {
     pub plots: Vec<Plot>,
     /// What a reader must know to read it right.
     pub notes: Vec<String>,
+    /// Where time went, case by case, if it was asked for.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub flames: Vec<Flame>,
     /// The main measures, repeat by repeat: what the spread is taken from.
     pub repeats: Vec<Repeats>,
     /// Whether the machine was quiet; set when the study is over.
@@ -44,6 +47,7 @@ impl Study {
             claims: Vec::new(),
             plots: Vec::new(),
             notes: Vec::new(),
+            flames: Vec::new(),
             repeats: Vec::new(),
             noise: None,
         }
@@ -58,6 +62,18 @@ impl Study {
     pub fn repeats(&mut self, what: impl Into<String>, unit: Unit, values: &[f64]) {
         self.repeats.push(Repeats { what: what.into(), unit, values: values.to_vec() });
     }
+}
+
+/// Where the time of a case went, by samples of its stacks.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Flame {
+    /// The case.
+    pub title: String,
+    /// Functions, the outermost first, with `;` between them; and how often they were found so.
+    pub stacks: Vec<(String, u64)>,
+    /// The same of the case that this one is compared with.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub before: Vec<(String, u64)>,
 }
 
 /// One measure, repeat by repeat.

@@ -22,7 +22,7 @@ use udm::units::{GIB, MIB};
 use udm_export::nbd::{Server, Uri};
 
 use crate::afterwards::Afterwards;
-use crate::args::{BenchArgs, JobArgs, TargetName};
+use crate::args::{BenchArgs, IoName, JobArgs, TargetName};
 use crate::calibrate;
 use crate::dirty_ratio::DirtyRatio;
 use crate::job::Job;
@@ -55,6 +55,7 @@ pub struct Setup {
     blocks: Vec<u64>,
     device: Option<PathBuf>,
     may_destroy: bool,
+    io: Vec<IoName>,
     backing: OnceLock<Backing>,
     _dirty_ratio: Option<DirtyRatio>,
     /// Files made where the user said; removed in the end.
@@ -122,6 +123,7 @@ impl Setup {
             blocks: args.blocks.clone(),
             device: args.device.clone(),
             may_destroy: args.destroy,
+            io: args.io.clone(),
             backing: OnceLock::new(),
             _dirty_ratio: args.dirty_ratio.map(DirtyRatio::set).transpose()?,
             made,
@@ -162,6 +164,11 @@ impl Setup {
     /// What was asked of the load.
     pub fn asked(&self) -> &JobArgs {
         &self.job
+    }
+
+    /// The ways to a file that were asked for.
+    pub fn io(&self) -> Vec<(&'static str, IoMode)> {
+        IoName::expand(&self.io)
     }
 
     /// The block device that the user named.

@@ -4,6 +4,8 @@
 #![allow(clippy::unwrap_used)]
 
 mod common;
+#[path = "bench/paths.rs"]
+mod paths;
 
 use std::fs;
 
@@ -178,6 +180,8 @@ fn check_report(text: &str, pages: &[Value]) {
                     && node.attribute("id") == Some(name)
             })
             .unwrap_or_else(|| panic!("no page for {name}"));
+        let flames = study["flames"].as_array().map_or(0, Vec::len);
+        assert_eq!(with_class(section, "flame").count(), flames, "{name}");
         let plots = study["plots"].as_array().unwrap();
         let drawn: Vec<Node<'_, '_>> = with_class(section, "plot").collect();
         assert_eq!(drawn.len(), plots.len(), "{name}");
@@ -192,6 +196,10 @@ fn check_report(text: &str, pages: &[Value]) {
             assert_eq!(with_class(svg, "series").count(), expected, "{name}: {}", plot["title"]);
         }
     }
+    let rungs = with_class(document.root(), "rung").count();
+    let is_on_ladder = |name: &str| pages.iter().any(|page| page["study"]["name"] == name);
+    let has_ladder = ["write", "randwrite", "doors", "iomodes", "pagecache"].map(is_on_ladder);
+    assert_eq!(rungs > 0, has_ladder.contains(&true), "{rungs} rungs");
     for node in document.descendants() {
         for attribute in node.attributes().filter(|one| ["src", "href"].contains(&one.name())) {
             let value = attribute.value();
@@ -277,7 +285,7 @@ fn the_modes_of_io_are_compared_beside_a_published_study() {
     // The report has every plot's numbers as CSV; and two runs can be compared.
     let report = fs::read_to_string(udm.path("report.html")).unwrap();
     let plots = study(&pages, "iomodes")["plots"].as_array().unwrap().len();
-    assert_eq!(report.matches("href=\"data:text/csv").count(), plots);
+    assert_eq!(report.matches("href=\"data:text/csv").count(), plots + 1, "and the ladder's");
     let text = udm.ok(&["bench", "compare", "out.json", "report.html"]);
     assert!(text.contains("Single client, random read, direct"), "{text}");
     assert!(text.lines().any(|line| line.ends_with(" 1.00x")), "{text}");
@@ -432,124 +440,4 @@ fn a_first_server_calibrates_copies_for_the_next() {
     }
     // The scratch file beside the cache device is gone.
     assert_eq!(fs::read_dir(memory.path()).unwrap().count(), 1);
-}
-
-/// Bytes of a loop device for the study of the page cache: what it needs at least.
-const DEVICE_BYTES: u64 = 64 << 20;
-
-#[test]
-fn pages_of_a_block_device_are_buffers_and_those_of_a_file_are_cached() {
-    let udm = Udm::new();
-    fs::create_dir(udm.path("scratch")).unwrap();
-    let words = ["bench", "pagecache", "--path", "scratch", "--json=out.json"];
-    udm.ok(&[&words[..], &["--report", "report.html"], &TINY].concat());
-    let json = fs::read_to_string(udm.path("out.json")).unwrap();
-    let pages: Vec<Value> = serde_json::from_str(&json).unwrap();
-    check_study(&pages[0]);
-    check_report(&fs::read_to_string(udm.path("report.html")).unwrap(), &pages);
-    let study = study(&pages, "pagecache");
-    let mut places = vec![("file", "Cached", 0)];
-    if study["notes"].to_string().contains("No block device was measured") {
-        eprintln!("SKIPPED: no block device: {}", study["notes"]);
-    } else {
-        places.push(("block device", "Buffers", 1));
-    }
-    for (place, counted, other) in &places {
-        let part = claim_of(study, &format!("{place}: growth of {counted} / bytes cached"));
-        assert!(part >= 0.9, "{place}: {part} of its pages were counted in {counted}");
-        let plots = study["plots"].as_array().unwrap();
-        let start = format!("Where pages of a {place} are counted");
-        let plot = plots.iter().find(|plot| plot["title"].as_str().unwrap().starts_with(&start));
-        let points = &plot.unwrap()["series"][*other]["points"];
-        let most = points.as_array().unwrap().iter().map(|point| point[1].as_f64().unwrap());
-        let most = most.fold(0.0, f64::max) / DEVICE_BYTES as f64;
-        // Files are the others' of this machine as well; block devices hardly.
-        assert!(most < 0.5 || *other == 1, "{place}: {most} in the wrong column");
-    }
-    let tables = study["tables"].as_array().unwrap();
-    let table = |start: &str| {
-        let found = tables.iter().find(|one| one["title"].as_str().unwrap().starts_with(start));
-        found.unwrap_or_else(|| panic!("no table {start}"))["rows"].as_array().unwrap()
-    };
-    for load in ["sequential write", "random write", "sequential read", "random read"] {
-        let rows = table(&format!("Page cache, {load}"));
-        assert_eq!(rows.len(), 4 * places.len(), "{load}");
-    }
-    assert_eq!(table("Direct over buffered").len(), 4 * places.len());
-    assert!(study["facts"].to_string().contains("writers wait at"));
-    assert_eq!(fs::read_dir(udm.path("scratch")).unwrap().count(), 0, "something was left behind");
-}
-
-#[test]
-fn a_device_is_only_read_unless_it_may_be_destroyed() {
-    let udm = Udm::new();
-    fs::create_dir(udm.path("scratch")).unwrap();
-    let file = udm.file("precious", DEVICE_BYTES);
-    let bytes = common::pattern(5, DEVICE_BYTES as usize);
-    fs::write(&file, &bytes).unwrap();
-    let words = |device: &str| -> Vec<String> {
-        let words = ["bench", "pagecache", "--path", "scratch", "--device", device];
-        words.into_iter().chain(TINY).map(str::to_owned).collect()
-    };
-    let run = |device: &str, more: &[&str]| {
-        let words = words(device);
-        let words: Vec<&str> =
-            words.iter().map(String::as_str).chain(more.iter().copied()).collect();
-        udm.run(&words)
-    };
-    let outcome = run("precious", &["--destroy"]);
-    assert_eq!(outcome.code, 1, "{outcome:?}");
-    assert!(outcome.err.contains("precious is no block device"), "{outcome:?}");
-    assert_eq!(run("missing", &[]).code, 1);
-    assert_eq!(udm.run(&["bench", "pagecache", "--destroy"]).code, 2, "of what?");
-    let Some(device) = common::Loop::attach(&file, &[]) else { return };
-    let device = common::text(&device.0);
-    let outcome = run(device, &[]);
-    assert_eq!(outcome.code, 0, "{outcome:?}");
-    assert!(outcome.out.contains("Nothing was written to the device"), "{outcome:?}");
-    assert!(outcome.out.contains("block device, buffered, warm"), "{outcome:?}");
-    assert!(fs::read(&file).unwrap() == bytes, "it was written to, unasked");
-    let outcome = run(device, &["--destroy"]);
-    assert_eq!(outcome.code, 0, "{outcome:?}");
-    assert!(!outcome.out.contains("Nothing was written to the device"), "{outcome:?}");
-    assert!(fs::read(&file).unwrap() != bytes, "writes were asked for");
-}
-
-#[test]
-fn a_run_that_is_killed_puts_everything_back() {
-    let udm = Udm::new();
-    fs::create_dir(udm.path("scratch")).unwrap();
-    let ratio = || fs::read_to_string("/proc/sys/vm/dirty_ratio").unwrap().trim().to_owned();
-    let before: u32 = ratio().parse().unwrap();
-    let other = (before % 90 + 1).to_string();
-    let words = ["bench", "pagecache", "--path", "scratch", "--repeats", "50"];
-    let words = [&words[..], &["--dirty-ratio", &other]].concat();
-    let is_root = rustix::process::geteuid().is_root();
-    if before == 0 || !is_root {
-        eprintln!("SKIPPED: only root can set the ratio, and here it is {before}");
-        if !is_root {
-            assert!(udm.refused(&words).contains("--dirty-ratio is for root"));
-        }
-        return;
-    }
-    let files = || fs::read_dir(udm.path("scratch")).unwrap().count();
-    let loops = || {
-        let devices = fs::read_dir("/sys/block").unwrap().flatten();
-        let backing = |device: fs::DirEntry| {
-            fs::read_to_string(device.path().join("loop/backing_file")).unwrap_or_default()
-        };
-        let ours = udm.path("scratch").display().to_string();
-        devices.map(backing).filter(|file| file.starts_with(&ours)).count()
-    };
-    for signal in ["INT", "KILL"] {
-        let mut child = udm.spawn(&words);
-        common::wait_until("the ratio is set", || ratio() == other);
-        common::wait_until("there are files", || files() > 0);
-        common::wait_until("there is a block device", || loops() > 0);
-        common::signal(child.id().into(), signal);
-        assert!(!child.wait().unwrap().success());
-        common::wait_until("the ratio is put back", || ratio() == before.to_string());
-        common::wait_until("the files are gone", || files() == 0);
-        common::wait_until("the block device is gone", || loops() == 0);
-    }
 }

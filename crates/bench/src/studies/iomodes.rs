@@ -20,6 +20,7 @@ use self::pressure::Pressure;
 use self::scene::{Client, Outcome, play};
 use self::second::Checked;
 use super::pagecache::is_unsupported;
+use crate::flame;
 use crate::job::{Job, Rw};
 use crate::machine::file_system;
 use crate::results::{Axis, Claim, Plot, Promise, Study, Table};
@@ -177,12 +178,13 @@ impl Stage<'_> {
     }
 
     /// Plays all rows in turn, again and again. A mode that is not to be had stays without outcome.
-    fn play(&self, rows: &mut [Row], study: &mut Study) -> Result<()> {
+    fn play(&self, title: &str, rows: &mut [Row], study: &mut Study) -> Result<()> {
         for repeat in 0..self.repeats {
             for row in &mut *rows {
                 for client in &mut row.clients {
                     client.job.randseed = repeat as u64 + 1;
                 }
+                let _case = flame::case(format!("{title}: {}", row.name));
                 match play(&row.clients) {
                     Ok(outcome) => row.outcomes.push(outcome),
                     Err(error) if is_unsupported(&error) => {
@@ -212,7 +214,7 @@ fn single(stage: &Stage<'_>, study: &mut Study, checked: &mut Checked) -> Result
             .iter()
             .map(|(mode, io)| Row::new(*mode, vec![stage.client(&stage.whole, *io, rw, bs, 16)]))
             .collect();
-        stage.play(&mut rows, study)?;
+        stage.play(&format!("Single client, {name}"), &mut rows, study)?;
         checked.check(&format!("Single client, {name}"), &rows);
         let is_write = matches!(rw, Rw::Write | Rw::Randwrite);
         show_single(study, name, &rows, is_write, bs);
@@ -300,7 +302,7 @@ fn four(stage: &Stage<'_>, study: &mut Study, checked: &mut Checked) -> Result<(
         stage.quarters.iter().map(one).collect()
     };
     let mut rows: Vec<Row> = MODES.iter().map(|(mode, io)| Row::new(*mode, writers(*io))).collect();
-    stage.play(&mut rows, study)?;
+    stage.play("A: four writers", &mut rows, study)?;
     checked.check("A: four writers", &rows);
     let columns = [
         ("aggregate MB/s", Unit::MbPerSecond),
@@ -377,7 +379,7 @@ fn beside(stage: &Stage<'_>, study: &mut Study, checked: &mut Checked) -> Result
         };
         let mut rows: Vec<Row> =
             MODES.iter().map(|(mode, io)| Row::new(*mode, clients(*io))).collect();
-        stage.play(&mut rows, study)?;
+        stage.play(title, &mut rows, study)?;
         checked.check(title, &rows);
         let columns = [
             ("writer MB/s", Unit::MbPerSecond),
@@ -435,7 +437,7 @@ fn against(stage: &Stage<'_>, study: &mut Study, checked: &mut Checked) -> Resul
     };
     let row = |(mode, io): &(&str, IoMode)| Row::new(format!("{mode}, buffered"), clients(*io));
     let mut rows: Vec<Row> = MODES.iter().map(row).collect();
-    stage.play(&mut rows, study)?;
+    stage.play("E: a writer beside a buffered one", &mut rows, study)?;
     checked.check("E: a writer beside a buffered one", &rows);
     let columns = [
         ("aggregate MB/s", Unit::MbPerSecond),
@@ -480,10 +482,10 @@ fn windows(stage: &Stage<'_>, study: &mut Study) -> Result<()> {
     let name = |window: &u64| format!("{window} MiB");
     let row = |window: &u64| Row::new(name(window), within(four(), *window));
     let mut rows: Vec<Row> = WINDOWS.iter().map(row).collect();
-    stage.play(&mut rows, study)?;
+    stage.play("Footprint: four lazy writers, by window", &mut rows, study)?;
     let row = |window: &u64| Row::new(name(window), within(scattered(), *window));
     let mut random: Vec<Row> = WINDOWS.iter().map(row).collect();
-    stage.play(&mut random, study)?;
+    stage.play("Footprint: random lazy writes, by window", &mut random, study)?;
     let mut table = Table::new("Footprint: lazy, by its window", &columns);
     for (row, random) in rows.iter().zip(&random) {
         let spent = |outcome: &Outcome| {

@@ -11,6 +11,7 @@ mod footprint;
 mod hitratio;
 mod iomodes;
 mod latency;
+mod modes;
 mod nbd;
 mod pagecache;
 mod pcache_write;
@@ -60,6 +61,13 @@ pub fn run(name: StudyName, setup: &Setup) -> Result<Study> {
             .map(|name| name.name())
             .collect();
         bail!("it takes no --target, as {} do", names.join(", "));
+    }
+    if !setup.io().is_empty() {
+        return match name {
+            StudyName::Writeback => modes::writeback(setup),
+            StudyName::Randwrite => modes::randwrite(setup),
+            _ => bail!("it takes no --io, as writeback and randwrite do"),
+        };
     }
     match name {
         StudyName::Copy => copy::run(setup),

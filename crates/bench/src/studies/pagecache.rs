@@ -17,12 +17,12 @@ use udm::local::Local;
 use udm::units::{KIB, MIB};
 
 use crate::job::{Job, Rw};
-use crate::load;
 use crate::machine::file_system;
 use crate::results::{Axis, Claim, Plot, Promise, Study, Table};
 use crate::rig::{Setup, linear_device, open_disk_in};
 use crate::stats::{Histogram, median};
 use crate::unit::Unit;
+use crate::{flame, load};
 
 const MODES: [(&str, IoMode); 4] = [
     ("direct", IoMode::Direct),
@@ -68,6 +68,7 @@ pub fn run(setup: &Setup) -> Result<Study> {
         for repeat in 0..repeats {
             for (nth, (name, mode)) in MODES.into_iter().enumerate() {
                 let job = Job { randseed: repeat as u64 + 1, ..job.clone() };
+                let _case = flame::case(format!("{title}: {name}"));
                 match once(path, mode, &job, &mut found[nth]) {
                     Ok(()) => {}
                     Err(error) if is_unsupported(&error) => {

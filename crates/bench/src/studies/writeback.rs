@@ -20,13 +20,13 @@ use udm::prng::Prng;
 use udm::units::MIB;
 
 use crate::args::TargetName;
-use crate::fio;
 use crate::keeper::Keeper;
 use crate::results::{Axis, Claim, Plot, Promise, Study, Table};
 use crate::rig::{CACHE_BYTES, Setup, need_tools};
 use crate::stats::{median, percentile, ratios, sorted};
 use crate::targets::memory_in_words;
 use crate::unit::Unit;
+use crate::{fio, flame};
 
 const BLOCK: u64 = 4096;
 /// What clients do: a name, and how many writes they make per flush; 0: they never flush.
@@ -88,6 +88,8 @@ pub fn run(setup: &Setup) -> Result<Study> {
                 if round + order + nth == 0 {
                     setup.describe_as(&mut study, cache)?;
                 }
+                let case = format!("{}, clients flush {}", orders[order].0, clients[nth].0);
+                let _case = flame::case(case);
                 rates[order][nth].push(udm_rate(setup, &device, round, bytes, *every)?);
             }
         }
@@ -264,7 +266,7 @@ fn udm_rate(
 }
 
 /// Writes distinct random blocks, in random order, with a flush after each run of this many.
-fn make_dirty(
+pub(super) fn make_dirty(
     device: &Arc<Device>,
     round: usize,
     backing_bytes: u64,

@@ -19,7 +19,7 @@ use crate::results::{Axis, Claim, Plot, Promise, Study, Table};
 use crate::rig::{Setup, linear_device};
 use crate::stats::{Histogram, median};
 use crate::unit::Unit;
-use crate::{cpu, dirty_ratio, load};
+use crate::{cpu, dirty_ratio, flame, load};
 
 /// Name, what is done, bytes of a request, requests in flight.
 const LOADS: [(&str, Rw, u64, u32); 4] = [
@@ -35,6 +35,9 @@ const WAYS: [(&str, IoMode, bool); 4] = [
     ("buffered, cold", IoMode::Buffered, false),
     ("buffered, warm", IoMode::Buffered, true),
 ];
+/// Places of two of them.
+const BUFFERED_COLD: usize = 2;
+const BUFFERED_WARM: usize = 3;
 /// Published for sequential writes to an NVMe device: direct is twice as fast as buffered.
 const PUBLISHED_RATIO: f64 = 2.0;
 /// How often it is looked where pages are counted.
@@ -75,8 +78,8 @@ pub fn run(setup: &Setup, study: &mut Study) -> Result<()> {
         for repeat in 0..setup.repeats(1, 5) {
             for (place, cells) in these.iter().zip(&mut cells) {
                 let job = Job { randseed: repeat as u64 + 1, ..job(place) };
-                for ((_, io, is_warm), cell) in WAYS.iter().zip(cells) {
-                    match once(place, *io, *is_warm, &job, cell) {
+                for ((way, io, is_warm), cell) in WAYS.iter().zip(cells) {
+                    match once(place, *io, *is_warm, &job, cell, &case_name(place, title, way)) {
                         Err(error) if is_unsupported(&error) => {
                             let note = format!("{} was not measured: {error:#}", place.name);
                             if !study.notes.contains(&note) {
@@ -89,6 +92,7 @@ pub fn run(setup: &Setup, study: &mut Study) -> Result<()> {
             }
         }
         show(study, &mut worth, title, &these, &cells);
+        compare_flames(&these, title);
     }
     study.tables.push(worth);
     if places.iter().any(|place| !place.may_write) {
@@ -98,8 +102,31 @@ pub fn run(setup: &Setup, study: &mut Study) -> Result<()> {
     Ok(())
 }
 
+/// What a flamegraph of it is called.
+fn case_name(place: &Place, title: &str, way: &str) -> String {
+    format!("{title}: {}, {way}", place.name)
+}
+
+/// How a warm cache differs from a cold one, and a file from a block device.
+fn compare_flames(places: &[&Place], title: &str) {
+    let name = |place: &Place, nth: usize| case_name(place, title, WAYS[nth].0);
+    for place in places {
+        flame::compare(&name(place, BUFFERED_COLD), &name(place, BUFFERED_WARM));
+    }
+    if let [device, file] = places {
+        flame::compare(&name(device, BUFFERED_COLD), &name(file, BUFFERED_COLD));
+    }
+}
+
 /// One repeat of one way.
-fn once(place: &Place, io: IoMode, is_warm: bool, job: &Job, cell: &mut Cell) -> Result<()> {
+fn once(
+    place: &Place,
+    io: IoMode,
+    is_warm: bool,
+    job: &Job,
+    cell: &mut Cell,
+    name: &str,
+) -> Result<()> {
     let device = linear_device(place.disk(io)?)?;
     if is_warm {
         place.warm()?
@@ -108,6 +135,7 @@ fn once(place: &Place, io: IoMode, is_warm: bool, job: &Job, cell: &mut Cell) ->
     }
     let is_write = job.rw.read_percent(0) == 0;
     let (before, begun) = (cpu::of_process(), std::time::Instant::now());
+    let case = flame::case(name);
     let (reached, seen) = meminfo::during(|| {
         let reached = load::run(&device, job)?;
         if is_write {
@@ -116,6 +144,7 @@ fn once(place: &Place, io: IoMode, is_warm: bool, job: &Job, cell: &mut Cell) ->
         }
         Ok::<_, anyhow::Error>((reached, begun.elapsed().as_secs_f64()))
     });
+    drop(case);
     let (reached, until_durable) = reached?;
     let seconds = if is_write { until_durable } else { reached.seconds };
     let requests = reached.count().max(1) as f64;
@@ -171,7 +200,7 @@ fn show(
         let rate = |nth: usize| median(&cells[nth].rates);
         let is_published = title == "sequential write" && place.name == "block device";
         let published = if is_published { PUBLISHED_RATIO } else { f64::NAN };
-        let ratios = [rate(0) / rate(2), rate(1) / rate(3), published];
+        let ratios = [rate(0) / rate(BUFFERED_COLD), rate(1) / rate(BUFFERED_WARM), published];
         worth.row(format!("{}, {title}", place.name), &ratios);
     }
     if !table.rows.is_empty() {
