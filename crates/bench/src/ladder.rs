@@ -1,5 +1,5 @@
-//! The first page of a report: what this machine's path is like, as one ladder of times, from a copy
-//! in memory to the slow device, with every door and every mode of I/O. It is filled from the
+//! The first page of a report: what this machine's path is like, as one ladder of times, from a
+//! copy in memory to the slow device, with every door and every mode of I/O. It is filled from the
 //! studies that the report has.
 
 use std::fmt::Write;
@@ -205,10 +205,11 @@ fn draw(rungs: &[Rung]) -> String {
     let bottom = TOP + rungs.len() as f64 * ROW;
     let height = bottom + 8.0;
     let mut out = format!(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" class=\"ladder\" viewBox=\"0 0 {WIDTH} {height}\" \
-         role=\"img\" aria-label=\"Ladder of latencies\" font-family=\"sans-serif\" \
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" class=\"ladder\" \
+         viewBox=\"0 0 {WIDTH} {height}\" role=\"img\" aria-label=\"Ladder of latencies\" \
+         font-family=\"sans-serif\" \
          font-size=\"12\">\n<rect width=\"{WIDTH}\" height=\"{height}\" fill=\"#ffffff\"/>\n\
-         <text x=\"0\" y=\"16\" font-weight=\"bold\">How long a request takes on this machine</text>\n"
+         <text x=\"0\" y=\"16\" font-weight=\"bold\">How long a request takes here</text>\n"
     );
     let mut at = 0.0;
     for (_, name, colour) in

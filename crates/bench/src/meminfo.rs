@@ -24,7 +24,8 @@ pub struct Meminfo {
 pub const NAMES: [&str; 4] = ["Buffers", "Cached", "Dirty", "Writeback"];
 
 impl Meminfo {
-    fn now() -> Meminfo {
+    /// As it is now.
+    pub fn now() -> Meminfo {
         Meminfo::parse(&fs::read_to_string("/proc/meminfo").unwrap_or_default())
     }
 

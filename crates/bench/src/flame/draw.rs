@@ -57,8 +57,9 @@ pub fn draw(flame: &Flame) -> String {
     let height = TOP + rows as f64 * ROW + 6.0;
     let title = escape(&flame.title);
     let mut out = format!(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" class=\"flame\" viewBox=\"0 0 {WIDTH} {height}\" \
-         role=\"img\" aria-label=\"{title}\" font-family=\"sans-serif\" font-size=\"10\">\n\
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" class=\"flame\" \
+         viewBox=\"0 0 {WIDTH} {height}\" role=\"img\" aria-label=\"{title}\" \
+         font-family=\"sans-serif\" font-size=\"10\">\n\
          <rect width=\"{WIDTH}\" height=\"{height}\" fill=\"#ffffff\"/>\n\
          <text x=\"0\" y=\"16\" font-size=\"12\" font-weight=\"bold\">{title}</text>\n"
     );

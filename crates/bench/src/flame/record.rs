@@ -32,7 +32,7 @@ pub struct Sample<'a> {
 #[derive(Clone, Debug, PartialEq)]
 pub enum Record<'a> {
     Sample(Sample<'a>),
-    /// So many samples were lost, because nobody took them in time.
+    /// This many samples were lost, because nobody took them in time.
     Lost(u64),
     /// Nothing that is understood.
     Other,

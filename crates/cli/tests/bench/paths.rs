@@ -1,7 +1,8 @@
-//! `udm bench pagecache`, flamegraphs, and caches over a file in each mode: what is measured, what is
-//! never touched unasked, and what a killed run leaves.
+//! `udm bench pagecache`, flamegraphs, and caches over a file in each mode: what is measured, what
+//! is never touched unasked, and what a killed run leaves.
 
 use std::fs;
+use std::sync::{Mutex, PoisonError};
 
 use serde_json::Value;
 
@@ -11,8 +12,12 @@ use crate::{TINY, check_report, check_study, check_table, claim_of, study};
 /// Bytes of a loop device for the study of the page cache: what it needs at least.
 const DEVICE_BYTES: u64 = 64 << 20;
 
+/// What the kernel counts in Buffers is every test's.
+static ALONE: Mutex<()> = Mutex::new(());
+
 #[test]
 fn pages_of_a_block_device_are_buffers_and_those_of_a_file_are_cached() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let udm = Udm::new();
     fs::create_dir(udm.path("scratch")).unwrap();
     let words = ["bench", "pagecache", "--path", "scratch", "--json=out.json"];
@@ -56,6 +61,7 @@ fn pages_of_a_block_device_are_buffers_and_those_of_a_file_are_cached() {
 
 #[test]
 fn a_device_is_only_read_unless_it_may_be_destroyed() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let udm = Udm::new();
     fs::create_dir(udm.path("scratch")).unwrap();
     let file = udm.file("precious", DEVICE_BYTES);
@@ -91,6 +97,7 @@ fn a_device_is_only_read_unless_it_may_be_destroyed() {
 
 #[test]
 fn a_run_that_is_killed_puts_everything_back() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let udm = Udm::new();
     fs::create_dir(udm.path("scratch")).unwrap();
     let ratio = || fs::read_to_string("/proc/sys/vm/dirty_ratio").unwrap().trim().to_owned();

@@ -14,7 +14,7 @@ use udm::units::{KIB, MIB};
 use super::is_unsupported;
 use super::places::Place;
 use crate::job::{Job, Rw};
-use crate::meminfo::{self, Seen};
+use crate::meminfo::{self, Meminfo, Seen};
 use crate::results::{Axis, Claim, Plot, Promise, Study, Table};
 use crate::rig::{Setup, linear_device};
 use crate::stats::{Histogram, median};
@@ -40,8 +40,8 @@ const BUFFERED_COLD: usize = 2;
 const BUFFERED_WARM: usize = 3;
 /// Published for sequential writes to an NVMe device: direct is twice as fast as buffered.
 const PUBLISHED_RATIO: f64 = 2.0;
-/// How often it is looked where pages are counted.
-const LOOKS: usize = 3;
+/// How often all pages are dropped and read, to see where they are counted.
+const STEPS: usize = 9;
 
 /// What a way reached with a load, repeat by repeat.
 #[derive(Debug, Default)]
@@ -210,27 +210,21 @@ fn show(
 }
 
 /// Where the kernel counts pages: all is written through the page cache, flushed, read again, and
-/// dropped, while somebody looks. Again and again, because others use memory as well.
+/// dropped, while somebody looks. Others use memory as well: so the growth that counts is that of
+/// short steps, and the median of many.
 fn counted_where(place: &Place, study: &mut Study) -> Result<()> {
     let what = if place.may_write { "written, flushed, read, dropped" } else { "read, dropped" };
     let title = format!("Where pages of a {} are counted: {what}", place.name);
     let axis = Axis::linear("more bytes than before", Unit::Bytes);
     let mut plot = Plot::lines(&title, Axis::linear("seconds", Unit::Number), axis);
-    let mut growth = Vec::new();
-    for _ in 0..LOOKS {
-        let seen = look(place)?;
-        growth.push(seen.growth());
-        if growth.len() == LOOKS {
-            for (nth, name) in meminfo::NAMES.iter().enumerate() {
-                plot.add(*name, seen.over_time().map(|(at, grown)| (at, grown[nth])).collect());
-            }
-        }
+    let seen = look(place)?;
+    for (nth, name) in meminfo::NAMES.iter().enumerate() {
+        plot.add(*name, seen.over_time().map(|(at, grown)| (at, grown[nth])).collect());
     }
     study.plots.push(plot);
+    let steps: Vec<[f64; 4]> = (0..STEPS).map(|_| step(place)).collect::<Result<_>>()?;
     let [meant, other] = if place.name == "file" { [1, 0] } else { [0, 1] };
-    let parts = |nth: usize| -> Vec<f64> {
-        growth.iter().map(|growth| growth[nth] / place.bytes as f64).collect()
-    };
+    let parts = |nth: usize| -> Vec<f64> { steps.iter().map(|grown| grown[nth]).collect() };
     let what =
         |nth: usize| format!("{}: growth of {} / bytes cached", place.name, meminfo::NAMES[nth]);
     study.claims.push(Claim::new(what(meant), &parts(meant), Some(Promise::AtLeast(0.9))));
@@ -245,6 +239,18 @@ fn counted_where(place: &Place, study: &mut Study) -> Result<()> {
         median(&parts(other)) * 100.0,
     ));
     Ok(())
+}
+
+/// How much each of /proc/meminfo's four grows while all of `place` is read, as parts of it.
+fn step(place: &Place) -> Result<[f64; 4]> {
+    place.cool()?;
+    let before = Meminfo::now().values();
+    place.read_again()?;
+    let mut grown = Meminfo::now().values();
+    for (grown, before) in grown.iter_mut().zip(before) {
+        *grown = (*grown - before).max(0.0) / place.bytes as f64;
+    }
+    Ok(grown)
 }
 
 /// What is seen of one pass over all of `place`.
