@@ -210,9 +210,8 @@ odd() {
 
 rate() {
   attach $1
-  labio rate $disk 5 1 > /dev/null
-  echo "RATE $1 1: $(labio rate $disk 10 1)"
-  echo "RATE $1 4: $(labio rate $disk 10 4)"
+  labio rate $disk 3 4 > /dev/null
+  for threads in 1 16; do echo "RATE $1 $threads: $(labio rate $disk 5 $threads)"; done
   clean $1
   detach $1
 }

@@ -30,6 +30,8 @@ pub struct Command {
 /// Commands to ublk's control device (`/dev/ublk-control`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum UblkControl {
+    /// The processors whose requests come to a queue: into the buffer; with the queue's number.
+    QueueAffinity,
     /// What a device is: into the buffer.
     DeviceInfo,
     /// Makes a device, of what the buffer says, and puts there what became of it.
@@ -60,6 +62,7 @@ impl UblkControl {
     /// Its number, as `linux/ublk_cmd.h` composes it.
     pub(super) fn number(self) -> u32 {
         let (direction, which) = match self {
+            UblkControl::QueueAffinity => (READ, 0x01),
             UblkControl::DeviceInfo => (READ, 0x02),
             UblkControl::Add => (READ_WRITE, 0x04),
             UblkControl::Delete => (READ_WRITE, 0x05),
@@ -146,6 +149,7 @@ mod tests {
     #[test]
     fn numbers_are_those_of_the_kernels_header() {
         let expected = [
+            (UblkControl::QueueAffinity, 0x8020_7501),
             (UblkControl::DeviceInfo, 0x8020_7502),
             (UblkControl::Add, 0xC020_7504),
             (UblkControl::Delete, 0xC020_7505),

@@ -17,6 +17,8 @@ const PLACE: &str = "/dev/ublk-control";
 const ANSWER_MAX: Duration = Duration::from_secs(60);
 /// Bytes of what the driver is able to do.
 const FEATURES_BYTES: usize = 8;
+/// Bytes of a set of processors: room for 1024 of them.
+pub const PROCESSORS_BYTES: usize = 128;
 /// A number that the driver chooses.
 pub const ANY_NUMBER: u32 = u32::MAX;
 
@@ -113,6 +115,13 @@ impl Control {
         params[..4].copy_from_slice(&(PARAMS_BYTES as u32).to_le_bytes());
         let said = self.give(what, number, 0, params);
         said.map(|params| sectors_of(&params)).map_err(|errno| refused(what, number, errno))
+    }
+
+    /// The processors whose requests come to a queue, one bit for each.
+    pub fn processors_of(&mut self, number: u32, queue: u16) -> Result<[u8; PROCESSORS_BYTES]> {
+        let what = UblkControl::QueueAffinity;
+        let said = self.give(what, number, queue.into(), [0; PROCESSORS_BYTES]);
+        said.map_err(|errno| refused(what, number, errno))
     }
 
     /// Lets clients in, when all queues fetch.

@@ -26,6 +26,7 @@ use std::time::{Duration, Instant};
 
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use udm::device::Device;
 use udm::error::{Error, Kind, Result};
 use udm::limits::{Limit, limit};
@@ -36,7 +37,7 @@ use udm::target::{Fact, FactValue};
 
 use crate::door::Door;
 
-use control::{ANY_NUMBER, Control};
+use control::{ANY_NUMBER, Control, PROCESSORS_BYTES};
 use counts::Counts;
 use proto::{Info, Params, State, feature};
 pub use uri::Uri;
@@ -124,8 +125,13 @@ impl Server {
         let file = open_file(number)?;
         for queue in 0..queues {
             let (shared, file) = (self.shared.clone(), file.clone());
+            // Where that cannot be said, the scheduler chooses.
+            let processors = control.processors_of(number, queue).ok();
             let name = format!("udm-ublk{number}.{queue}");
             self.queues.push(Queue::run_with_commands(&name, move |core| {
+                if let Some(processors) = processors {
+                    run_on(&processors);
+                }
                 Worker::start(core, shared, file, queue, depth)
             })?);
         }
@@ -291,6 +297,22 @@ fn open_file(number: u32) -> Result<Arc<OwnedFd>> {
             Err(errno) => return Err(Error::from_io("opening", place, errno.into())),
             Ok(file) => return Ok(Arc::new(file)),
         }
+    }
+}
+
+/// Keeps this thread on `processors`, as far as it may run there: a client that waits for an answer
+/// and its server then take turns on one processor, and none has to be woken.
+fn run_on(processors: &[u8; PROCESSORS_BYTES]) {
+    let Ok(allowed) = sched_getaffinity(None) else { return };
+    let mut wanted = CpuSet::new();
+    for processor in 0..CpuSet::MAX_CPU.min(8 * PROCESSORS_BYTES) {
+        let is_meant = processors[processor / 8] & 1 << (processor % 8) != 0;
+        if is_meant && allowed.is_set(processor) {
+            wanted.set(processor);
+        }
+    }
+    if wanted.count() > 0 {
+        let _ = sched_setaffinity(None, &wanted);
     }
 }
 
