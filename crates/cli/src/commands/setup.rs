@@ -89,6 +89,7 @@ pub fn compose(name: &str, args: &SetupArgs) -> Result<Composed> {
         nature,
         device_block_bytes: origin.block_bytes.max(fast.block_bytes),
         mode: args.mode,
+        policy: args.policy.as_deref(),
         block_bytes: args.block_size.0,
         found,
     };
@@ -245,8 +246,9 @@ fn kernel_lines(name: &str, table: &Table, kind: &TargetType, nature: Fast) -> V
             }
         }
     }
-    // What follows a cache's own words, the kernel ignores.
-    let text = table.to_string();
+    // What follows a cache's own words, the kernel ignores. It knows no policy of ours, and drops
+    // its hints.
+    let text = table.to_string().replace(" probation 0", " smq 0");
     lines.push(format!("dmsetup create {} --table \"{}\"", shell(name), text.trim_end()));
     lines
 }

@@ -186,6 +186,26 @@ fn a_cache_that_writes_through_never_has_dirty_data() {
 }
 
 #[test]
+fn a_policy_is_taken_and_may_be_another_the_next_time() {
+    let bench = Bench::new();
+    let uri = bench.udm.uri("vol.sock");
+    let words = ["--fast", "ssd.img", "--target", "cache", "--export", &uri];
+    let data = pattern(7, 8 << 20);
+    for policy in ["probation", "smq", "probation"] {
+        let made = bench.create(&[&words[..], &["--policy", policy]].concat());
+        assert!(made["table"].as_str().unwrap().trim_end().ends_with(&format!(" {policy} 0")));
+        assert!(made["kernel"].to_string().contains(" smq 0"), "{made}");
+        write_export(&bench.udm, &uri, &data);
+        assert!(read_export(&bench.udm, &uri)[..8 << 20] == data);
+        bench.udm.ok(&["remove", "vol"]);
+    }
+    bench.create(&words);
+    assert!(read_export(&bench.udm, &uri)[..8 << 20] == data);
+    bench.udm.ok(&["remove", "vol", "--drain"]);
+    assert!(std::fs::read(bench.udm.path("slow.img")).unwrap()[..8 << 20] == data);
+}
+
+#[test]
 fn a_cache_on_one_device_takes_nobodys_data() {
     let bench = Bench::new();
     let words = ["--fast", "ssd.img", "--target", "cache"];
@@ -311,6 +331,7 @@ fn slips_are_refused_before_anything_is_written() {
         (&["--fast", "ssd.img", "--block-size", "1000"], "power of two"),
         (&["--fast", "ssd.img", "--mode", "writethrough"], "no mode writethrough"),
         (&["--fast", &fast, "--mode", "writethrough"], "no mode writethrough"),
+        (&["--fast", "ssd.img", "--policy", "probation"], "one policy"),
         (&["--fast", &fast, "--block-size", "4K"], "no blocks of one size"),
     ] {
         let line = bench.refused(words);

@@ -76,6 +76,8 @@ pub enum PolicyName {
     Smq,
     /// `mq`: the same, with settings that are ignored.
     Mq,
+    /// `probation`, our own: blocks enter in part, and stay if they are used again.
+    Probation,
     /// `cleaner`: everything is written back, and nothing new is admitted.
     Cleaner,
 }
@@ -86,6 +88,7 @@ impl PolicyName {
         match self {
             PolicyName::Smq => "smq",
             PolicyName::Mq => "mq",
+            PolicyName::Probation => "probation",
             PolicyName::Cleaner => "cleaner",
         }
     }
@@ -139,9 +142,10 @@ impl TableArgs {
         let policy = match required(at, "the policy")?.text.as_str() {
             "default" | "smq" => PolicyName::Smq,
             "mq" => PolicyName::Mq,
+            "probation" => PolicyName::Probation,
             "cleaner" => PolicyName::Cleaner,
             other => {
-                let details = format!("'{other}' is not default, smq, mq or cleaner");
+                let details = format!("'{other}' is not default, smq, mq, probation or cleaner");
                 return Err(wrong(words, at, "Error creating cache's policy", &details));
             }
         };

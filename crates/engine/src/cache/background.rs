@@ -16,6 +16,7 @@ use super::args::PolicyName;
 use super::blocks::Blocks;
 use super::commit::Purpose;
 use super::copy::{Copies, Task};
+use super::partial::PARTIALS_MAX;
 use super::policy::Next;
 use super::traffic::Mover;
 use super::{Cache, TOKEN_CLEANED};
@@ -33,7 +34,7 @@ pub(super) const HURRY_BYTES_MAX: u64 = 32 * MIB;
 /// Slots that are made free together when one is wanted.
 pub(super) const ROOM_MAX: u32 = 64;
 /// Of this many slots one is kept free.
-const ROOM_PART: u32 = 64;
+pub(super) const ROOM_PART: u32 = 64;
 
 /// The background, and the part of it that others use without its lock.
 #[derive(Debug)]
@@ -41,6 +42,8 @@ pub(super) struct Background {
     agenda: Mutex<Agenda>,
     alarm: Alarm,
     requests: AtomicU64,
+    /// I/O for others: who asked for a block may not come again.
+    errands: Mutex<VecDeque<DiskIo>>,
 }
 
 /// State of the background.
@@ -83,6 +86,41 @@ impl Agenda {
     }
 }
 
+/// Does what the policy says. How many slots become free by that, soon; `None`: that cannot be done
+/// now.
+fn follow(blocks: &mut Blocks, agenda: &mut Agenda, next: Next) -> Option<u32> {
+    let (Next::Leave(slot) | Next::Clean(slot) | Next::Complete(slot)) = next;
+    let Some(block) = blocks.slots.block(slot) else { return blocks.follow_in_part(next) };
+    let is_dirty = blocks.slots.is_dirty(slot);
+    let is_quiet = blocks.traffic.is_quiet(block);
+    match next {
+        Next::Leave(_)
+            if mutants::is(Mutant::LeftWhileRead)
+                && !is_dirty
+                && blocks.traffic.mover(block).is_none()
+                && !blocks.traffic.has_writers(block) =>
+        {
+            blocks.leave(block, slot);
+        }
+        Next::Leave(_) if is_quiet && !is_dirty => blocks.leave(block, slot),
+        Next::Clean(_) if is_quiet && is_dirty => agenda.left.push_back((slot, block)),
+        Next::Leave(_) if is_quiet => {
+            // Its turn to leave comes again, when it is clean.
+            blocks.policy.stay(slot);
+            blocks.policy.set_dirty(slot, true);
+            agenda.left.push_back((slot, block));
+        }
+        Next::Leave(_) | Next::Clean(_) => {
+            blocks.policy.stay(slot);
+            blocks.policy.set_dirty(slot, is_dirty);
+            return None;
+        }
+        // All of it is there.
+        Next::Complete(_) => return Some(0),
+    }
+    Some(1)
+}
+
 /// Whether a block must not be written back now, because a request writes to it.
 fn is_written(blocks: &Blocks, block: u64) -> bool {
     blocks.traffic.has_writers(block) && !mutants::is(Mutant::CleanedBesideWriter)
@@ -94,6 +132,7 @@ impl Background {
             agenda: Mutex::default(),
             alarm: Alarm::new(events),
             requests: AtomicU64::new(0),
+            errands: Mutex::default(),
         }
     }
 
@@ -105,6 +144,11 @@ impl Background {
     /// Makes sure that the background will look.
     pub(super) fn arm(&self) {
         self.alarm.arm(true);
+    }
+
+    /// Has the background see to an I/O.
+    pub(super) fn run_errand(&self, io: DiskIo) {
+        lock(&self.errands).push_back(io);
     }
 
     /// A client asks for something.
@@ -155,10 +199,12 @@ impl Cache {
 
     /// All that the background does, in this order.
     fn work(&self, agenda: &mut Agenda, port: &mut Port) {
+        port.ios.append(&mut lock(&self.background.errands));
         let is_suspended = self.orders.is_suspended();
         if !is_suspended {
             self.promote(agenda, port);
             self.make_room(agenda);
+            self.fill_gaps(port);
         }
         self.write_back(agenda, port);
         if is_suspended {
@@ -176,45 +222,20 @@ impl Cache {
             return;
         }
         blocks.wants_room = false;
-        let wanted = (blocks.slots.count() / ROOM_PART).clamp(1, ROOM_MAX);
-        let mut coming = blocks.slots.free()
+        let wanted = blocks.room();
+        // Blocks in part have a bound of their own.
+        let is_full = blocks.slots.partials.count() >= PARTIALS_MAX;
+        let mut coming = if is_full { 0 } else { blocks.slots.free() }
             + blocks.changes.leaving.len() as u32
             + agenda.left.len() as u32
             + agenda.cleaning as u32;
         while coming < wanted {
             let Some(next) = blocks.policy.next() else { break };
-            match self.follow(&mut blocks, agenda, next) {
-                true => coming += 1,
-                false => break,
+            match follow(&mut blocks, agenda, next) {
+                Some(count) => coming += count,
+                None => break,
             }
         }
-    }
-
-    /// Does what the policy says. Whether a slot becomes free by that, soon.
-    fn follow(&self, blocks: &mut Blocks, agenda: &mut Agenda, next: Next) -> bool {
-        let (Next::Leave(slot) | Next::Clean(slot) | Next::Complete(slot)) = next;
-        let Some(block) = blocks.slots.block(slot) else { return false };
-        let is_dirty = blocks.slots.is_dirty(slot);
-        let is_quiet = blocks.traffic.is_quiet(block);
-        match next {
-            Next::Leave(_)
-                if mutants::is(Mutant::LeftWhileRead)
-                    && !is_dirty
-                    && blocks.traffic.mover(block).is_none()
-                    && !blocks.traffic.has_writers(block) =>
-            {
-                blocks.leave(block, slot);
-            }
-            Next::Leave(_) if is_quiet && !is_dirty => blocks.leave(block, slot),
-            Next::Clean(_) if is_quiet && is_dirty => agenda.left.push_back((slot, block)),
-            Next::Leave(_) | Next::Clean(_) => {
-                blocks.policy.stay(slot);
-                blocks.policy.set_dirty(slot, is_dirty);
-                return false;
-            }
-            Next::Complete(_) => {}
-        }
-        true
     }
 
     /// Begins to copy blocks that the policy wants, within the limit.
@@ -230,7 +251,9 @@ impl Cache {
                 }
             };
             let is_well = !blocks.trouble.has_lost && !blocks.trouble.is_stuck;
-            if !is_free || !is_well || blocks.slots.find(block).is_some() {
+            let is_there =
+                blocks.slots.find(block).is_some() || blocks.slots.partials.slot(block).is_some();
+            if !is_free || !is_well || is_there {
                 continue;
             }
             let Some(slot) = blocks.slots.take() else {
@@ -438,6 +461,9 @@ impl Cache {
     /// Suspended: when nothing is in flight, the medium gets everything exactly.
     fn come_to_rest(&self, agenda: &mut Agenda, port: &mut Port) {
         if !agenda.is_idle() {
+            return;
+        }
+        if !self.blocks().leave_parts() {
             return;
         }
         let mut state = self.commits.lock();

@@ -17,7 +17,7 @@ use crate::sync::Arc;
 use super::args::Mode;
 use super::changes::Changes;
 use super::metadata::bits::{Bits, words_of};
-use super::policy::{Admission, Miss, Policy, Uses};
+use super::policy::{Admission, Fill, Miss, Policy, Uses};
 use super::slots::Slots;
 use super::traffic::{Mover, Traffic};
 
@@ -35,6 +35,13 @@ pub(super) enum Way {
     Both(u32),
     /// A write of a whole block, to a slot that will hold it.
     New(u32),
+    /// To the origin. The data goes to a slot that has a part of the block, after the answer.
+    Fill {
+        /// The slot.
+        slot: u32,
+        /// Number of the fill.
+        id: u32,
+    },
     /// Zeroes of a whole block, to the origin below a slot, which is given up then.
     Below(u32),
 }
@@ -95,7 +102,7 @@ pub(super) struct Blocks {
     mode: Mode,
     admits: bool,
     /// Words of slots that were written to since the last look, and before.
-    touched: [Bits; 2],
+    pub(super) touched: [Bits; 2],
     /// Slots that could not be read when they were clean.
     unreadable: HashSet<u32>,
 }
@@ -152,10 +159,16 @@ impl Blocks {
             let passes = self.mode == Mode::Passthrough || self.trouble.has_lost;
             return Claim::Go(if passes { Way::Origin } else { Way::Slot(slot) });
         }
-        self.stats.read_misses += 1;
-        self.ask(miss);
+        let way = match self.read_in_part(miss) {
+            Some(way) => way,
+            None => {
+                self.stats.read_misses += 1;
+                let fill = self.ask(miss);
+                fill.map_or(Way::Origin, |fill| self.enter_in_part(miss, fill))
+            }
+        };
         self.traffic.begin_request(block, false);
-        Claim::Go(Way::Origin)
+        Claim::Go(way)
     }
 
     /// A write of a part of a block. `is_whole`: it has data for all of it.
@@ -219,6 +232,10 @@ impl Blocks {
 
     fn write_miss(&mut self, miss: &Miss, is_whole: bool) -> Claim {
         let block = miss.block;
+        if let Some(way) = self.write_in_part(miss, true) {
+            self.traffic.begin_request(block, true);
+            return Claim::Go(way);
+        }
         match self.traffic.mover(block) {
             Some(Mover::Leaving) if !mutants::is(Mutant::LeavingWritten) => {
                 return match self.trouble.is_stuck {
@@ -237,7 +254,7 @@ impl Blocks {
         }
         self.stats.write_misses = self.stats.write_misses.wrapping_add(1);
         let enters = self.ask(miss);
-        let may_be_new = is_whole && enters && self.mode == Mode::Writeback;
+        let may_be_new = is_whole && enters.is_some() && self.mode == Mode::Writeback;
         if may_be_new && self.traffic.is_quiet(block) {
             if let Some(slot) = self.slots.take() {
                 self.wishes.retain(|wish| *wish != block);
@@ -248,8 +265,9 @@ impl Blocks {
             self.wants_room = true;
             self.has_work = true;
         }
+        let way = enters.map_or(Way::Origin, |fill| self.enter_in_part(miss, fill));
         self.traffic.begin_request(block, true);
-        Claim::Go(Way::Origin)
+        Claim::Go(way)
     }
 
     /// Zeroes for a part of a block. `is_whole`: for all of it.
@@ -285,6 +303,7 @@ impl Blocks {
                 Some(Mover::Leaving) if self.trouble.is_stuck => Claim::Fail(Status::Io),
                 Some(Mover::Leaving | Mover::Overwrite) => self.wait(block),
                 mover => {
+                    let way = self.write_in_part(miss, false).unwrap_or(Way::Origin);
                     if matches!(mover, Some(Mover::Promotion { .. }))
                         && !mutants::is(Mutant::ZeroedUncancelled)
                     {
@@ -292,7 +311,7 @@ impl Blocks {
                         self.traffic.change_move(block, mover);
                     }
                     self.traffic.begin_request(block, true);
-                    Claim::Go(Way::Origin)
+                    Claim::Go(way)
                 }
             },
         }
@@ -342,6 +361,10 @@ impl Blocks {
 
     /// A slot could not be read. Whether the origin has the same.
     pub(super) fn cannot_read(&mut self, block: u64, slot: u32) -> bool {
+        if self.slots.partials.slot(block) == Some(slot) {
+            self.slots.partials.forget(block);
+            return true;
+        }
         let is_older = self.slots.is_dirty(slot) && !mutants::is(Mutant::StaleFallback);
         if is_older || self.slots.block(slot) != Some(block) || self.trouble.has_lost {
             return false;
@@ -356,24 +379,27 @@ impl Blocks {
     }
 
     #[inline]
-    fn touch(&mut self, slot: u32) {
+    pub(super) fn touch(&mut self, slot: u32) {
         if self.uses.touch(slot) {
             self.policy.hit(slot);
         }
     }
 
     /// Asks the policy what becomes of a block that has no slot: whether it is to have one.
-    fn ask(&mut self, miss: &Miss) -> bool {
+    fn ask(&mut self, miss: &Miss) -> Option<Fill> {
         if !self.admits || self.mode == Mode::Passthrough || self.trouble.has_lost {
-            return false;
+            return None;
         }
-        let enters = matches!(self.policy.miss(miss), Admission::Enter(_));
+        let Admission::Enter(fill) = self.policy.miss(miss) else { return None };
+        if self.policy.takes_parts() {
+            return Some(fill);
+        }
         let is_new = self.traffic.mover(miss.block).is_none() && !self.wishes.contains(&miss.block);
-        if enters && is_new && self.wishes.len() < WISHES_MAX {
+        if is_new && self.wishes.len() < WISHES_MAX {
             self.wishes.push_back(miss.block);
             self.has_work = true;
         }
-        enters
+        Some(fill)
     }
 
     /// The slot of a block with nothing under way is given up. A commit makes it free.
@@ -404,12 +430,20 @@ impl Blocks {
 
     /// A block has come into a slot.
     pub(super) fn enter(&mut self, block: u64, slot: u32, is_dirty: bool) {
-        self.slots.map(slot, block);
         self.policy.enter(slot);
+        self.name(block, slot);
+        if is_dirty {
+            self.soil(slot);
+        }
+    }
+
+    /// A slot that has all of a block gets a mapping.
+    pub(super) fn name(&mut self, block: u64, slot: u32) {
+        self.slots.map(slot, block);
         self.changes.note_mapping(slot);
         self.changes.fresh.push(slot);
         self.stats.promotions += 1;
-        if is_dirty || self.trouble.doubts > 0 && !mutants::is(Mutant::DoubtForgotten) {
+        if self.trouble.doubts > 0 && !mutants::is(Mutant::DoubtForgotten) {
             self.soil(slot);
         }
     }
@@ -453,6 +487,7 @@ impl Blocks {
     pub(super) fn lose(&mut self) {
         self.trouble.has_lost = true;
         self.trouble.is_stuck = true;
+        self.slots.partials.lose();
     }
 
     /// The I/O of a request in a block has ended. Whether others wait for that.
@@ -518,61 +553,5 @@ impl Blocks {
         } else {
             self.policy.stay(slot);
         }
-    }
-
-    /// Whether the medium says of clean slots that they are dirty.
-    pub(super) fn has_marks(&self) -> bool {
-        let words = 0..words_of(self.slots.count().into());
-        let is_more = |word| self.slots.marked_word(word) & !self.slots.dirty().word(word) != 0;
-        words.into_iter().any(is_more)
-    }
-
-    /// A commit with `changes` is durable, and marked the slots of these words.
-    pub(super) fn committed(&mut self, changes: &Changes, wanted: &[(u64, u64)]) {
-        for &slot in &changes.fresh {
-            if self.slots.block(slot).is_some() {
-                self.slots.settle(slot);
-            }
-        }
-        self.mark(wanted);
-        if mutants::is(Mutant::FreedEarly) {
-            return;
-        }
-        for &(slot, block) in &changes.leaving {
-            self.slots.give_back(slot);
-            self.traffic.end_move(block);
-        }
-    }
-
-    /// The medium says that these slots are dirty.
-    pub(super) fn mark(&mut self, wanted: &[(u64, u64)]) {
-        for &(word, bits) in wanted {
-            let mapped = self.slots.mapped_word(word);
-            self.slots.put_marked(word, self.slots.marked_word(word) | bits & mapped);
-            self.touched[0].set(word);
-        }
-    }
-
-    /// Takes marks away from slots that are clean and were not written to lately; or `is_all`.
-    /// Data must be flushed before the commit.
-    pub(super) fn tidy(&mut self, is_all: bool) {
-        let mut written = Bits::new(u64::from(self.slots.count()));
-        let blocks: Vec<u64> = self.traffic.written().collect();
-        let slots = blocks.into_iter().filter_map(|block| self.slots.find(block));
-        slots
-            .filter(|_| !mutants::is(Mutant::ClearedUnderWrite))
-            .for_each(|slot| written.set(slot.into()));
-        for word in 0..words_of(self.slots.count().into()) {
-            let is_cold = self.touched.iter().all(|touched| !touched.is_set(word));
-            let before = self.slots.marked_word(word);
-            let after = before & (self.slots.dirty().word(word) | written.word(word));
-            if after != before && (is_cold || is_all) {
-                self.slots.put_marked(word, after);
-                self.changes.note_word(word);
-                self.changes.cleared.push((word, before & !after));
-            }
-        }
-        self.touched.swap(0, 1);
-        self.touched[0].clear_all();
     }
 }

@@ -9,9 +9,11 @@
 //! | `index`, `slots`, `traffic` | where blocks are, what slots have, what is under way |
 //! | `parts`, `ranges`, `numbers` | which sectors of a block are dirty; sets of sectors; a hash |
 //! | `blocks` | all of that under one lock: whether a request may go on |
+//! | `marks` | what a commit changes of that |
 //! | `side` | the devices with data, and what of them is not durable |
 //! | `request` | the life of a request |
 //! | `changes`, `commit` | what memory knows and the medium does not, and how it gets there |
+//! | `partial`, `fill` | blocks that are in their slots in part, and what brings the rest |
 //! | `copy`, `background` | blocks come, go, and are written back |
 //! | `control`, `counts` | status, messages, suspend; counters |
 //! | `xml` | metadata as text, as thin-provisioning-tools have it |
@@ -40,12 +42,15 @@ mod copy;
 mod counts;
 pub mod drain;
 mod facts;
+mod fill;
 mod index;
 pub mod inspect;
+mod marks;
 pub mod metadata;
 mod mutants;
 mod numbers;
 mod open;
+mod partial;
 mod parts;
 mod plan;
 pub mod policy;
@@ -90,6 +95,7 @@ const TOKEN_FLUSH: u64 = 2 << 56;
 const TOKEN_COMMIT: u64 = 3 << 56;
 const TOKEN_COPY: u64 = 4 << 56;
 const TOKEN_CLEANED: u64 = 5 << 56;
+const TOKEN_FILL: u64 = 6 << 56;
 const OWN_SHIFT: u32 = 32;
 
 /// The most slots: the kernel's policy counts up to here.
@@ -148,6 +154,7 @@ impl Target for Cache {
             TOKEN_REQUEST => self.complete_request(io, port),
             TOKEN_FLUSH => self.complete_flush(io, port),
             TOKEN_COMMIT => self.complete_commit(io, port),
+            TOKEN_FILL => self.complete_fill(io, port),
             TOKEN_COPY | TOKEN_CLEANED => self.background_is_back(io, port),
             kind => panic!("no I/O of ours has token kind {kind:#x}"),
         }

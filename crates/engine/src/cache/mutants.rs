@@ -63,6 +63,16 @@ list_mutants! {
     WholeTakenForPart,
     /// What is being written back is not written again after an error.
     PartsTakenEarly,
+    /// A write does not spoil the fills that it overlaps.
+    FillNotSpoiled,
+    /// What a slot has of a block stays valid when it is written to at the origin.
+    RewrittenPartValid,
+    /// A fill begins while another is on its way to the same sectors.
+    FillsOverlap,
+    /// A block of which a part is in its slot gets a mapping.
+    NamedInPart,
+    /// What could not be read, or not be written to its slot, counts as filled.
+    FillUnread,
     }
 
     /// cache: what random histories meet too rarely, and a scene made for it shows.
@@ -89,6 +99,10 @@ list_mutants! {
     PartsCutShort,
     /// Zeroes of a part of a dirty block are not written back.
     ZeroesUnseen,
+    /// What a slot has of a block stays valid when it is zeroed at the origin.
+    ZeroedPart,
+    /// A block in part leaves its slot while a read of it is on its way.
+    PartLeftWhileRead,
     }
 
     /// cache: what only threads that run into each other show.

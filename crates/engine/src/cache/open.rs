@@ -31,7 +31,7 @@ use super::metadata::source::{Source, read_each, read_one};
 use super::metadata::superblock::{CLEAN_SHUTDOWN, Superblock};
 use super::metadata::{BLOCK_BYTES, Change, Contents, Writer, format, load};
 use super::plan::Plan;
-use super::policy::{Policy, Rules, Shape, Smq, Uses};
+use super::policy::{Policy, Probation, Rules, Shape, Smq, Uses};
 use super::side::Side;
 use super::slots::Slots;
 use super::{Cache, Jobs, SLOTS_MAX};
@@ -255,7 +255,7 @@ fn bind(
 fn are_hints_ours(superblock: &Superblock, policy: PolicyName) -> bool {
     let fields = &superblock.fields;
     (superblock.policy() == policy.word() || mutants::is(Mutant::ForeignHints))
-        && fields.policy_version[0].get() == 2
+        && fields.policy_version[0].get() == if policy == PolicyName::Probation { 1 } else { 2 }
         && fields.hint_bytes.get() == 4
 }
 
@@ -346,7 +346,10 @@ fn assemble(
     let uses = Arc::new(Uses::new(slots));
     let shape =
         Shape { slots, block_bytes: plan.block_bytes as u32, origin_blocks: plan.origin_blocks };
-    let mut policy: Box<dyn Policy> = Box::new(Smq::new(&shape, Rules::MENDED, uses.clone()));
+    let mut policy: Box<dyn Policy> = match plan.args.policy {
+        PolicyName::Probation => Box::new(Probation::new(&shape, uses.clone())),
+        _ => Box::new(Smq::new(&shape, Rules::MENDED, uses.clone())),
+    };
     let hints = contents.hints.take().filter(|_| has_hints);
     for (slot, _) in contents.in_use() {
         let hint = hints.as_ref().map(|hints| hints[slot as usize]);
@@ -354,7 +357,7 @@ fn assemble(
     }
     let version = writer.superblock().version();
     let admits = plan.args.policy != PolicyName::Cleaner;
-    let slots = Slots::new(contents, plan.origin_blocks);
+    let slots = Slots::new(contents, plan.origin_blocks, plan.args.block_sectors);
     let mut blocks = Blocks::new(slots, version, policy, uses, plan.args.features.mode, admits);
     let fields = &writer.superblock().fields;
     blocks.stats.read_hits = fields.read_hits.get().into();

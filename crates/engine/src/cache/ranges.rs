@@ -1,7 +1,9 @@
 //! Sectors of a block, as a few ranges of them.
 //!
-//! However a client writes, a set has a bounded number of ranges. One that would have more closes
-//! its narrowest gap, so it may have sectors that were not added, and never lacks one that was.
+//! However a client writes, a set has a bounded number of ranges. One of dirty sectors that would
+//! have more closes its narrowest gap ([`Ranges::cover`]): it never lacks a sector that was added.
+//! One of valid sectors loses its shortest range ([`Ranges::add`], [`Ranges::remove`]): it never has
+//! a sector that was not.
 
 use std::ops::Range;
 
@@ -31,12 +33,17 @@ impl Ranges {
         let first = self.0.partition_point(|old| old.end < new.start);
         match self.0.get(first) {
             Some(old) if old.start <= new.start && new.end <= old.end => {}
-            _ => self.insert(first, new),
+            _ => {
+                self.join(first, new);
+                if self.0.len() > RANGES_MAX {
+                    self.close_narrowest_gap();
+                }
+            }
         }
     }
 
     /// Adds sectors that touch no range before the one at `first`.
-    fn insert(&mut self, first: usize, mut new: Range<u32>) {
+    fn join(&mut self, first: usize, mut new: Range<u32>) {
         let touched = self.0[first..].partition_point(|old| old.start <= new.end);
         if let Some([old, ..]) = self.0.get(first..first + touched) {
             new.start = new.start.min(old.start);
@@ -45,8 +52,44 @@ impl Ranges {
             new.end = new.end.max(old.end);
         }
         self.0.splice(first..first + touched, [new]);
+    }
+
+    /// How many sectors it has.
+    pub(super) fn len(&self) -> u32 {
+        self.0.iter().map(|range| range.end - range.start).sum()
+    }
+
+    /// Whether it has all of `wanted`.
+    #[inline]
+    pub(super) fn contains(&self, wanted: &Range<u32>) -> bool {
+        let first = self.0.partition_point(|old| old.end < wanted.end);
+        self.0.get(first).is_some_and(|old| old.start <= wanted.start)
+    }
+
+    /// Adds sectors; where it would have too many ranges, it loses the shortest one.
+    pub(super) fn add(&mut self, new: Range<u32>) {
+        let first = self.0.partition_point(|old| old.end < new.start);
+        self.join(first, new);
+        self.lose_shortest();
+    }
+
+    /// Takes sectors away, and more where it would have too many ranges.
+    pub(super) fn remove(&mut self, gone: &Range<u32>) {
+        let first = self.0.partition_point(|old| old.end <= gone.start);
+        let touched = self.0[first..].partition_point(|old| old.start < gone.end);
+        let Some([head, ..]) = self.0.get(first..first + touched) else { return };
+        let before = head.start..gone.start;
+        let after = gone.end..self.0[first + touched - 1].end;
+        let left = [before, after].into_iter().filter(|range| !range.is_empty());
+        self.0.splice(first..first + touched, left);
+        self.lose_shortest();
+    }
+
+    fn lose_shortest(&mut self) {
         if self.0.len() > RANGES_MAX {
-            self.close_narrowest_gap();
+            let len = |nth: &usize| self.0[*nth].end - self.0[*nth].start;
+            let shortest = (0..self.0.len()).min_by_key(len).expect("it has ranges");
+            self.0.remove(shortest);
         }
     }
 
@@ -90,6 +133,37 @@ mod tests {
                 assert!(!is_exact || found == model, "{set:?}");
                 assert!(set.0.len() <= RANGES_MAX && set.0.iter().all(|range| !range.is_empty()));
                 assert!(set.0.windows(2).all(|pair| pair[0].end < pair[1].start), "{set:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_set_that_may_lose_has_nothing_that_was_not_added() {
+        let mut prng = Prng::new(8);
+        for round in 0..400_u64 {
+            let count = [8, 64, 512, 4096][round as usize % 4];
+            let mut model = vec![false; count as usize];
+            let mut set = Ranges::default();
+            let mut is_exact = true;
+            for _ in 0..80 {
+                let start = prng.below(count.into()) as u32;
+                let end = (start + 1 + prng.below(9) as u32).min(count);
+                let is_added = !prng.one_in(3);
+                match is_added {
+                    true => set.add(start..end),
+                    false => set.remove(&(start..end)),
+                }
+                model[start as usize..end as usize].fill(is_added);
+                let runs = model.windows(2).filter(|pair| pair[0] && !pair[1]).count();
+                is_exact &= runs < RANGES_MAX;
+                let found = sectors(&set, count);
+                assert!(model.iter().zip(&found).all(|(may, found)| *may || !found), "{set:?}");
+                assert!(!is_exact || found == model, "{set:?}");
+                assert!(set.0.len() <= RANGES_MAX && set.0.iter().all(|range| !range.is_empty()));
+                assert!(set.0.windows(2).all(|pair| pair[0].end < pair[1].start), "{set:?}");
+                let all = found[start as usize..end as usize].iter().all(|found| *found);
+                assert_eq!(set.contains(&(start..end)), all);
+                assert_eq!(set.len(), found.iter().filter(|found| **found).count() as u32);
             }
         }
     }

@@ -209,7 +209,7 @@ impl Cache {
                 |slot: u32| Run { at: u64::from(slot) * block_bytes + at % block_bytes, from, len };
             let below = Run { at, from, len };
             match way {
-                Way::Origin | Way::Below(_) => add(&mut origin, below),
+                Way::Origin | Way::Below(_) | Way::Fill { .. } => add(&mut origin, below),
                 Way::Slot(slot) | Way::New(slot) => add(&mut cache, in_slot(slot)),
                 Way::Both(slot) => {
                     add(&mut cache, in_slot(slot));
@@ -276,8 +276,13 @@ impl Cache {
             self.doubt();
         }
         let mut blocks = self.blocks();
+        let (mut from, mut spares) = (bio.progress, Vec::new());
         for part in parts.iter().filter(|part| part.block != TAIL) {
+            let place = (bio.offset + from, from, part.len);
+            let has_data = Cache::has_data(&bio, status);
+            spares.extend(self.spare(&mut blocks, (part.block, part.way), place, has_data));
             tells |= blocks.end_part(part.block, part.way, is_write, status);
+            from += part.len;
         }
         if parts.iter().any(|part| matches!(part.way, Way::New(_) | Way::Below(_))) {
             round = blocks.next_round();
@@ -291,6 +296,7 @@ impl Cache {
         if tells {
             self.events.room();
         }
+        self.begin_fills(&bio, &spares, port);
         if falls_back {
             self.counts.fallbacks.fetch_add(1, Ordering::Relaxed);
         }

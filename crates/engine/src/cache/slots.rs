@@ -9,7 +9,8 @@
 //!
 //! 1. What is dirty is marked, and not fresh; but for a block that was written as a whole, until
 //!    the commit for which its writer waits.
-//! 2. A slot is free when neither memory nor the medium says that it holds a block.
+//! 2. A slot is free when neither memory nor the medium says that it holds a block, or a part of
+//!    one.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -18,6 +19,7 @@ use super::index::Index;
 use super::metadata::Contents;
 use super::metadata::bits::{Bits, words_of};
 use super::metadata::contents::mapping;
+use super::partial::Partials;
 use super::parts::Parts;
 use crate::mutants::{self, Mutant};
 use crate::units::SECTOR;
@@ -76,11 +78,13 @@ pub(super) struct Slots {
     index: Index,
     dirty_count: u32,
     parts: Parts,
+    /// Those without a mapping that have a part of a block.
+    pub(super) partials: Partials,
 }
 
 impl Slots {
-    /// As the medium has it, in front of an origin of this many blocks.
-    pub(super) fn new(contents: Contents, origin_blocks: u64) -> Slots {
+    /// As the medium has it, in front of an origin of this many blocks of so many sectors.
+    pub(super) fn new(contents: Contents, origin_blocks: u64, block_sectors: u32) -> Slots {
         let count = contents.slots();
         let mut held = Held::new(count, origin_blocks);
         let mut index = Index::new(count);
@@ -95,8 +99,19 @@ impl Slots {
         let dirty = contents.dirty;
         let (marked, fresh, dirty_count) = (dirty.clone(), Bits::new(count), dirty.ones() as u32);
         let (free_count, cursor) = (free.ones() as u32, 0);
-        let parts = Parts::default();
-        Slots { held, dirty, marked, fresh, free, free_count, cursor, index, dirty_count, parts }
+        Slots {
+            held,
+            dirty,
+            marked,
+            fresh,
+            free,
+            free_count,
+            cursor,
+            index,
+            dirty_count,
+            parts: Parts::default(),
+            partials: Partials::new(block_sectors),
+        }
     }
 
     /// How many there are.

@@ -65,7 +65,8 @@ pub(super) fn words(wanted: &Wanted<'_>) -> Result<String> {
         1 => format!("1 {mode}"),
         _ => format!("2 metadata2 {mode}"),
     };
-    Ok(format!("{metadata} {cache} {origin} {} {features} smq 0", block_bytes / SECTOR))
+    let (sectors, policy) = (block_bytes / SECTOR, wanted.policy.unwrap_or("smq"));
+    Ok(format!("{metadata} {cache} {origin} {sectors} {features} {policy} 0"))
 }
 
 /// The layout of the cache that is there.
@@ -200,6 +201,7 @@ mod tests {
             nature: Fast::Disk,
             device_block_bytes: 512,
             mode: None,
+            policy: None,
             block_bytes: None,
             found: None,
         }
@@ -224,13 +226,14 @@ mod tests {
             fast: "/dev/fast?io=buffered&offset=1G&size=2049",
             fast_bytes: 16 * MIB,
             mode: Some(CacheMode::Writethrough),
+            policy: Some("probation"),
             block_bytes: Some(32 * KIB),
             ..wanted()
         };
         assert_eq!(
             words(&through).unwrap(),
             "/dev/fast?io=buffered&offset=1G&size=5M /dev/fast?io=buffered&offset=1029M&size=11M \
-             /data/slow 64 2 metadata2 writethrough smq 0"
+             /data/slow 64 2 metadata2 writethrough probation 0"
         );
     }
 

@@ -47,6 +47,8 @@ pub struct Wanted<'a> {
     pub device_block_bytes: u64,
     /// The mode, if one was given.
     pub mode: Option<CacheMode>,
+    /// The policy of a `cache`, if one was given.
+    pub policy: Option<&'a str>,
     /// The block size in bytes, if one was given.
     pub block_bytes: Option<u64>,
     /// What the fast device's cache is like, if it holds one of this type.
@@ -101,13 +103,16 @@ impl Wanted<'_> {
         (Word::new(self.origin).quoted(), Word::new(self.fast).quoted())
     }
 
-    /// An error unless writes are to be written back.
+    /// An error unless writes are to be written back, by the one policy that there is.
     pub(super) fn only_writes_back(&self) -> Result<()> {
         if self.mode == Some(CacheMode::Writethrough) {
             return invalid(
                 "it has no mode writethrough: a write is done when the cache has it; leave --mode \
                  out",
             );
+        }
+        if self.policy.is_some() {
+            return invalid("it has one policy: leave --policy out");
         }
         Ok(())
     }

@@ -334,11 +334,12 @@ impl History {
 
 /// Runs histories with these seeds. The first that fails, and why.
 pub fn explore(seeds: std::ops::Range<u64>, crashes: u64) -> Option<String> {
-    const TABLES: [&str; 4] = [
+    const TABLES: [&str; 5] = [
         "64 1 metadata2 smq 0",
         "64 0 default 0",
         "64 2 metadata2 writethrough smq 0",
         "64 1 metadata2 mq 2 migration_threshold 64",
+        "64 1 metadata2 probation 0",
     ];
     for seed in seeds {
         for table in TABLES {

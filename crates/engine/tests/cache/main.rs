@@ -10,6 +10,7 @@ mod basics;
 mod changes;
 mod crashes;
 mod drain;
+mod in_part;
 #[cfg(feature = "mutants")]
 mod mutants;
 mod oracle;

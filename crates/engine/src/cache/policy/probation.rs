@@ -17,8 +17,10 @@ use crate::sync::Arc;
 
 /// A block that was used this often when its probation ends stays.
 const USES_TO_STAY: u8 = 3;
-/// One in this many slots is for probation.
+/// One in this many slots is for probation...
 const PROBATION_SHARE: u32 = 10;
+/// ...and no more: only memory knows what blocks have in part.
+const PROBATION_MAX: u32 = 1 << 15;
 /// The hand passes at most this many dirty blocks in search of a clean one.
 const DIRTY_PASSED: u32 = 64;
 
@@ -30,11 +32,13 @@ enum Standing {
     Kept,
 }
 
-/// What a slot is. Two bytes for each.
+/// What a slot is. Three bytes for each.
 #[derive(Clone, Copy, Debug, Default)]
 struct Slot {
     standing: Standing,
     is_dirty: bool,
+    /// It stands in the order of those on probation, perhaps for a block that has left.
+    is_in_order: bool,
 }
 
 /// The policy.
@@ -56,6 +60,12 @@ pub struct Probation {
 }
 
 impl Probation {
+    fn put_in_order(&mut self, slot: u32) {
+        if !std::mem::replace(&mut self.slots[slot as usize].is_in_order, true) {
+            self.probation.push_back(slot);
+        }
+    }
+
     /// For an empty cache.
     pub fn new(shape: &Shape, uses: Arc<Uses>) -> Probation {
         Probation {
@@ -73,7 +83,7 @@ impl Probation {
     }
 
     fn probation_max(&self) -> u32 {
-        (self.slots.len() as u32 / PROBATION_SHARE).max(1)
+        (self.slots.len() as u32 / PROBATION_SHARE).clamp(1, PROBATION_MAX)
     }
 
     /// How far ahead of a request it is worth to fill: twice what its stream has had; else as much
@@ -98,6 +108,7 @@ impl Probation {
     fn end_probation(&mut self) -> Option<Next> {
         while let Some(slot) = self.probation.pop_front() {
             let found = &mut self.slots[slot as usize];
+            found.is_in_order = false;
             if found.standing != Standing::OnProbation {
                 continue;
             }
@@ -146,12 +157,16 @@ impl Policy for Probation {
         "probation"
     }
 
+    fn takes_parts(&self) -> bool {
+        true
+    }
+
     fn version(&self) -> [u32; 3] {
         [1, 0, 0]
     }
 
     fn load(&mut self, slot: u32, hint: Option<u32>, is_dirty: bool) {
-        self.slots[slot as usize] = Slot { standing: Standing::Kept, is_dirty };
+        self.slots[slot as usize] = Slot { standing: Standing::Kept, is_dirty, is_in_order: false };
         self.uses.set(slot, hint.unwrap_or(0).min(u32::from(USES_MAX)) as u8);
         self.kept += 1;
     }
@@ -175,7 +190,7 @@ impl Policy for Probation {
     fn enter(&mut self, slot: u32) {
         self.uses.set(slot, std::mem::take(&mut self.uses_before));
         self.slots[slot as usize].standing = Standing::OnProbation;
-        self.probation.push_back(slot);
+        self.put_in_order(slot);
         self.on_probation += 1;
     }
 
@@ -184,7 +199,9 @@ impl Policy for Probation {
     }
 
     fn leave(&mut self, slot: u32, block: u64) {
-        match std::mem::take(&mut self.slots[slot as usize]).standing {
+        let found = &mut self.slots[slot as usize];
+        found.is_dirty = false;
+        match std::mem::take(&mut found.standing) {
             Standing::Free => {}
             Standing::OnProbation => {
                 self.on_probation -= 1;
@@ -196,7 +213,7 @@ impl Policy for Probation {
 
     fn stay(&mut self, slot: u32) {
         if self.slots[slot as usize].standing == Standing::OnProbation {
-            self.probation.push_back(slot);
+            self.put_in_order(slot);
         }
     }
 

@@ -300,6 +300,10 @@ impl Policy for Smq {
         "smq"
     }
 
+    fn takes_parts(&self) -> bool {
+        false
+    }
+
     fn version(&self) -> [u32; 3] {
         [2, 0, 0]
     }

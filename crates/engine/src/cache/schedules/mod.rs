@@ -13,6 +13,7 @@ use crate::schedules::Story;
 pub(crate) const STORIES: &[Story] = &[
     Story { name: "swap", play: stories::swap, times: 1 },
     Story { name: "evict", play: stories::evict, times: 2 },
+    Story { name: "part", play: stories::part, times: 2 },
     Story { name: "bypass", play: stories::bypass, times: 2 },
     Story { name: "copied", play: stories::copied, times: 2 },
     Story { name: "erase", play: stories::erase, times: 1 },
@@ -51,8 +52,10 @@ impl Cache {
         }
         let mapped = all.filter(|slot| slots.block(*slot).is_some()).count() as u32;
         let leaving = blocks.changes.leaving.len() as u32;
-        if mapped + slots.free() + leaving != slots.count() {
-            return Err(format!("{mapped} slots in use, {} free, {leaving} leave", slots.free()));
+        let parts = slots.partials.count() as u32;
+        if mapped + slots.free() + leaving + parts != slots.count() {
+            let what = format!("{mapped} slots in use, {parts} in part, {leaving} leave");
+            return Err(format!("{what}, {} free", slots.free()));
         }
         match slots.dirty().ones() == u64::from(slots.dirty_count()) {
             true => Ok(()),

@@ -5,6 +5,7 @@ use crate::prng::Prng;
 use crate::schedules::stage::{Ask, Client, Frozen, together};
 
 const BACK: &str = "1 metadata2 smq 0";
+const IN_PART: &str = "1 metadata2 probation 0";
 const THROUGH: &str = "2 metadata2 writethrough smq 0";
 
 fn any_plan(prng: &mut Prng, slots: u64, cached: u64) -> Plan {
@@ -66,6 +67,32 @@ pub fn evict(mut prng: Prng) {
                 match nth == 0 || prng.one_in(2) {
                     true => drop(client.read(sector, count).unwrap()),
                     false => client.write(sector, count, false),
+                }
+            }
+        }));
+    }
+    together(parts);
+    keeper.stop();
+    world.judge();
+}
+
+/// Blocks come by parts while they are written to, and take slots from each other.
+pub fn part(mut prng: Prng) {
+    let slots = 1 + prng.below(3);
+    let cached = prng.below(2);
+    let world = World::new(Plan { slots, cached, options: IN_PART });
+    world.device.set_draining(prng.one_in(4));
+    let keeper = world.keeper(&mut prng);
+    let mut parts = Vec::new();
+    for _ in 0..3 {
+        parts.push(world.part(&mut prng, |client, prng| {
+            for _ in 0..4 {
+                let (sector, count) = in_one_of(prng, 3);
+                match prng.below(7) {
+                    0..=2 => drop(client.read(sector, count).unwrap()),
+                    3..=4 => client.write(sector, count, prng.one_in(6)),
+                    5 => client.discard(sector / BLOCK * BLOCK, BLOCK),
+                    _ => drop(client.read(sector / BLOCK * BLOCK, BLOCK).unwrap()),
                 }
             }
         }));

@@ -1,0 +1,266 @@
+//! Requests for blocks that are in their slots in part, and fills: a request is answered first, and
+//! its data is used for the slot then. What the policy wants besides is read by the background.
+
+use crate::bio::{Bio, Op};
+use crate::disk::DiskIo;
+use crate::error::Status;
+use crate::mutants::{self, Mutant};
+use crate::target::Port;
+use crate::units::{MIB, SECTOR};
+
+use super::background::{ROOM_MAX, ROOM_PART};
+use super::blocks::{Blocks, Way};
+use super::copy::PIECE_BYTES;
+use super::partial::PARTIALS_MAX;
+use super::policy::{Fill, Miss, Next};
+use super::{Cache, TOKEN_FILL};
+
+/// Bytes of requests that are used for fills, in flight.
+pub(super) const FILLS_BYTES_MAX: u64 = 32 * MIB;
+
+/// A part of a request whose data goes to a slot when the request is answered.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Spare {
+    id: u32,
+    /// First byte on the cache device.
+    at: u64,
+    /// First byte in the bio, and how many there are.
+    from: u64,
+    len: u64,
+}
+
+impl Blocks {
+    /// Where a read of a block without a mapping goes, if a slot has a part of it.
+    pub(super) fn read_in_part(&mut self, miss: &Miss) -> Option<Way> {
+        let slot = self.slots.partials.slot(miss.block)?;
+        if self.slots.partials.has(miss.block, &miss.sectors()) {
+            self.stats.read_hits += 1;
+            self.touch(slot);
+            return Some(Way::Slot(slot));
+        }
+        self.stats.read_misses += 1;
+        self.ask_for_rest(slot, miss);
+        Some(self.read_filling(slot, miss))
+    }
+
+    /// The same of a write: it goes to the origin, and then to the slot.
+    pub(super) fn write_in_part(&mut self, miss: &Miss, has_data: bool) -> Option<Way> {
+        let slot = self.slots.partials.slot(miss.block)?;
+        if has_data {
+            self.stats.write_misses = self.stats.write_misses.wrapping_add(1);
+            self.ask_for_rest(slot, miss);
+        }
+        let fills = has_data && self.may_fill();
+        let id = self.slots.partials.write_begins(miss.block, miss.sectors(), fills);
+        Some(Way::Fill { slot, id })
+    }
+
+    /// Gives a slot to a block that the policy admits, for parts of it. Where the request goes.
+    pub(super) fn enter_in_part(&mut self, miss: &Miss, fill: Fill) -> Way {
+        let block = miss.block;
+        let is_free = self.traffic.mover(block).is_none() && !self.traffic.has_writers(block);
+        if !self.policy.takes_parts() || !is_free {
+            return Way::Origin;
+        }
+        let has_room = self.slots.partials.count() < PARTIALS_MAX;
+        let slot = if has_room { self.slots.take() } else { None };
+        let is_scarce = self.slots.free() * 2 < self.room();
+        if slot.is_none() || is_scarce {
+            self.wants_room = true;
+            self.has_work = true;
+        }
+        let Some(slot) = slot else { return Way::Origin };
+        self.slots.partials.begin(block, slot);
+        self.policy.enter(slot);
+        self.note_fill(miss, fill);
+        match miss.is_write {
+            true => {
+                let id = self.slots.partials.write_begins(block, miss.sectors(), self.may_fill());
+                Way::Fill { slot, id }
+            }
+            false => self.read_filling(slot, miss),
+        }
+    }
+
+    fn read_filling(&mut self, slot: u32, miss: &Miss) -> Way {
+        match self.may_fill() {
+            true => {
+                let id = self.slots.partials.read_begins(miss.block, miss.sectors());
+                id.map_or(Way::Origin, |id| Way::Fill { slot, id })
+            }
+            false => Way::Origin,
+        }
+    }
+
+    fn may_fill(&self) -> bool {
+        let [of_requests, _] = self.slots.partials.filling();
+        !self.trouble.has_lost && of_requests * SECTOR < FILLS_BYTES_MAX
+    }
+
+    fn ask_for_rest(&mut self, slot: u32, miss: &Miss) {
+        let filled = self.slots.partials.filled(miss.block) * SECTOR as u32;
+        let fill = self.policy.gap(slot, miss, filled);
+        self.note_fill(miss, fill);
+    }
+
+    fn note_fill(&mut self, miss: &Miss, fill: Fill) {
+        let end = miss.sectors().end;
+        match fill {
+            Fill::Asked => return,
+            Fill::Ahead(bytes) => {
+                let sectors = bytes.div_ceil(SECTOR as u32);
+                self.slots.partials.wish(miss.block, end..end.saturating_add(sectors));
+            }
+            Fill::Whole => self.slots.partials.wish(miss.block, 0..u32::MAX),
+        }
+        self.has_work |= self.slots.partials.has_gaps();
+    }
+
+    /// A fill has ended. A block that is in its slot as a whole gets a mapping: whether it did.
+    fn end_fill(&mut self, block: u64, slot: u32, id: u32, is_done: bool) -> bool {
+        let is_whole = self.slots.partials.ended(block, id, is_done);
+        if is_whole {
+            self.slots.partials.end(block);
+            self.name(block, slot);
+        }
+        is_whole
+    }
+
+    /// How many slots are made free together.
+    pub(super) fn room(&self) -> u32 {
+        (self.slots.count() / ROOM_PART).clamp(1, ROOM_MAX)
+    }
+
+    /// Does what the policy says of a slot without a mapping. How many slots become free by that;
+    /// `None`: that cannot be done now.
+    pub(super) fn follow_in_part(&mut self, next: Next) -> Option<u32> {
+        let (Next::Leave(slot) | Next::Clean(slot) | Next::Complete(slot)) = next;
+        let block = self.slots.partials.block(slot)?;
+        let is_quiet = self.traffic.is_quiet(block) || mutants::is(Mutant::PartLeftWhileRead);
+        match next {
+            Next::Complete(_) => {
+                self.slots.partials.wish(block, 0..u32::MAX);
+                Some(0)
+            }
+            Next::Leave(_) if is_quiet && self.slots.partials.is_quiet(block) => {
+                self.leave_in_part(block, slot);
+                Some(1)
+            }
+            Next::Leave(_) | Next::Clean(_) => {
+                self.policy.stay(slot);
+                None
+            }
+        }
+    }
+
+    /// The medium never named the slot, so it is free now.
+    fn leave_in_part(&mut self, block: u64, slot: u32) {
+        self.slots.partials.end(block);
+        self.slots.give_back(slot);
+        self.policy.leave(slot, block);
+        self.stats.demotions += 1;
+    }
+
+    /// No request is in flight: what is in its slot in part leaves. Whether it has left.
+    pub(super) fn leave_parts(&mut self) -> bool {
+        if self.slots.partials.is_busy() {
+            return false;
+        }
+        for (block, slot) in self.slots.partials.all() {
+            self.leave_in_part(block, slot);
+        }
+        true
+    }
+}
+
+impl Cache {
+    /// The origin has answered a part of a request: whether its data goes on to the slot.
+    pub(super) fn spare(
+        &self,
+        blocks: &mut Blocks,
+        (block, way): (u64, Way),
+        (at, from, len): (u64, u64, u64),
+        has_data: bool,
+    ) -> Option<Spare> {
+        let Way::Fill { slot, id } = way else { return None };
+        let block_bytes = self.plan.block_bytes;
+        let at = u64::from(slot) * block_bytes + at % block_bytes;
+        let goes_on = blocks.slots.partials.answered(block, id, has_data);
+        goes_on.then_some(Spare { id, at, from, len })
+    }
+
+    /// Has the data of a request, which is about to be answered, written to the slots that lack it.
+    pub(super) fn begin_fills(&self, bio: &Bio, spares: &[Spare], port: &mut Port) {
+        for &Spare { id, at, from, len } in spares {
+            let mut copy = port.pool.take(len as usize);
+            let data = &bio.buffer.as_slice()[from as usize..(from + len) as usize];
+            copy.as_mut_slice().copy_from_slice(data);
+            let token = TOKEN_FILL | u64::from(id);
+            let io = DiskIo::new(self.cache.disk(), Op::Write, at, copy, token);
+            self.background.run_errand(io);
+        }
+        if !spares.is_empty() {
+            self.events.work();
+        }
+    }
+
+    /// Reads gaps that the policy wants to have filled, within the limit.
+    pub(super) fn fill_gaps(&self, port: &mut Port) {
+        let limit = self.orders.threshold_bytes();
+        let block_bytes = self.plan.block_bytes;
+        loop {
+            let mut blocks = self.blocks();
+            let [_, of_gaps] = blocks.slots.partials.filling();
+            let is_over = limit == 0 || of_gaps > 0 && of_gaps * SECTOR >= limit;
+            if is_over || blocks.trouble.has_lost {
+                return;
+            }
+            let Some(gap) = blocks.slots.partials.next_gap((PIECE_BYTES / SECTOR) as u32) else {
+                return;
+            };
+            drop(blocks);
+            let len = u64::from(gap.sectors.end - gap.sectors.start) * SECTOR;
+            let at = gap.block * block_bytes + u64::from(gap.sectors.start) * SECTOR;
+            let buffer = port.pool.take(len as usize);
+            let token = TOKEN_FILL | u64::from(gap.id);
+            port.ios.push_back(DiskIo::new(self.origin.disk(), Op::Read, at, buffer, token));
+        }
+    }
+
+    /// An I/O of a fill is back: a gap from the origin, or data that is in a slot now.
+    pub(super) fn complete_fill(&self, io: DiskIo, port: &mut Port) {
+        let block_bytes = self.plan.block_bytes;
+        let (place, offset) = (io.offset / block_bytes, io.offset % block_bytes);
+        let id = io.token as u32;
+        let is_done = io.result.is_ok() || mutants::is(Mutant::FillUnread);
+        if io.op == Op::Write {
+            self.cache.count_write();
+        }
+        let mut blocks = self.blocks();
+        let mut is_named = false;
+        if io.op == Op::Read {
+            let slot = blocks.slots.partials.slot(place).expect("a fill keeps its slot");
+            if blocks.slots.partials.answered(place, id, is_done) {
+                drop(blocks);
+                let at = u64::from(slot) * block_bytes + offset;
+                let write = DiskIo::new(self.cache.disk(), Op::Write, at, io.buffer, io.token);
+                return port.ios.push_back(write);
+            }
+        } else {
+            let slot = place as u32;
+            let block = blocks.slots.partials.block(slot).expect("a fill keeps its slot");
+            is_named = blocks.end_fill(block, slot, id, is_done);
+        }
+        let has_work = is_named || blocks.slots.partials.has_gaps();
+        drop(blocks);
+        port.pool.put(io.buffer);
+        if has_work || self.orders.is_suspended() {
+            self.events.work();
+        }
+    }
+
+    /// Whether a part of a stage that ended has data for a fill.
+    pub(super) fn has_data(bio: &Bio, status: Result<(), Status>) -> bool {
+        matches!(bio.op, Op::Read | Op::Write) && status.is_ok()
+    }
+}

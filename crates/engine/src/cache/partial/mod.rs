@@ -1,0 +1,289 @@
+//! Blocks that are in their slots in part. Only memory knows of them: the medium names a block when
+//! all of it is in its slot.
+//!
+//! What a slot has of such a block equals the origin: every write goes to the origin, and is done
+//! when that has it. So nothing is lost with the slot, at any moment.
+//!
+//! A *fill* brings sectors into the slot: those of a client's read or write, when the origin has
+//! answered, or a *gap*, which the background reads. It begins when its request to the origin does.
+//!
+//! 1. A write makes what it writes invalid when it begins, and spoils each fill that it overlaps.
+//! 2. Of fills and writes that overlap only the first may get to the slot.
+//! 3. What a fill brought is valid when all of it is in the slot and no write has spoiled it.
+//! 4. A slot is given up when nothing is under way in its block.
+
+use std::collections::{HashMap, VecDeque};
+use std::ops::Range;
+
+use crate::mutants::{self, Mutant};
+
+use super::numbers::ByNumber;
+use super::ranges::Ranges;
+
+/// Most blocks that are in their slots in part.
+pub(super) const PARTIALS_MAX: usize = 1 << 16;
+
+/// A fill, or a write that is none.
+#[derive(Debug)]
+struct Fill {
+    id: u32,
+    sectors: Range<u32>,
+    is_good: bool,
+    is_gap: bool,
+}
+
+/// A block that is in its slot in part.
+#[derive(Debug)]
+struct Partial {
+    slot: u32,
+    valid: Ranges,
+    fills: Vec<Fill>,
+    /// What the background is to bring.
+    wish: Range<u32>,
+    /// It is in the queue of the background.
+    is_queued: bool,
+}
+
+impl Partial {
+    fn overlaps(&self, sectors: &Range<u32>) -> bool {
+        self.fills.iter().any(|fill| overlap(&fill.sectors, sectors))
+    }
+
+    /// The first sectors of the wish that are missing, and not under way.
+    fn gap(&self) -> Option<Range<u32>> {
+        let under_way = || self.fills.iter().map(|fill| fill.sectors.clone());
+        let all = || self.valid.iter().chain(under_way());
+        let mut start = self.wish.start;
+        while let Some(over) = all().find(|range| range.contains(&start)) {
+            start = over.end;
+        }
+        let later = all().map(|range| range.start).filter(|first| *first > start);
+        let end = later.min().map_or(self.wish.end, |first| first.min(self.wish.end));
+        (start < end).then_some(start..end)
+    }
+}
+
+fn overlap(one: &Range<u32>, other: &Range<u32>) -> bool {
+    one.start < other.end && other.start < one.end
+}
+
+/// A gap that the background is to read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Gap {
+    pub(super) block: u64,
+    pub(super) id: u32,
+    pub(super) sectors: Range<u32>,
+}
+
+/// The blocks that are in their slots in part.
+#[derive(Debug)]
+pub(super) struct Partials {
+    /// By blocks, which clients choose: with the hash that they cannot know.
+    blocks: HashMap<u64, Partial>,
+    slots: HashMap<u32, u64, ByNumber>,
+    /// Blocks with gaps that the background is to fill.
+    queue: VecDeque<u64>,
+    block_sectors: u32,
+    last_id: u32,
+    under_way: usize,
+    /// Sectors of fills, of requests and of gaps.
+    filling: [u64; 2],
+}
+
+impl Partials {
+    /// None, of a cache with blocks of this many sectors.
+    pub(super) fn new(block_sectors: u32) -> Partials {
+        Partials {
+            blocks: HashMap::default(),
+            slots: HashMap::default(),
+            queue: VecDeque::new(),
+            block_sectors,
+            last_id: 0,
+            under_way: 0,
+            filling: [0; 2],
+        }
+    }
+
+    /// How many there are.
+    pub(super) fn count(&self) -> usize {
+        self.blocks.len()
+    }
+
+    /// Whether anything is under way in any of them.
+    pub(super) fn is_busy(&self) -> bool {
+        self.under_way > 0
+    }
+
+    /// Whether nothing is under way in a block.
+    pub(super) fn is_quiet(&self, block: u64) -> bool {
+        self.blocks.get(&block).is_none_or(|of| of.fills.is_empty())
+    }
+
+    /// The slot that has a part of a block.
+    #[inline]
+    pub(super) fn slot(&self, block: u64) -> Option<u32> {
+        self.blocks.get(&block).map(|of| of.slot)
+    }
+
+    /// The block of which a slot has a part.
+    pub(super) fn block(&self, slot: u32) -> Option<u64> {
+        self.slots.get(&slot).copied()
+    }
+
+    /// All of them, with their slots.
+    pub(super) fn all(&self) -> Vec<(u64, u32)> {
+        self.blocks.iter().map(|(block, of)| (*block, of.slot)).collect()
+    }
+
+    /// Whether the slot has these sectors of its block.
+    pub(super) fn has(&self, block: u64, sectors: &Range<u32>) -> bool {
+        self.blocks.get(&block).is_some_and(|of| of.valid.contains(sectors))
+    }
+
+    /// How many sectors the slot has.
+    pub(super) fn filled(&self, block: u64) -> u32 {
+        self.blocks.get(&block).map_or(0, |of| of.valid.len())
+    }
+
+    /// Sectors of fills under way: of requests, and of gaps.
+    pub(super) fn filling(&self) -> [u64; 2] {
+        self.filling
+    }
+
+    /// A slot is to have parts of a block, and has none yet.
+    pub(super) fn begin(&mut self, block: u64, slot: u32) {
+        let (valid, fills, wish) = (Ranges::default(), Vec::new(), 0..0);
+        let partial = Partial { slot, valid, fills, wish, is_queued: false };
+        self.blocks.insert(block, partial);
+        self.slots.insert(slot, block);
+    }
+
+    /// It leaves its slot, or is there as a whole. Nothing is under way in it.
+    pub(super) fn end(&mut self, block: u64) {
+        let of = self.blocks.remove(&block).expect("it is there in part");
+        debug_assert!(of.fills.is_empty());
+        self.slots.remove(&of.slot);
+    }
+
+    /// A read of sectors that the slot lacks begins at the origin. The number of its fill, if it
+    /// may be one.
+    pub(super) fn read_begins(&mut self, block: u64, sectors: Range<u32>) -> Option<u32> {
+        let of = self.blocks.get(&block)?;
+        let may_fill = !of.overlaps(&sectors) || mutants::is(Mutant::FillsOverlap);
+        may_fill.then(|| self.register(block, sectors, true, false))
+    }
+
+    /// A write begins at the origin. `has_data`: it may fill. Its number.
+    pub(super) fn write_begins(&mut self, block: u64, sectors: Range<u32>, has_data: bool) -> u32 {
+        let of = self.blocks.get_mut(&block).expect("it is there in part");
+        let is_first = !of.overlaps(&sectors) || mutants::is(Mutant::FillsOverlap);
+        if !mutants::is(Mutant::FillNotSpoiled) {
+            let spoiled = of.fills.iter_mut().filter(|fill| overlap(&fill.sectors, &sectors));
+            spoiled.for_each(|fill| fill.is_good = false);
+        }
+        if !mutants::is(Mutant::RewrittenPartValid)
+            && (has_data || !mutants::is(Mutant::ZeroedPart))
+        {
+            of.valid.remove(&sectors);
+        }
+        self.register(block, sectors, has_data && is_first, false)
+    }
+
+    fn register(&mut self, block: u64, sectors: Range<u32>, is_good: bool, is_gap: bool) -> u32 {
+        self.last_id = self.last_id.wrapping_add(1);
+        self.under_way += 1;
+        self.filling[usize::from(is_gap)] += u64::from(sectors.end - sectors.start);
+        let id = self.last_id;
+        let of = self.blocks.get_mut(&block).expect("it is there in part");
+        of.fills.push(Fill { id, sectors, is_good, is_gap });
+        id
+    }
+
+    /// The origin has answered. Whether the fill goes on, to the slot; else it has ended.
+    pub(super) fn answered(&mut self, block: u64, id: u32, has_data: bool) -> bool {
+        let of = self.blocks.get_mut(&block).expect("its fill is under way");
+        let fill = of.fills.iter().find(|fill| fill.id == id).expect("it is under way");
+        let goes_on = fill.is_good && has_data;
+        if !goes_on {
+            self.ended(block, id, has_data);
+        }
+        goes_on
+    }
+
+    /// A fill has ended. Whether the slot has all of the block now.
+    pub(super) fn ended(&mut self, block: u64, id: u32, is_done: bool) -> bool {
+        let of = self.blocks.get_mut(&block).expect("its fill is under way");
+        let nth = of.fills.iter().position(|fill| fill.id == id).expect("it is under way");
+        let Fill { sectors, is_good, is_gap, .. } = of.fills.swap_remove(nth);
+        self.under_way -= 1;
+        self.filling[usize::from(is_gap)] -= u64::from(sectors.end - sectors.start);
+        match is_good && is_done {
+            true => of.valid.add(sectors),
+            // It is tried again when somebody asks for it.
+            false if is_good => of.wish = 0..0,
+            false => {}
+        }
+        let is_whole = of.valid.contains(&(0..self.block_sectors))
+            || mutants::is(Mutant::NamedInPart) && of.valid.len() > 0;
+        let is_whole = is_whole && of.fills.is_empty();
+        self.enqueue(block);
+        is_whole
+    }
+
+    fn enqueue(&mut self, block: u64) {
+        let of = self.blocks.get_mut(&block).expect("it is there in part");
+        if !of.is_queued && of.gap().is_some() {
+            of.is_queued = true;
+            self.queue.push_back(block);
+        }
+    }
+
+    /// The background is to bring these sectors, or as many of them as there are.
+    pub(super) fn wish(&mut self, block: u64, sectors: Range<u32>) {
+        let whole = 0..self.block_sectors;
+        let of = self.blocks.get_mut(&block).expect("it is there in part");
+        if of.wish != whole {
+            of.wish = sectors.start..sectors.end.min(whole.end);
+        }
+        self.enqueue(block);
+    }
+
+    /// Whether the background has gaps to fill.
+    pub(super) fn has_gaps(&self) -> bool {
+        !self.queue.is_empty()
+    }
+
+    /// The next gap to fill, of at most this many sectors. Its fill has begun.
+    pub(super) fn next_gap(&mut self, sectors_max: u32) -> Option<Gap> {
+        while let Some(block) = self.queue.pop_front() {
+            let Some(of) = self.blocks.get_mut(&block) else { continue };
+            of.is_queued = false;
+            let Some(gap) = of.gap() else { continue };
+            let sectors = gap.start..gap.end.min(gap.start.saturating_add(sectors_max));
+            let id = self.register(block, sectors.clone(), true, true);
+            self.enqueue(block);
+            return Some(Gap { block, id, sectors });
+        }
+        None
+    }
+
+    /// The slot may have lost what it has of a block.
+    pub(super) fn forget(&mut self, block: u64) {
+        if let Some(of) = self.blocks.get_mut(&block) {
+            of.valid = Ranges::default();
+            of.fills.iter_mut().for_each(|fill| fill.is_good = false);
+        }
+    }
+
+    /// All slots may have lost what they have.
+    pub(super) fn lose(&mut self) {
+        for of in self.blocks.values_mut() {
+            of.valid = Ranges::default();
+            of.wish = 0..0;
+            of.fills.iter_mut().for_each(|fill| fill.is_good = false);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;
