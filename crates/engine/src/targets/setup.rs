@@ -163,6 +163,7 @@ mod tests {
             nature: Fast::Disk,
             device_block_bytes: 512,
             mode: None,
+            policy: None,
             block_bytes: None,
             found: None,
         }
