@@ -154,8 +154,8 @@ pub struct SetupArgs {
     /// where the target has both
     #[arg(long, value_name = "MODE", requires = "origin", value_parser = cache_mode)]
     pub mode: Option<CacheMode>,
-    /// What decides which blocks a `cache` has: smq (the kernel's, the default) or probation (blocks
-    /// enter in part, and stay if they are used again)
+    /// What decides which blocks a `cache` has: smq (the kernel's, the default) or probation
+    /// (blocks enter in part, and stay if they are used again)
     #[arg(long, value_name = "POLICY", requires = "origin", value_parser = ["smq", "probation"])]
     pub policy: Option<String>,
     /// Size of the cache's blocks in bytes, with units if you like, where the target has them

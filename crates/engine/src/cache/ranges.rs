@@ -2,8 +2,8 @@
 //!
 //! However a client writes, a set has a bounded number of ranges. One of dirty sectors that would
 //! have more closes its narrowest gap ([`Ranges::cover`]): it never lacks a sector that was added.
-//! One of valid sectors loses its shortest range ([`Ranges::add`], [`Ranges::remove`]): it never has
-//! a sector that was not.
+//! One of valid sectors loses its shortest range ([`Ranges::add`], [`Ranges::remove`]): it never
+//! has a sector that was not.
 
 use std::ops::Range;
 

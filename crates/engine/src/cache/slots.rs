@@ -83,7 +83,7 @@ pub(super) struct Slots {
 }
 
 impl Slots {
-    /// As the medium has it, in front of an origin of this many blocks of so many sectors.
+    /// As the medium has it, in front of an origin of this many blocks, of this many sectors each.
     pub(super) fn new(contents: Contents, origin_blocks: u64, block_sectors: u32) -> Slots {
         let count = contents.slots();
         let mut held = Held::new(count, origin_blocks);

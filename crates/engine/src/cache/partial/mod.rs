@@ -23,7 +23,7 @@ use super::ranges::Ranges;
 /// Most blocks that are in their slots in part.
 pub(super) const PARTIALS_MAX: usize = 1 << 16;
 
-/// A fill, or a write that is none.
+/// A fill, or a write that is not one.
 #[derive(Debug)]
 struct Fill {
     id: u32,

@@ -98,7 +98,7 @@ pub trait Policy: Debug + Send {
     /// Its name in tables, and on the medium beside its hints.
     fn name(&self) -> &'static str;
 
-    /// Whether blocks may be in their slots in part. Else it hears of a block when all of it is there.
+    /// Whether blocks may be in their slots in part. Else it hears of one when all of it is there.
     fn takes_parts(&self) -> bool;
 
     /// Its version on the medium. Hints of another major version (the first number) are dropped.
