@@ -217,11 +217,15 @@ impl Partials {
         let Fill { sectors, is_good, is_gap, .. } = of.fills.swap_remove(nth);
         self.under_way -= 1;
         self.filling[usize::from(is_gap)] -= u64::from(sectors.end - sectors.start);
-        match is_good && is_done {
-            true => of.valid.add(sectors),
+        if is_good && !is_done {
             // It is tried again when somebody asks for it.
-            false if is_good => of.wish = 0..0,
-            false => {}
+            of.wish = 0..0;
+        }
+        match is_done {
+            true if is_good => of.valid.add(sectors),
+            true => {}
+            // What was valid before may be damaged by a write to the slot that failed.
+            false => of.valid.remove(&sectors),
         }
         let is_whole = of.valid.contains(&(0..self.block_sectors))
             || mutants::is(Mutant::NamedInPart) && of.valid.len() > 0;
