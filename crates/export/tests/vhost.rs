@@ -11,7 +11,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use common::linear;
-use front::{DATA, EVENT_IDX, FLUSH, Front, INDIRECT, PROTOCOL, USUAL, VERSION_1};
+use front::{BEGIN, DATA, EVENT_IDX, FLUSH, Front, INDIRECT, PACKED, PROTOCOL, USUAL, VERSION_1};
 use udm::device::Device;
 use udm::disk::RamDisk;
 use udm::sync::Arc;
@@ -57,7 +57,14 @@ fn processor_time() -> Duration {
 }
 
 /// Features that rings differ by.
-const KINDS: [u64; 3] = [USUAL, USUAL & !EVENT_IDX, VERSION_1 | PROTOCOL | FLUSH];
+const KINDS: [u64; 6] = [
+    USUAL,
+    USUAL & !EVENT_IDX,
+    VERSION_1 | PROTOCOL | FLUSH,
+    USUAL | PACKED,
+    USUAL & !EVENT_IDX | PACKED,
+    VERSION_1 | PROTOCOL | FLUSH | PACKED,
+];
 
 #[test]
 fn what_is_written_is_read_back_over_every_kind_of_ring() {
@@ -225,9 +232,46 @@ fn a_suspended_device_keeps_requests_and_a_ring_that_is_taken_back_forgets_none(
     // Three are with the server, which gives them back.
     assert_eq!(front.stop(&ring), ring.available - 3);
     served.device.resume().unwrap();
-    front.start(&ring, ring.available - 3);
+    front.start(&ring, u32::from(ring.available) - 3);
     (0..3).for_each(|_| assert_eq!(ring.wait(&front).1, 1));
     assert_eq!(ring.read(&front, 0, 1536), (0, vec![9; 1536]));
+}
+
+#[test]
+fn a_packed_ring_that_is_taken_back_forgets_none_with_and_without_notes() {
+    for has_notes in [false, true] {
+        let served = Served::start();
+        let mut front = served.client(USUAL | PACKED);
+        if has_notes {
+            let notes = front.get_in_flight(1, 9);
+            front.set_in_flight(&notes);
+        }
+        // It goes round in the middle of requests.
+        let mut ring = front.ring(0, 9);
+        let mut base = BEGIN;
+        for round in 0..2_u8 {
+            assert_eq!(ring.write(&front, 0, &[round; 512]), 0);
+            served.device.begin_suspend().unwrap();
+            for slot in 0..3 {
+                let data = [round + slot as u8; 512];
+                ring.begin(&front, slot, (1, slot), &data, 0, slot == 1);
+            }
+            ring.kick();
+            assert!(!ring.sleep(100) || ring.pop(&front).is_none());
+            let before = base;
+            base = front.stop_at(&ring);
+            assert_ne!(base, before);
+            assert_eq!(base as u16, (base >> 16) as u16, "all three are to be taken again");
+            assert_eq!(ring.after(base as u16, 3 + 1 + 3), ring.available, "and no other");
+            served.device.resume().unwrap();
+            front.start(&ring, base);
+            (0..3).for_each(|_| assert_eq!(ring.wait(&front).1, 1));
+            let expected = [[round; 512], [round + 1; 512], [round + 2; 512]].concat();
+            assert_eq!(ring.read(&front, 0, 1536), (0, expected));
+        }
+        assert_eq!(ring.free.len(), 9);
+        assert_eq!(served.server.clients().broken_rings, 0);
+    }
 }
 
 #[test]

@@ -14,7 +14,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use common::linear;
-use front::{DATA, Front, GUEST, Ring, USER, USUAL, pair, words};
+use front::{DATA, Front, GUEST, NEXT, PACKED, Ring, TABLE, USER, USUAL, WRITABLE, pair, words};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use udm::disk::RamDisk;
 use udm::sync::Arc;
@@ -38,8 +38,12 @@ impl Served {
     }
 
     fn client(&self) -> (Front, Ring) {
+        self.client_with(USUAL)
+    }
+
+    fn client_with(&self, features: u64) -> (Front, Ring) {
         let mut front = Front::connect(&self.path);
-        front.negotiate(USUAL);
+        front.negotiate(features);
         let ring = front.ring(0, 16);
         (front, ring)
     }
@@ -174,9 +178,13 @@ fn a_client_that_does_not_read_its_answers_is_cut_off() {
 
 /// Makes a ring wrong, and expects that it is not served any more, and nothing else.
 fn breaks_the_ring(said: &str, make: impl FnOnce(&mut Front, &mut Ring)) {
+    breaks_the_ring_with(USUAL, said, make);
+}
+
+fn breaks_the_ring_with(features: u64, said: &str, make: impl FnOnce(&mut Front, &mut Ring)) {
     let served = Served::start();
     let (honest, mut its_ring) = served.client();
-    let (mut front, mut ring) = served.client();
+    let (mut front, mut ring) = served.client_with(features);
     let other = front.ring(1, 16);
     make(&mut front, &mut ring);
     ring.kick();
@@ -237,12 +245,71 @@ fn rings_that_make_no_sense_are_not_served_any_more() {
 
 #[test]
 fn a_descriptor_that_is_in_use_is_not_taken_again() {
-    breaks_the_ring("is available again while it is in use", |front, ring| {
+    breaks_the_ring("is available again while it is in flight", |front, ring| {
         Ring::header(front, DATA, 0, 0);
         // Large enough that the first is in flight when the second is looked at.
         let head = ring.offer(front, &[(DATA, 16, false), (DATA + 64, 513, true)], true);
         ring.publish(front, head);
     });
+}
+
+#[test]
+fn packed_rings_that_make_no_sense_are_not_served_any_more() {
+    let breaks = |said: &str, make: fn(&mut Front, &mut Ring)| {
+        breaks_the_ring_with(USUAL | PACKED, said, make);
+    };
+    breaks("more descriptors available than a ring of 16 has", |front, ring| {
+        ring.put(front, 0, &[(GUEST + DATA, 16, NEXT); 16]);
+    });
+    breaks("are not in its memory", |front, ring| ring.put(front, 0, &[(0, 16, 0)]));
+    breaks("request 16 in a ring of 16", |front, ring| {
+        ring.put(front, 16, &[(GUEST + DATA, 16, 0)])
+    });
+    breaks("with room for an answer of 0", |front, ring| {
+        ring.put(front, 0, &[(GUEST + DATA, 16, 0)]);
+    });
+    breaks("a table of descriptors where none may be", |front, ring| {
+        ring.put(front, 0, &[(GUEST + DATA, 16, NEXT), (GUEST + DATA, 16, TABLE)]);
+    });
+    breaks("something to read after", |front, ring| {
+        ring.put(front, 0, &[(GUEST + DATA, 16, NEXT | WRITABLE), (GUEST + DATA, 16, 0)]);
+    });
+    breaks("request 3 is available again while it is in flight", |front, ring| {
+        Ring::header(front, DATA, 0, 0);
+        let words = [(GUEST + DATA, 16, NEXT), (GUEST + DATA + 64, 513, WRITABLE)];
+        ring.put(front, 3, &words);
+        ring.put(front, 3, &words);
+    });
+    breaks("a part of its memory was cut off", |front, ring| {
+        ring.offer(front, &[(DATA, 16, false), (60 << 20, 4096, true), (DATA, 1, true)], true);
+        ftruncate(&front.file, 40 << 20).unwrap();
+    });
+}
+
+#[test]
+fn packed_rings_that_are_nowhere_end_the_connection() {
+    let served = Served::start();
+    for (nth, base) in [0x8000_8010_u32, 0x8010_8000, 0x8003_8002, 0x7fff_7fff].iter().enumerate() {
+        let (mut front, ring) = served.client_with(USUAL | PACKED);
+        front.stop(&ring);
+        front.tell(10, &pair(0, *base), &[]);
+        front.tell(12, &words(&[0]), &[ring.kick.as_fd()]);
+        served.wait_until("a violation", |clients| clients.violations == nth as u64 + 1);
+        let last = served.server.clients().last_violation.unwrap();
+        assert!(last.contains(&format!("of 16 entries that is at {base:#x}")), "{last}");
+        assert!(front.is_closed());
+    }
+    // Notes of the other kind of rings.
+    let (mut front, ring) = served.client();
+    front.stop(&ring);
+    let notes = front.get_in_flight(1, 16);
+    front.set_in_flight(&notes);
+    front.tell_and_wait(2, &words(&[USUAL | PACKED]), &[]);
+    front.tell(10, &pair(0, front::BEGIN), &[]);
+    front.tell(12, &words(&[0]), &[ring.kick.as_fd()]);
+    served.wait_until("a violation", |clients| clients.violations == 5);
+    let last = served.server.clients().last_violation.unwrap();
+    assert!(last.contains("packed ring 0 with 16 entries"), "{last}");
 }
 
 #[test]

@@ -1,8 +1,8 @@
 //! vhost-user clients that say anything, and whose memory holds anything.
 //!
 //! Half of the inputs are messages to a session, which serves rings with threads of its own on a
-//! small device; half are a ring alone, in one thread, so that what fails fails again. Beside the
-//! promises of every target:
+//! small device; half are a ring alone, split or packed, in one thread, so that what fails fails
+//! again. Beside the promises of every target:
 //!
 //! 1. A request's memory is within the client's, and a bio is one that a mapped device takes.
 //! 2. A descriptor is not taken again while its request is in flight; whatever notes of requests in
@@ -23,16 +23,18 @@ use udm::simple::{Linear, LinearArgs};
 use udm::sync::Arc;
 use udm::table::Table;
 use udm::units::{BIO_BYTES_MAX, KIB, SECTOR};
+use udm_export::vhost::chain::{Chain, Shape};
 use udm_export::vhost::counts::Counts;
-use udm_export::vhost::inflight::{Extent, Notes, Tracker};
+use udm_export::vhost::inflight::{Extent, Notes};
 use udm_export::vhost::memory::Memory;
+use udm_export::vhost::packed::Cursor;
 use udm_export::vhost::poll::Poll;
 use udm_export::vhost::proto::{
     Header, Message, Region, Request as Asked, RingAddresses, Violation, feature,
 };
 use udm_export::vhost::request::{Begun, Facts, ID_BYTES, Request};
 use udm_export::vhost::session::Session;
-use udm_export::vhost::split::{Chain, Shape, Split};
+use udm_export::vhost::virtqueue::Virtqueue;
 
 use crate::input::Input;
 
@@ -43,6 +45,8 @@ const TABLE: u64 = 0x3000;
 const DATA: u64 = 0x4000;
 const ENTRIES: u16 = 16;
 const STORED_BYTES: u64 = 64 * KIB;
+/// Where a packed ring begins: both places in the first, odd lap.
+const BEGIN: u32 = 0x8000_8000;
 /// Most steps of one input.
 const STEPS_MAX: usize = 600;
 
@@ -53,7 +57,9 @@ pub fn vhost(bytes: &[u8]) {
         0..=63 => messages(&mut input),
         features => {
             let all = feature::INDIRECT | feature::EVENT_IDX;
+            let packed = if features >= 192 { feature::RING_PACKED } else { 0 };
             let features = if features & 1 == 0 { all } else { all & u64::from(features) << 28 };
+            let features = features | packed;
             if let Some(mut ring) = Bench::new(features) {
                 ring.run(&mut input);
             }
@@ -87,15 +93,23 @@ struct Bench {
     file: OwnedFd,
     memory: Memory,
     shape: Shape,
-    ring: Split,
+    ring: Virtqueue,
     notes: Notes,
-    tracker: Tracker,
-    again: VecDeque<u16>,
+    /// Requests that were in flight when a server died, and are not taken again yet.
+    expected: Vec<u16>,
+    /// What the index of a split ring's answers is.
+    answered: u16,
+    /// Where the driver of a packed ring makes the next descriptor available.
+    available: Cursor,
     requests: Vec<Request>,
     in_flight: VecDeque<Bio>,
     facts: Facts,
     pool: BufferPool,
     device: Vec<u8>,
+}
+
+fn base(shape: &Shape) -> u32 {
+    if shape.features & feature::RING_PACKED != 0 { BEGIN } else { 0 }
 }
 
 impl Bench {
@@ -106,24 +120,29 @@ impl Bench {
         memory.add(region, &file).ok()?;
         let addresses = RingAddresses { descriptors: 0, used: USED, available: AVAILABLE };
         let shape = Shape { entries: ENTRIES, addresses, features };
-        let ring = Split::new(shape, &memory, 0).ok()?;
-        let extent = Extent { bytes: 0, offset: 0, rings: 1, entries: ENTRIES }.needed();
+        let is_packed = features & feature::RING_PACKED != 0;
+        let extent = Extent { bytes: 0, offset: 0, rings: 1, entries: ENTRIES, is_packed }.needed();
         let notes = Notes::map(&extent.make().ok()?, extent).ok()?;
-        let (tracker, _) = notes.open(0, ENTRIES, 0).ok()?;
+        let ring = Virtqueue::open(shape, &memory, base(&shape), Some(&notes), 0).ok()?;
         Some(Bench {
             file,
             memory,
             shape,
             ring,
             notes,
-            tracker,
-            again: VecDeque::new(),
+            expected: Vec::new(),
+            answered: 0,
+            available: Cursor::parse(BEGIN as u16),
             requests: (0..ENTRIES).map(|_| Request::default()).collect(),
             in_flight: VecDeque::new(),
             facts: Facts { id: [b'x'; ID_BYTES], is_write_through: features & 1 == 0 },
             pool: BufferPool::new(),
             device: vec![0; STORED_BYTES as usize],
         })
+    }
+
+    fn is_packed(&self) -> bool {
+        matches!(self.ring, Virtqueue::Packed(_))
     }
 
     /// Until the input or the ring is over.
@@ -140,6 +159,7 @@ impl Bench {
 
     fn step(&mut self, input: &mut Input<'_>) -> Result<(), Violation> {
         match input.u8() {
+            0..=129 if self.is_packed() => offer(&self.memory, &mut self.available, input)?,
             0..=89 => put_descriptor(&self.memory, input)?,
             90..=129 => publish(&self.memory, u16::from(input.u8() % 18))?,
             130..=149 => poke(&self.memory, input)?,
@@ -162,23 +182,16 @@ impl Bench {
     fn fetch(&mut self) -> Result<(), Violation> {
         let mut chain = Chain::default();
         for _ in 0..2 * ENTRIES {
-            let head = match self.again.front() {
-                Some(head) => {
-                    self.ring.walk(*head, &self.memory, &mut chain)?;
-                    *head
-                }
-                None => match self.ring.peek(&self.memory, &mut chain)? {
-                    Some(head) => head,
-                    None => return Ok(()),
-                },
-            };
+            let Some(head) = self.ring.peek(&self.memory, &mut chain)? else { return Ok(()) };
             self.check(head, &chain);
             if self.in_flight.iter().any(|bio| bio.token == u64::from(head)) {
                 return Err(Violation::new("a descriptor in use"));
             }
-            if self.again.pop_front().is_none() {
-                self.tracker.note(head);
-                self.ring.accept();
+            match self.ring.accept(head) {
+                None => self.expected.retain(|expected| *expected != head),
+                Some(_) => {
+                    assert!(self.expected.is_empty(), "{head} is new, {:?} lost", self.expected)
+                }
             }
             let request = &mut self.requests[usize::from(head)];
             std::mem::swap(&mut request.chain, &mut chain);
@@ -204,10 +217,9 @@ impl Bench {
     }
 
     fn answer(&mut self, head: u16, written: u32) -> Result<(), Violation> {
-        self.tracker.answered(head);
-        self.ring.push(head, written);
+        self.ring.answer(head, written);
         self.ring.publish()?;
-        self.tracker.published(self.ring.used())?;
+        self.answered = self.answered.wrapping_add(1);
         self.ring.needs_call();
         Ok(())
     }
@@ -240,19 +252,21 @@ impl Bench {
 
     /// The server dies, or notes that are damaged are found by the next one.
     fn restart(&mut self, input: &mut Input<'_>) -> Result<(), Violation> {
-        let known: Vec<u64> = self.in_flight.iter().map(|bio| bio.token).collect();
-        self.in_flight.clear();
-        let is_honest = input.u8() & 1 == 0;
-        let used_before = self.ring.used();
-        self.ring = Split::new(self.shape, &self.memory, 0)?;
-        let (tracker, again) = self.notes.open(0, ENTRIES, self.ring.used())?;
-        assert!(again.len() <= usize::from(ENTRIES));
-        if is_honest && self.ring.used() == used_before {
-            let is_lost = |token: &u64| !again.contains(&(*token as u16));
-            assert!(!known.iter().any(is_lost), "{known:?} were in flight, not {again:?}");
+        self.expected.extend(self.in_flight.drain(..).map(|bio| bio.token as u16));
+        let mut used = [0; 2];
+        self.memory.load(USED + 2, &mut used)?;
+        let used = u16::from_le_bytes(used);
+        // A driver that says other things of the answers than its device may lose what it asked.
+        if !self.is_packed() && used != self.answered {
+            self.expected.clear();
+            self.answered = used;
         }
-        (self.tracker, self.again) = (tracker, again.into());
-        self.ring.go_on_after(self.again.len());
+        let is_moved = input.u8() & 1 != 0;
+        let notes = Some(&self.notes);
+        self.ring = Virtqueue::open(self.shape, &self.memory, base(&self.shape), notes, 0)?;
+        if is_moved {
+            self.ring.moved(&self.memory)?;
+        }
         Ok(())
     }
 }
@@ -269,6 +283,30 @@ fn check_bio(bio: &Bio) {
 fn put_descriptor(memory: &Memory, input: &mut Input<'_>) -> Result<(), Violation> {
     let table = if input.u8() & 1 == 0 { 0 } else { TABLE };
     let index = u64::from(input.u8() % 16);
+    let (mut bytes, flags, next) = descriptor(input);
+    bytes.extend(flags.to_le_bytes());
+    bytes.extend(next.to_le_bytes());
+    memory.store(table + index * 16, &bytes)
+}
+
+/// A descriptor in a table, or the next one of a packed ring.
+fn offer(memory: &Memory, available: &mut Cursor, input: &mut Input<'_>) -> Result<(), Violation> {
+    let is_in_table = input.u8() & 1 != 0;
+    let index = u64::from(input.u8() % 16);
+    let (mut bytes, flags, id) = descriptor(input);
+    bytes.extend(id.to_le_bytes());
+    let owner = if available.is_odd { 1 << 7 } else { 1 << 15 };
+    bytes.extend((flags | owner).to_le_bytes());
+    if is_in_table {
+        return memory.store(TABLE + index * 16, &bytes);
+    }
+    let at = u64::from(available.index) * 16;
+    *available = available.after(1, ENTRIES);
+    memory.store(at, &bytes)
+}
+
+/// Address and length of a descriptor, its flags, and a number.
+fn descriptor(input: &mut Input<'_>) -> (Vec<u8>, u16, u16) {
     let guest = match input.u8() {
         0..=159 => DATA + input.below(MEMORY_BYTES - DATA),
         160..=199 => TABLE,
@@ -282,9 +320,7 @@ fn put_descriptor(memory: &Memory, input: &mut Input<'_>) -> Result<(), Violatio
     let (flags, next) = (u16::from(input.u8() & 7), u16::from(input.u8() % 18));
     let mut bytes = guest.to_le_bytes().to_vec();
     bytes.extend(len.to_le_bytes());
-    bytes.extend(flags.to_le_bytes());
-    bytes.extend(next.to_le_bytes());
-    memory.store(table + index * 16, &bytes)
+    (bytes, flags, next)
 }
 
 fn publish(memory: &Memory, head: u16) -> Result<(), Violation> {
@@ -343,8 +379,9 @@ fn messages(input: &mut Input<'_>) {
     memory.add(region, &memory_file).unwrap();
     let kick = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap();
     let client = Client { memory_file, memory, kick, notes: memfd(8 * KIB) };
-    if input.u8() & 1 == 0 {
-        for message in usual(&client) {
+    let style = input.u8();
+    if style & 1 == 0 {
+        for message in usual(&client, style & 2 != 0) {
             session.take(message).unwrap();
         }
     }
@@ -427,17 +464,20 @@ fn message(client: &Client, input: &mut Input<'_>) -> Result<Option<Message>, Vi
 }
 
 /// What every client says first, until its ring is served.
-fn usual(client: &Client) -> Vec<Message> {
+fn usual(client: &Client, is_packed: bool) -> Vec<Message> {
     let say = |request, payload, kind: Option<u8>| {
         let fds = kind.into_iter().map(|kind| file(client, kind)).collect();
         Message { request, needs_reply: false, payload, fds }
     };
     let features = feature::VERSION_1 | feature::PROTOCOL | feature::INDIRECT | feature::EVENT_IDX;
+    let packed = if is_packed { feature::RING_PACKED } else { 0 };
+    let base = if is_packed { BEGIN } else { 0 };
     vec![
         say(Asked::SetProtocolFeatures, words(&[1 | 8]), None),
-        say(Asked::SetFeatures, words(&[features]), None),
+        say(Asked::SetFeatures, words(&[features | packed]), None),
         say(Asked::SetMemTable, [pair(1, 0), words(&[0, MEMORY_BYTES, 0, 0])].concat(), Some(2)),
         say(Asked::SetVringNum, pair(0, ENTRIES.into()), None),
+        say(Asked::SetVringBase, pair(0, base), None),
         say(Asked::SetVringAddr, words(&[0, 0, USED, AVAILABLE, 0]), None),
         say(Asked::SetVringCall, words(&[0]), Some(0)),
         say(Asked::SetVringKick, words(&[0]), Some(0)),

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use crate::common::{Udm, pattern};
-use crate::front::{DATA, Front, Ring, USUAL};
+use crate::front::{BEGIN, DATA, Front, PACKED, Ring, USUAL};
 use udm::prng::Prng;
 
 const MIB: u64 = 1 << 20;
@@ -102,11 +102,20 @@ impl World {
 
 #[test]
 fn a_server_that_is_killed_is_followed_by_one_that_goes_on_with_what_was_in_flight() {
+    servers_are_killed(USUAL);
+}
+
+#[test]
+fn a_server_of_packed_rings_is_followed_by_one_that_goes_on_with_what_was_in_flight() {
+    servers_are_killed(USUAL | PACKED);
+}
+
+fn servers_are_killed(features: u64) {
     let world = World::new();
     let mut random = Prng::new(7);
     world.serve();
     let mut front = Front::connect(&world.socket);
-    front.negotiate(USUAL);
+    front.negotiate(features);
     let notes = front.get_in_flight(RINGS as u16, 64);
     front.set_in_flight(&notes);
     let mut drivers: Vec<Driver> =
@@ -131,11 +140,13 @@ fn a_server_that_is_killed_is_followed_by_one_that_goes_on_with_what_was_in_flig
         crate::common::wait_until("the server is gone", || crate::common::is_gone(pid));
         world.serve();
         front = front.reconnect(&world.socket);
-        front.negotiate(USUAL);
+        front.negotiate(features);
         front.set_in_flight(&notes);
         for driver in &drivers {
-            // As QEMU does it: from the used ring on, which says nothing of what is in flight.
-            front.start(&driver.ring, driver.ring.used);
+            // As QEMU does it: from the used ring on, which says nothing of what is in flight; and
+            // a packed ring from where it was when the client began with it.
+            let used = driver.ring.used.into();
+            front.start(&driver.ring, if driver.ring.is_packed { BEGIN } else { used });
         }
     }
     run(&mut drivers, &front, 1000);

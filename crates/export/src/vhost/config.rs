@@ -51,6 +51,7 @@ pub fn features(device: &Device) -> u64 {
         | feature::PROTOCOL
         | feature::INDIRECT
         | feature::EVENT_IDX
+        | feature::RING_PACKED
         | blk::SIZE_MAX
         | blk::SEG_MAX
         | blk::BLOCK_BYTES

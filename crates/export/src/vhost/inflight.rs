@@ -1,6 +1,6 @@
 //! Which requests of a ring are in flight, in memory that outlives the server: the client keeps the
-//! file, and gives it to the next server. The layout is vhost-user's, for split rings, so that a
-//! server of another kind could go on too.
+//! file, and gives it to the next server. The layout is vhost-user's, so that a server of another
+//! kind could go on too: here for split rings, and in [`super::inflight_packed`] for packed ones.
 //!
 //! | bytes of a ring's part | what |
 //! |---|---|
@@ -33,15 +33,18 @@ use udm::foreign::Foreign;
 use udm::sync::Arc;
 use udm::sync::statics::atomic::Ordering;
 
+use super::chain::ENTRIES_MAX;
 use super::config::QUEUES_MAX;
+use super::inflight_packed::{Noted, PackedTracker};
 use super::memory::check;
+use super::packed::Packed;
 use super::proto::{Violation, u16_at, u64_at, wrong};
-use super::split::ENTRIES_MAX;
+use super::steps::{self, Mutant, has};
 
-const HEAD_BYTES: u64 = 16;
-const ENTRY_BYTES: u64 = 16;
+/// Bytes of a part's head, and of each descriptor; twice as many for packed rings.
+const UNIT_BYTES: u64 = 16;
 const PART_ALIGN: u64 = 64;
-const VERSION: u16 = 1;
+pub(super) const VERSION: u16 = 1;
 /// Places in a ring's part.
 const VERSION_AT: u64 = 8;
 const ENTRIES_AT: u64 = 10;
@@ -64,26 +67,27 @@ pub struct Extent {
     pub rings: u16,
     /// Most entries of a ring.
     pub entries: u16,
+    /// The rings are packed.
+    pub is_packed: bool,
 }
 
 impl Extent {
     /// Reads it. Some clients add bytes up to a multiple of eight.
-    pub fn parse(payload: &[u8]) -> std::result::Result<Extent, Violation> {
+    pub fn parse(payload: &[u8], is_packed: bool) -> std::result::Result<Extent, Violation> {
         if ![20, 24].contains(&payload.len()) {
             return wrong(format!("requests in flight by {} bytes", payload.len()));
         }
         let (bytes, offset) = (u64_at(payload, 0), u64_at(payload, 8));
-        let extent =
-            Extent { bytes, offset, rings: u16_at(payload, 16), entries: u16_at(payload, 18) };
-        let Extent { rings, entries, .. } = extent;
+        let (rings, entries) = (u16_at(payload, 16), u16_at(payload, 18));
         if !(1..=QUEUES_MAX as u16).contains(&rings) || !(1..=ENTRIES_MAX).contains(&entries) {
             return wrong(format!("requests in flight of {rings} rings of {entries} entries"));
         }
-        Ok(extent)
+        Ok(Extent { bytes, offset, rings, entries, is_packed })
     }
 
     fn part_bytes(&self) -> u64 {
-        (HEAD_BYTES + ENTRY_BYTES * u64::from(self.entries)).next_multiple_of(PART_ALIGN)
+        let unit = if self.is_packed { 2 * UNIT_BYTES } else { UNIT_BYTES };
+        (unit * (1 + u64::from(self.entries))).next_multiple_of(PART_ALIGN)
     }
 
     /// The same with as many bytes as are needed, at the beginning of a file.
@@ -133,22 +137,15 @@ impl Notes {
         Ok(Notes { foreign: Arc::new(foreign), extent })
     }
 
-    /// The notes of ring `index`, which has `entries` and whose used ring has come to `used`; and
-    /// the heads of the requests that are to be done again, in order.
+    /// The notes of split ring `index`, which has `entries` and whose used ring has come to `used`;
+    /// and the heads of the requests that are to be done again, in order.
     pub fn open(
         &self,
         index: usize,
         entries: u16,
         used: u16,
     ) -> std::result::Result<(Tracker, Vec<u16>), Violation> {
-        if index >= usize::from(self.extent.rings) || entries > self.extent.entries {
-            let Extent { rings, entries: most, .. } = self.extent;
-            return wrong(format!(
-                "ring {index} with {entries} entries: requests in flight are noted of {rings} \
-                 rings of {most} entries"
-            ));
-        }
-        let at = self.extent.part_bytes() * index as u64;
+        let at = self.part(index, entries, false)?;
         let mut tracker = Tracker {
             foreign: self.foreign.clone(),
             at,
@@ -158,6 +155,36 @@ impl Notes {
         };
         let again = tracker.take_up(used)?;
         Ok((tracker, again))
+    }
+
+    /// Where the part of ring `index` begins, if it is one for such rings.
+    fn part(
+        &self,
+        index: usize,
+        entries: u16,
+        is_packed: bool,
+    ) -> std::result::Result<u64, Violation> {
+        let Extent { rings, entries: most, .. } = self.extent;
+        if index >= usize::from(rings) || entries > most || is_packed != self.extent.is_packed {
+            let kind = |is_packed| if is_packed { "packed" } else { "split" };
+            let (this, noted) = (kind(is_packed), kind(self.extent.is_packed));
+            return wrong(format!(
+                "{this} ring {index} with {entries} entries: requests in flight are noted of \
+                 {rings} {noted} rings of {most} entries"
+            ));
+        }
+        Ok(self.extent.part_bytes() * index as u64)
+    }
+
+    /// The notes of packed ring `index`; and the requests that are to be done again, in order.
+    /// `ring` goes on where they say.
+    pub fn open_packed(
+        &self,
+        index: usize,
+        ring: &mut Packed,
+    ) -> std::result::Result<(PackedTracker, Vec<Noted>), Violation> {
+        let at = self.part(index, ring.entries(), true)?;
+        PackedTracker::open(self.foreign.clone(), at, ring)
     }
 }
 
@@ -176,16 +203,15 @@ pub struct Tracker {
 
 impl Tracker {
     fn entry(&self, head: u16) -> u64 {
-        self.at + HEAD_BYTES + ENTRY_BYTES * u64::from(head)
+        self.at + UNIT_BYTES * (1 + u64::from(head))
     }
 
     fn load(&self, at: u64) -> u16 {
         self.foreign.u16_at(at).load(Ordering::Acquire)
     }
 
-    /// In the order of the program: what a dead server has left is a beginning of what it did.
     fn store(&self, at: u64, value: u16) {
-        self.foreign.u16_at(at).store(value, Ordering::Release);
+        steps::store_u16(&self.foreign, at, value);
     }
 
     fn is_noted(&self, head: u16) -> bool {
@@ -238,9 +264,11 @@ impl Tracker {
     #[inline]
     pub fn note(&mut self, head: u16) {
         let entry = self.entry(head);
-        self.foreign.u64_at(entry + COUNTER_AT).store(self.counter, Ordering::Release);
-        self.counter = self.counter.wrapping_add(1);
-        self.store(entry + FLAG_AT, 1);
+        steps::store_u64(&self.foreign, entry + COUNTER_AT, self.counter);
+        self.counter = self.counter.wrapping_add(u64::from(!has(Mutant::OrderForgotten)));
+        if !has(Mutant::NotNoted) {
+            self.store(entry + FLAG_AT, 1);
+        }
     }
 
     /// The request is not in flight.
@@ -254,7 +282,9 @@ impl Tracker {
     #[inline]
     pub fn answered(&mut self, head: u16) {
         self.store(self.entry(head) + NEXT_AT, self.load(self.at + LAST_AT));
-        self.store(self.at + LAST_AT, head);
+        if !has(Mutant::ListForgotten) {
+            self.store(self.at + LAST_AT, head);
+        }
         self.batch.push(head);
     }
 
@@ -265,147 +295,13 @@ impl Tracker {
             self.cross_out(self.batch[nth]);
         }
         self.batch.clear();
-        self.store(self.at + USED_AT, used);
+        if !has(Mutant::UsedForgotten) {
+            self.store(self.at + USED_AT, used);
+        }
         check(&self.foreign)
     }
 }
 
 #[cfg(test)]
-mod tests {
-    #![allow(clippy::unwrap_used)]
-    use super::*;
-
-    const ENTRIES: u16 = 16;
-
-    fn notes() -> Notes {
-        let extent = Extent { bytes: 0, offset: 0, rings: 2, entries: 32 }.needed();
-        Notes::map(&extent.make().unwrap(), extent).unwrap()
-    }
-
-    /// What a new server finds.
-    fn again(notes: &Notes, used: u16) -> Vec<u16> {
-        notes.open(1, ENTRIES, used).unwrap().1
-    }
-
-    #[test]
-    fn the_layout_is_that_of_the_specification() {
-        let notes = notes();
-        assert_eq!(notes.extent.bytes, 2 * 576);
-        let (mut tracker, _) = notes.open(1, ENTRIES, 9).unwrap();
-        [3, 5].iter().for_each(|head| tracker.note(*head));
-        tracker.answered(3);
-        tracker.answered(5);
-        let mut bytes = [0; 112];
-        notes.foreign.load(576, &mut bytes);
-        assert_eq!(bytes[..16], [0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 16, 0, 5, 0, 9, 0]);
-        assert_eq!(bytes[64..80], [1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
-        assert_eq!(bytes[96..112], [1, 0, 0, 0, 0, 0, 3, 0, 1, 0, 0, 0, 0, 0, 0, 0]);
-        tracker.published(11).unwrap();
-        notes.foreign.load(576, &mut bytes);
-        assert_eq!((bytes[14], bytes[64], bytes[96]), (11, 0, 0));
-    }
-
-    #[test]
-    fn requests_are_done_again_in_the_order_they_were_taken() {
-        let notes = notes();
-        let (mut tracker, first) = notes.open(1, ENTRIES, 100).unwrap();
-        assert_eq!(first, []);
-        [7, 0, 12, 3].iter().for_each(|head| tracker.note(*head));
-        tracker.answered(12);
-        tracker.published(101).unwrap();
-        assert_eq!(again(&notes, 101), [7, 0, 3]);
-        // The next server's requests come after those.
-        let (mut tracker, _) = notes.open(1, ENTRIES, 101).unwrap();
-        tracker.note(1);
-        assert_eq!(again(&notes, 101), [7, 0, 3, 1]);
-        assert_eq!(notes.open(0, ENTRIES, 0).unwrap().1, [], "the other ring has nothing");
-    }
-
-    /// SPDK's issue 3766: the first request of all is lost if none had completed, because the end
-    /// of the empty list is a request's number too.
-    #[test]
-    fn request_0_is_not_lost_if_none_had_completed() {
-        let notes = notes();
-        let (mut tracker, _) = notes.open(1, ENTRIES, 0).unwrap();
-        tracker.note(0);
-        assert_eq!(again(&notes, 0), [0]);
-        // Also if its answer was prepared, but not shown.
-        tracker.answered(0);
-        assert_eq!(again(&notes, 0), [0]);
-    }
-
-    #[test]
-    fn a_file_that_is_new_to_a_ring_that_is_not_has_nothing_in_flight() {
-        let notes = notes();
-        assert_eq!(again(&notes, 40_000), []);
-        assert_eq!(again(&notes, 40_000), []);
-    }
-
-    /// Each moment between the answer that the driver sees and the last crossing out.
-    #[test]
-    fn a_death_after_the_answer_does_nothing_again() {
-        for crossed_out in 0..=3 {
-            for used in [0, u16::MAX - 1] {
-                let notes = notes();
-                let (mut tracker, _) = notes.open(1, ENTRIES, used).unwrap();
-                [0, 4, 9, 2, 6].iter().for_each(|head| tracker.note(*head));
-                tracker.answered(4);
-                tracker.published(used.wrapping_add(1)).unwrap();
-                [9, 0, 6].iter().for_each(|head| tracker.answered(*head));
-                [9, 0, 6].iter().take(crossed_out).for_each(|head| tracker.cross_out(*head));
-                // The used ring shows all four.
-                assert_eq!(again(&notes, used.wrapping_add(4)), [2]);
-                assert_eq!(again(&notes, used.wrapping_add(4)), [2], "and once more");
-            }
-        }
-    }
-
-    /// Before that, everything that was not shown is done again.
-    #[test]
-    fn a_death_before_the_answer_loses_nothing() {
-        for answered in 0..=3 {
-            let notes = notes();
-            let (mut tracker, _) = notes.open(1, ENTRIES, 5).unwrap();
-            [0, 4, 9].iter().for_each(|head| tracker.note(*head));
-            [9, 0, 4].iter().take(answered).for_each(|head| tracker.answered(*head));
-            assert_eq!(again(&notes, 5), [0, 4, 9]);
-        }
-    }
-
-    #[test]
-    fn notes_that_cannot_be_are_refused() {
-        let part = |change: fn(&Foreign)| {
-            let notes = notes();
-            let (mut tracker, _) = notes.open(1, ENTRIES, 5).unwrap();
-            tracker.note(0);
-            change(&notes.foreign);
-            notes.open(1, ENTRIES, 6).unwrap_err().to_string()
-        };
-        let said = part(|foreign| foreign.u16_at(576 + 8).store(2, Ordering::Relaxed));
-        assert_eq!(said, "requests in flight of version 2");
-        let said = part(|foreign| foreign.u16_at(576 + 14).store(900, Ordering::Relaxed));
-        assert!(said.contains("requests answered at a time in a ring of 16"), "{said}");
-        let said = part(|foreign| foreign.u16_at(576 + 12).store(16, Ordering::Relaxed));
-        assert_eq!(said, "request 16 answered in a ring of 16");
-        let notes = notes();
-        assert!(notes.open(2, ENTRIES, 0).is_err() && notes.open(0, 64, 0).is_err());
-        let extent = notes.extent;
-        let file = extent.make().unwrap();
-        for wrong in [
-            Extent { bytes: extent.bytes - 1, ..extent },
-            Extent { offset: 1, ..extent },
-            Extent { offset: 1 << 40, ..extent },
-            Extent { offset: u64::MAX - 63, ..extent },
-        ] {
-            assert!(Notes::map(&file, wrong).is_err(), "{wrong:?}");
-        }
-        for payload in [vec![], vec![0; 20], vec![0xff; 24], vec![1; 22]] {
-            assert!(Extent::parse(&payload).is_err());
-        }
-        let padded = [extent.print(), vec![0; 4]].concat();
-        assert_eq!(
-            (Extent::parse(&padded), Extent::parse(&extent.print())),
-            (Ok(extent), Ok(extent))
-        );
-    }
-}
+#[path = "inflight_tests.rs"]
+mod tests;

@@ -4,9 +4,10 @@
 //! |---|---|
 //! | [`proto`] | messages, and what breaks the protocol |
 //! | [`memory`] | the client's memory |
-//! | [`split`] | a ring in it |
+//! | [`split`], [`packed`], [`chain`] | a ring in it, of either kind; what leads from it to requests |
 //! | [`poll`] | how long to look at a ring before sleeping |
-//! | [`inflight`] | which requests are in flight, for the next server |
+//! | [`inflight`], [`inflight_packed`] | which requests are in flight, for the next server |
+//! | [`virtqueue`] | a ring of either kind, with these notes |
 //! | [`request`] | requests to bios, finished bios to answers |
 //! | [`config`] | what drivers read of the device |
 //! | [`session`] | what was agreed on, and which rings are served |
@@ -21,18 +22,23 @@
 //! sense costs the client its connection, a broken ring is not served any more, and other clients
 //! are not affected. docs/decisions/2026-11-23-vhost-user-by-hand.md says why it is by hand.
 
+pub mod chain;
 pub mod config;
 pub mod connection;
 pub mod counts;
 pub mod front;
 pub mod inflight;
+pub mod inflight_packed;
 pub mod memory;
+pub mod packed;
 pub mod poll;
 pub mod proto;
 pub mod request;
 pub mod session;
 pub mod split;
+mod steps;
 pub mod uri;
+pub mod virtqueue;
 pub mod worker;
 
 use std::os::fd::OwnedFd;
@@ -69,8 +75,8 @@ pub fn limits() -> [Limit; 9] {
     [
         limit("vhost_clients", CLIENTS_MAX as u64, "clients of a vhost-user export"),
         limit("vhost_rings", config::QUEUES_MAX as u64, "rings of a client"),
-        limit("vhost_ring_entries", split::ENTRIES_MAX.into(), "entries of a ring"),
-        limit("vhost_chain", split::CHAIN_MAX as u64, "descriptors of a request"),
+        limit("vhost_ring_entries", chain::ENTRIES_MAX.into(), "entries of a ring"),
+        limit("vhost_chain", chain::CHAIN_MAX as u64, "descriptors of a request"),
         limit("vhost_regions", memory::REGIONS_MAX as u64, "regions of a client's memory"),
         limit("vhost_region_bytes", memory::BYTES_MAX, "a client's memory"),
         limit("vhost_look_ns", poll::LOOK_NS_MAX, "poll=auto: looking after a request"),

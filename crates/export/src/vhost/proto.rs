@@ -98,6 +98,8 @@ pub mod feature {
     pub const EVENT_IDX: u64 = 1 << 29;
     /// The current version of virtio.
     pub const VERSION_1: u64 = 1 << 32;
+    /// Rings are packed: one table, in which both sides go round.
+    pub const RING_PACKED: u64 = 1 << 34;
 }
 
 /// Bits of the protocol's features.

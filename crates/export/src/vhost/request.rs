@@ -10,9 +10,9 @@ use udm::buffer::{Buffer, BufferPool};
 use udm::error::Status;
 use udm::units::{BIO_BYTES_MAX, Nanos, SECTOR};
 
+use super::chain::{Chain, Piece, bytes_of};
 use super::memory::Memory;
 use super::proto::{Violation, u32_at, u64_at, wrong};
-use super::split::{Chain, Piece, bytes_of};
 
 /// Bytes of a request's header.
 pub const HEADER_BYTES: u64 = 16;
@@ -48,8 +48,8 @@ pub struct Facts {
 pub struct Request {
     /// Its memory.
     pub chain: Chain,
-    /// Its number in the ring, unless an earlier server has taken it.
-    pub number: Option<u16>,
+    /// Where in the ring it was, unless an earlier server has taken it.
+    pub place: Option<u16>,
     /// What became of it.
     pub phase: Phase,
     /// Bytes that it holds.

@@ -11,6 +11,7 @@ use udm::device::Device;
 use udm::sync::Arc;
 
 use super::LOOKERS;
+use super::chain::Shape;
 use super::config::{self, QUEUES_MAX, blk};
 use super::counts::Counts;
 use super::inflight::{Extent, Notes};
@@ -20,7 +21,7 @@ use super::proto::{
     Message, REGION_BYTES, Region, Reply, Request, RingAddresses, Violation, feature, protocol,
     ring_addresses, u32_at, wrong,
 };
-use super::split::{Shape, Split};
+use super::virtqueue::Virtqueue;
 use super::worker::{Orders, Served, Worker};
 
 /// Bits of the number that comes with a ring's file: the ring, and that there is no file.
@@ -48,8 +49,8 @@ pub struct Session {
 #[derive(Debug, Default)]
 struct Ring {
     entries: u16,
-    /// The number of the next request, while the ring is not served.
-    next: u16,
+    /// Where it is, while it is not served.
+    base: u32,
     addresses: Option<RingAddresses>,
     kick: Option<Arc<OwnedFd>>,
     call: Option<Arc<OwnedFd>>,
@@ -62,7 +63,7 @@ impl Ring {
     /// Ends its worker, if it has one.
     fn rest(&mut self) {
         if let Some(worker) = self.worker.take() {
-            self.next = worker.end().next;
+            self.base = worker.end().base;
         }
     }
 }
@@ -125,7 +126,7 @@ impl Session {
                 Ok(Some(Reply::new(request, &[head, &space[range]].concat())))
             }
             Request::GetInflightFd => {
-                let extent = Extent::parse(&message.payload)?.needed();
+                let extent = Extent::parse(&message.payload, self.is_packed())?.needed();
                 let file = extent.make().map_err(|error| Violation::new(error.to_string()))?;
                 let mut payload = extent.print();
                 payload.resize(message.payload.len(), 0);
@@ -137,8 +138,7 @@ impl Session {
                 let ring = self.ring(index)?;
                 ring.rest();
                 ring.kick = None;
-                let next = ring.next.into();
-                Ok(Some(Reply::ring_state(request, index, next)))
+                Ok(Some(Reply::ring_state(request, index, ring.base)))
             }
             _ => Ok(None),
         }
@@ -185,7 +185,7 @@ impl Session {
                 self.set_file(message)
             }
             Request::SetInflightFd => {
-                let extent = Extent::parse(&message.payload)?;
+                let extent = Extent::parse(&message.payload, self.is_packed())?;
                 let notes = Notes::map(&message.only_fd()?, extent)?;
                 // Rings that are served note elsewhere, or nowhere.
                 self.rings.iter_mut().for_each(Ring::rest);
@@ -199,6 +199,10 @@ impl Session {
             }
             other => wrong(format!("{other:?} changes nothing")),
         }
+    }
+
+    fn is_packed(&self) -> bool {
+        self.features & feature::RING_PACKED != 0
     }
 
     fn set_features(&mut self, features: u64) -> Result<(), Violation> {
@@ -252,6 +256,7 @@ impl Session {
     }
 
     fn set_ring(&mut self, request: Request, index: usize, value: u32) -> Result<(), Violation> {
+        let is_packed = self.is_packed();
         let ring = self.ring(index)?;
         let short = u16::try_from(value);
         match (request, short, value) {
@@ -259,9 +264,10 @@ impl Session {
                 ring.rest();
                 ring.entries = entries;
             }
-            (Request::SetVringBase, Ok(next), _) => {
+            // A packed ring's is two numbers.
+            (Request::SetVringBase, _, base) if short.is_ok() || is_packed => {
                 ring.rest();
-                ring.next = next;
+                ring.base = base;
             }
             (Request::SetVringEnable, _, 0 | 1) => {
                 ring.is_enabled = value == 1;
@@ -317,13 +323,8 @@ impl Session {
             return Ok(());
         }
         let shape = Shape { entries: ring.entries, addresses, features: self.features };
-        let mut split = Split::new(shape, &self.memory, ring.next)?;
-        let (mut tracker, mut again) = (None, Vec::new());
-        if let Some(notes) = &self.notes {
-            let opened = notes.open(index, ring.entries, split.used())?;
-            (tracker, again) = (Some(opened.0), opened.1);
-            split.go_on_after(again.len());
-        }
+        let virtqueue =
+            Virtqueue::open(shape, &self.memory, ring.base, self.notes.as_ref(), index)?;
         let orders = self.orders(ring);
         let name = format!("{}.{index}", self.name);
         let counts = self.counts.clone();
@@ -332,7 +333,7 @@ impl Session {
         let worker = Worker::start(
             &name,
             &self.device,
-            Served { split, tracker, again, kick, poller },
+            Served { ring: virtqueue, kick, poller },
             orders,
             tell,
         );

@@ -1,106 +1,34 @@
 //! A split ring: descriptors, what the driver has made available, what the device has used.
 //!
-//! All of it lies in the guest's memory and may change at any time. A descriptor is copied, then
-//! checked, then used; a table of descriptors that another one leads to is copied whole. What is
-//! wrong with a ring ends its use: there is no way to know which requests the driver meant.
+//! All of it lies in the guest's memory and may change at any time. What is wrong with a ring ends
+//! its use: there is no way to know which requests the driver meant.
 
 use udm::sync::statics::atomic::{Ordering, fence};
 
+use super::chain::{
+    Chain, DESCRIPTOR_BYTES, ENTRIES_MAX, HAS_NEXT, IS_INDIRECT, Piece, Shape, load_table,
+};
 use super::memory::{Memory, Place, check};
 use super::proto::{RingAddresses, Violation, feature, u16_at, u32_at, u64_at, wrong};
+use super::steps;
 
-/// Most entries of a ring.
-pub const ENTRIES_MAX: u16 = 1024;
-/// Most descriptors of a request, whichever tables they are in.
-pub const CHAIN_MAX: usize = 1024;
-
-const DESCRIPTOR_BYTES: usize = 16;
 const USED_BYTES: u64 = 8;
-/// Flags of a descriptor.
-const HAS_NEXT: u16 = 1;
-const IS_WRITABLE: u16 = 2;
-const IS_INDIRECT: u16 = 4;
 /// Flag of the used ring: do not kick. Of the available ring: do not call.
 const IS_QUIET: u16 = 1;
-
-/// A piece of a request's memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Piece {
-    /// The guest's address.
-    pub guest: u64,
-    /// Bytes, at least one.
-    pub len: u32,
-}
-
-/// The memory of a request: what the device reads, then what it writes.
-#[derive(Debug, Default)]
-pub struct Chain {
-    /// What the device reads.
-    pub readable: Vec<Piece>,
-    /// What it writes.
-    pub writable: Vec<Piece>,
-}
-
-/// Bytes of all pieces.
-pub fn bytes_of(pieces: &[Piece]) -> u64 {
-    pieces.iter().map(|piece| u64::from(piece.len)).sum()
-}
-
-impl Chain {
-    fn clear(&mut self) {
-        self.readable.clear();
-        self.writable.clear();
-    }
-
-    fn add(&mut self, descriptor: Descriptor, memory: &Memory) -> Result<(), Violation> {
-        let Descriptor { guest, len, flags, .. } = descriptor;
-        if len == 0 {
-            return wrong("a descriptor of no bytes");
-        }
-        if self.readable.len() + self.writable.len() >= CHAIN_MAX {
-            return wrong(format!("a request of more than {CHAIN_MAX} descriptors"));
-        }
-        let piece = Piece { guest, len };
-        if flags & IS_WRITABLE == 0 {
-            if !self.writable.is_empty() {
-                return wrong("a request with something to read after what is to be written");
-            }
-            self.readable.push(piece);
-        } else {
-            self.writable.push(piece);
-        }
-        if !memory.has(guest, len.into()) {
-            return wrong(format!("{len} bytes at {guest:#x} are not in its memory"));
-        }
-        Ok(())
-    }
-}
 
 /// A descriptor, copied.
 #[derive(Clone, Copy, Debug)]
 struct Descriptor {
-    guest: u64,
-    len: u32,
+    piece: Piece,
     flags: u16,
     next: u16,
 }
 
 impl Descriptor {
     fn parse(bytes: &[u8]) -> Descriptor {
-        let (guest, len) = (u64_at(bytes, 0), u32_at(bytes, 8));
-        Descriptor { guest, len, flags: u16_at(bytes, 12), next: u16_at(bytes, 14) }
+        let piece = Piece { guest: u64_at(bytes, 0), len: u32_at(bytes, 8) };
+        Descriptor { piece, flags: u16_at(bytes, 12), next: u16_at(bytes, 14) }
     }
-}
-
-/// What a ring is made of.
-#[derive(Clone, Copy, Debug)]
-pub struct Shape {
-    /// Entries: a power of two, at most [`ENTRIES_MAX`].
-    pub entries: u16,
-    /// Where its parts are.
-    pub addresses: RingAddresses,
-    /// What was negotiated.
-    pub features: u64,
 }
 
 /// The three parts, in memory.
@@ -115,7 +43,7 @@ impl Parts {
     fn find(shape: &Shape, memory: &Memory) -> Result<Parts, Violation> {
         let entries = u64::from(shape.entries);
         // A ring with event indices has one more word at the end of both lists.
-        let event = if shape.features & feature::EVENT_IDX == 0 { 0 } else { 2 };
+        let event = if shape.has(feature::EVENT_IDX) { 2 } else { 0 };
         let RingAddresses { descriptors, used, available } = shape.addresses;
         Ok(Parts {
             descriptors: memory.place(descriptors, entries * DESCRIPTOR_BYTES as u64, 16)?,
@@ -181,9 +109,14 @@ impl Split {
         self.next
     }
 
-    /// How many requests the driver has made available.
+    /// Whether the driver has made a request available.
     #[inline]
-    pub fn available(&self) -> Result<u16, Violation> {
+    pub fn has_request(&self) -> Result<bool, Violation> {
+        Ok(self.available()? > 0)
+    }
+
+    /// How many requests the driver has made available.
+    fn available(&self) -> Result<u16, Violation> {
         let Place { foreign, at } = &self.parts.available;
         let count = foreign.u16_at(at + 2).load(Ordering::Acquire).wrapping_sub(self.next);
         check(foreign)?;
@@ -197,7 +130,7 @@ impl Split {
     /// Reads the next request into `chain`, and returns its head; `None` if there is none. It stays
     /// the next one until [`Split::accept`].
     pub fn peek(&mut self, memory: &Memory, chain: &mut Chain) -> Result<Option<u16>, Violation> {
-        if self.available()? == 0 {
+        if !self.has_request()? {
             return Ok(None);
         }
         let Place { foreign, at } = &self.parts.available;
@@ -212,6 +145,11 @@ impl Split {
     #[inline]
     pub fn accept(&mut self) {
         self.next = self.next.wrapping_add(1);
+    }
+
+    /// Whether request `number` is the last one that was accepted.
+    pub fn is_newest(&self, number: u16) -> bool {
+        number == self.next.wrapping_sub(1)
     }
 
     /// Gives the last request that was accepted back, as if it had never been.
@@ -233,7 +171,7 @@ impl Split {
             if descriptor.flags & IS_INDIRECT != 0 {
                 return self.walk_table(descriptor, memory, chain);
             }
-            chain.add(descriptor, memory)?;
+            chain.add(descriptor.piece, descriptor.flags, memory)?;
             if descriptor.flags & HAS_NEXT == 0 {
                 return Ok(());
             }
@@ -260,23 +198,14 @@ impl Split {
         memory: &Memory,
         chain: &mut Chain,
     ) -> Result<(), Violation> {
-        let bytes = at.len as usize;
-        if self.shape.features & feature::INDIRECT == 0 || at.flags & HAS_NEXT != 0 {
-            return wrong("a table of descriptors where none may be");
-        }
-        let entries = bytes / DESCRIPTOR_BYTES;
-        if entries == 0 || !bytes.is_multiple_of(DESCRIPTOR_BYTES) || entries > CHAIN_MAX {
-            return wrong(format!("a table of descriptors of {bytes} bytes"));
-        }
-        self.table.resize(bytes, 0);
-        memory.load(at.guest, &mut self.table)?;
+        let entries = load_table(at.piece, at.flags, &self.shape, memory, &mut self.table)?;
         let mut index = 0;
         for _ in 0..entries {
             let descriptor = Descriptor::parse(&self.table[index * DESCRIPTOR_BYTES..]);
             if descriptor.flags & IS_INDIRECT != 0 {
                 return wrong("a table of descriptors within another");
             }
-            chain.add(descriptor, memory)?;
+            chain.add(descriptor.piece, descriptor.flags, memory)?;
             if descriptor.flags & HAS_NEXT == 0 {
                 return Ok(());
             }
@@ -294,8 +223,8 @@ impl Split {
     pub fn push(&mut self, head: u16, written: u32) {
         let Place { foreign, at } = &self.parts.used;
         let at = at + 4 + u64::from(self.used % self.shape.entries) * USED_BYTES;
-        foreign.u32_at(at).store(head.into(), Ordering::Relaxed);
-        foreign.u32_at(at + 4).store(written, Ordering::Relaxed);
+        steps::store_u32(foreign, at, head.into());
+        steps::store_u32(foreign, at + 4, written);
         self.used = self.used.wrapping_add(1);
     }
 
@@ -303,7 +232,7 @@ impl Split {
     #[inline]
     pub fn publish(&mut self) -> Result<(), Violation> {
         let Place { foreign, at } = &self.parts.used;
-        foreign.u16_at(at + 2).store(self.used, Ordering::Release);
+        steps::store_u16(foreign, at + 2, self.used);
         self.parts.used.check()
     }
 
@@ -316,7 +245,7 @@ impl Split {
         // Its wish is read after `used` was stored: or both sides wait for each other.
         fence(Ordering::SeqCst);
         let Place { foreign, at } = &self.parts.available;
-        if self.shape.features & feature::EVENT_IDX == 0 {
+        if !self.shape.has(feature::EVENT_IDX) {
             return foreign.u16_at(*at).load(Ordering::Relaxed) & IS_QUIET == 0;
         }
         let at = at + 4 + u64::from(self.shape.entries) * 2;
@@ -336,20 +265,20 @@ impl Split {
         self.tell(self.next, 0);
         fence(Ordering::SeqCst);
         between();
-        Ok(self.available()? == 0)
+        Ok(!self.has_request()?)
     }
 
     /// Asks the driver not to kick.
     pub fn refuse_kicks(&mut self) {
         // With event indices the driver kicks when it passes one entry; that lies in the past.
-        if self.shape.features & feature::EVENT_IDX == 0 {
+        if !self.shape.has(feature::EVENT_IDX) {
             self.tell(0, IS_QUIET);
         }
     }
 
     fn tell(&self, event: u16, flags: u16) {
         let Place { foreign, at } = &self.parts.used;
-        if self.shape.features & feature::EVENT_IDX == 0 {
+        if !self.shape.has(feature::EVENT_IDX) {
             foreign.u16_at(*at).store(flags, Ordering::Relaxed);
         } else {
             let at = at + 4 + u64::from(self.shape.entries) * USED_BYTES;

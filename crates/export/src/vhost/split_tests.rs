@@ -7,6 +7,7 @@ use std::os::fd::OwnedFd;
 use proptest::prelude::*;
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 
+use super::super::chain::IS_WRITABLE;
 use super::super::proto::Region;
 use super::*;
 

@@ -27,14 +27,14 @@ use udm::units::{BIO_BYTES_MAX, Nanos, SECOND};
 
 use crate::budget::{BUDGET, Share};
 
-use super::inflight::Tracker;
+use super::chain::Chain;
 use super::memory::Memory;
 use super::poll::Poller;
 use super::proto::{Violation, wrong};
 use super::request::{
     Begun, Facts, HEADER_BYTES, ID_BYTES, Phase, Request, held_bytes, take_buffer,
 };
-use super::split::{Chain, Split};
+use super::virtqueue::Virtqueue;
 
 /// Bytes of a ring's requests in flight; one request may be more.
 pub const HELD_BYTES_MAX: u64 = 16 << 20;
@@ -82,11 +82,7 @@ struct Desk {
 #[derive(Debug)]
 pub struct Served {
     /// The ring.
-    pub split: Split,
-    /// Where its requests in flight are noted, if they are.
-    pub tracker: Option<Tracker>,
-    /// Requests that an earlier server took and did not answer, by their heads, in order.
-    pub again: Vec<u16>,
+    pub ring: Virtqueue,
     /// How the driver says that there are requests.
     pub kick: Arc<OwnedFd>,
     /// How long the ring is looked at before that is waited for.
@@ -96,8 +92,8 @@ pub struct Served {
 /// What has become of a ring.
 #[derive(Clone, Debug, Default)]
 pub struct Outcome {
-    /// The number of the next request, once the worker has ended.
-    pub next: u16,
+    /// Where it is, once the worker has ended.
+    pub base: u32,
     /// What is wrong with the ring.
     pub violation: Option<Violation>,
 }
@@ -114,11 +110,11 @@ impl Worker {
     pub fn start(
         name: &str,
         device: &Arc<Device>,
-        ring: Served,
+        served: Served,
         orders: Orders,
         broken: impl FnOnce(&Violation) + Send + 'static,
     ) -> Result<Worker> {
-        let outcome = Outcome { next: ring.split.next(), violation: None };
+        let outcome = Outcome { base: served.ring.base(), violation: None };
         let desk = Arc::new(Desk {
             orders: Mutex::new(orders.clone()),
             has_changed: AtomicBool::new(false),
@@ -128,7 +124,7 @@ impl Worker {
         let queue = Queue::run(name, move |core| {
             let mut driver = core.driver(&device)?;
             driver.pool().keep_at_most(CLIENT_POOL_BYTES_MAX);
-            Ok(Serving::new(driver, ring, orders, for_role, Box::new(broken)))
+            Ok(Serving::new(driver, served, orders, for_role, Box::new(broken)))
         })?;
         Ok(Worker { desk, queue })
     }
@@ -152,10 +148,10 @@ impl Worker {
     }
 }
 
-/// The requests of a ring, by their heads.
+/// The requests of a ring, by the driver's names for them.
 #[derive(Debug)]
 struct Requests {
-    by_head: Vec<Request>,
+    by_id: Vec<Request>,
     in_flight: usize,
     held_bytes: u64,
     has_late: bool,
@@ -172,10 +168,7 @@ type Broken = Box<dyn FnOnce(&Violation) + Send>;
 
 struct Serving {
     driver: Driver,
-    ring: Split,
-    tracker: Option<Tracker>,
-    /// Requests to do again, before new ones.
-    again: VecDeque<u16>,
+    ring: Virtqueue,
     requests: Requests,
     /// The request that is being taken.
     chain: Chain,
@@ -200,7 +193,7 @@ struct Serving {
 impl Serving {
     fn new(
         driver: Driver,
-        ring: Served,
+        served: Served,
         orders: Orders,
         desk: Arc<Desk>,
         broken: Broken,
@@ -209,11 +202,11 @@ impl Serving {
         let name = driver.device().name();
         let len = name.len().min(ID_BYTES);
         id[..len].copy_from_slice(&name.as_bytes()[..len]);
-        let Served { split, tracker, again, kick, poller } = ring;
-        let by_head = (0..split.entries()).map(|_| Request::default()).collect();
+        let Served { ring, kick, poller } = served;
+        let by_id = (0..ring.entries()).map(|_| Request::default()).collect();
         Serving {
             driver,
-            requests: Requests { by_head, in_flight: 0, held_bytes: 0, has_late: false },
+            requests: Requests { by_id, in_flight: 0, held_bytes: 0, has_late: false },
             chain: Chain::default(),
             poller,
             kick,
@@ -231,9 +224,7 @@ impl Serving {
             is_full: false,
             look_at: None,
             stopping_since: None,
-            ring: split,
-            tracker,
-            again: again.into(),
+            ring,
         }
     }
 
@@ -270,15 +261,14 @@ impl Serving {
     fn pump(&mut self, core: &mut Core<Asks>) -> bool {
         let mut result = Ok(());
         let (requests, ring) = (&mut self.requests, &mut self.ring);
-        let tracker = &mut self.tracker;
         let memory = &self.orders.memory;
         let is_whole = self.violation.is_none();
         let finish = |mut bio: Bio, _: &mut VecDeque<Bio>, pool: &mut BufferPool| {
-            let head = bio.token as u16;
-            let request = requests.end(head);
+            let id = bio.token as u16;
+            let request = requests.end(id);
             if is_whole && result.is_ok() {
                 match request.finish(&bio, memory) {
-                    Ok(written) => push(ring, tracker, head, written),
+                    Ok(written) => ring.answer(id, written),
                     Err(violation) => result = Err(violation),
                 }
             }
@@ -295,57 +285,33 @@ impl Serving {
         (self.is_starved, self.is_full) = (false, false);
         let mut has_any = false;
         let memory = self.orders.memory.clone();
-        while let Some(head) = self.peek(&memory)? {
+        while let Some(id) = self.ring.peek(&memory, &mut self.chain)? {
             let bytes = held_bytes(&self.chain);
             // What is longer is refused, and held by nobody.
             let bytes = if bytes > BIO_BYTES_MAX + HEADER_BYTES { 0 } else { bytes };
             if !self.has_room_for(bytes) {
                 break;
             }
-            if self.requests.by_head[usize::from(head)].phase == Phase::InFlight {
-                return wrong(format!("descriptor {head} is available again while it is in use"));
+            let request = &mut self.requests.by_id[usize::from(id)];
+            if request.phase == Phase::InFlight {
+                return wrong(format!("request {id} is available again while it is in flight"));
             }
-            let number = self.accept(head);
             has_any = true;
-            let request = &mut self.requests.by_head[usize::from(head)];
             std::mem::swap(&mut request.chain, &mut self.chain);
-            request.number = number;
+            request.place = self.ring.accept(id);
             let (bios, pool) = self.driver.bios_and_pool();
-            match request.begin(&memory, &self.facts, pool, head.into())? {
+            match request.begin(&memory, &self.facts, pool, id.into())? {
                 Begun::Bio(bio) => {
                     bios.push_back(bio);
-                    self.requests.begin(head, bytes);
+                    self.requests.begin(id, bytes);
                 }
-                Begun::Done(written) => push(&mut self.ring, &mut self.tracker, head, written),
+                Begun::Done(written) => self.ring.answer(id, written),
             }
         }
         if has_any {
             self.ring.refuse_kicks();
         }
         Ok(has_any)
-    }
-
-    /// Reads the next request, and returns its head.
-    fn peek(&mut self, memory: &Memory) -> std::result::Result<Option<u16>, Violation> {
-        let Some(head) = self.again.front() else {
-            return self.ring.peek(memory, &mut self.chain);
-        };
-        self.ring.walk(*head, memory, &mut self.chain)?;
-        Ok(Some(*head))
-    }
-
-    /// The request that was read is this server's now. Returns its number, if it has one.
-    fn accept(&mut self, head: u16) -> Option<u16> {
-        // It is noted already, and the ring is after it.
-        if self.again.pop_front().is_some() {
-            return None;
-        }
-        if let Some(tracker) = &mut self.tracker {
-            tracker.note(head);
-        }
-        let number = self.ring.next();
-        self.ring.accept();
-        Some(number)
     }
 
     /// Whether a request of this many bytes may be taken now.
@@ -362,18 +328,12 @@ impl Serving {
     /// Shows the driver what is done, and calls it if it wants that.
     fn answer(&mut self, core: &mut Core<Asks>) {
         if self.violation.is_none() {
-            let published = self.publish();
+            let published = self.ring.publish();
             if self.judge(published).is_some() && self.ring.needs_call() {
                 self.calls.is_due = true;
             }
         }
         self.call(core);
-    }
-
-    fn publish(&mut self) -> std::result::Result<(), Violation> {
-        self.ring.publish()?;
-        let used = self.ring.used();
-        self.tracker.as_mut().map_or(Ok(()), |tracker| tracker.published(used))
     }
 
     fn call(&mut self, core: &mut Core<Asks>) {
@@ -414,8 +374,8 @@ impl Serving {
             return false;
         }
         for _ in 0..GLANCES {
-            match self.ring.available() {
-                Ok(0) => std::hint::spin_loop(),
+            match self.ring.has_request() {
+                Ok(false) => std::hint::spin_loop(),
                 // What is wrong is found in the next turn too.
                 Ok(_) | Err(_) => return true,
             }
@@ -467,25 +427,24 @@ impl Serving {
 
     /// Gives back the newest requests that were not answered.
     fn give_back(&mut self) {
-        loop {
-            let newest = self.ring.next().wrapping_sub(1);
-            let requests = &self.requests.by_head;
-            let is_it = |request: &Request| {
-                request.phase == Phase::InFlight && request.number == Some(newest)
-            };
-            let Some(head) = requests.iter().position(is_it) else { return };
-            self.requests.end(head as u16);
-            self.ring.give_back();
-            if let Some(tracker) = &self.tracker {
-                tracker.cross_out(head as u16);
-            }
+        let newest = |this: &Serving| {
+            let mut requests = this.requests.by_id.iter().enumerate();
+            requests.find_map(|(id, request)| {
+                let is_in_flight = request.phase == Phase::InFlight;
+                let place = request.place.filter(|_| is_in_flight)?;
+                this.ring.is_newest(id as u16, place).then_some(id as u16)
+            })
+        };
+        while let Some(id) = newest(self) {
+            self.requests.end(id);
+            self.ring.give_back(id);
         }
     }
 }
 
 impl Requests {
-    fn begin(&mut self, head: u16, bytes: u64) {
-        let request = &mut self.by_head[usize::from(head)];
+    fn begin(&mut self, id: u16, bytes: u64) {
+        let request = &mut self.by_id[usize::from(id)];
         request.phase = Phase::InFlight;
         request.held_bytes = bytes;
         (request.seen, request.is_late) = (None, false);
@@ -493,8 +452,8 @@ impl Requests {
         self.held_bytes += bytes;
     }
 
-    fn end(&mut self, head: u16) -> &Request {
-        let request = &mut self.by_head[usize::from(head)];
+    fn end(&mut self, id: u16) -> &Request {
+        let request = &mut self.by_id[usize::from(id)];
         assert_eq!(request.phase, Phase::InFlight, "each bio comes back once");
         request.phase = Phase::Away;
         self.in_flight -= 1;
@@ -505,7 +464,7 @@ impl Requests {
     /// Late requests, if there are some or were at the last look.
     fn late(&mut self, now: Nanos) -> Option<Vec<InFlight>> {
         let mut late = Vec::new();
-        for (token, request) in self.by_head.iter_mut().enumerate() {
+        for (token, request) in self.by_id.iter_mut().enumerate() {
             let (Phase::InFlight, Some((op, offset, len))) = (request.phase, request.what) else {
                 continue;
             };
@@ -518,15 +477,6 @@ impl Requests {
         let had_late = std::mem::replace(&mut self.has_late, !late.is_empty());
         (had_late || self.has_late).then_some(late)
     }
-}
-
-/// Gives a request's answer to the ring.
-#[inline]
-fn push(ring: &mut Split, tracker: &mut Option<Tracker>, head: u16, written: u32) {
-    if let Some(tracker) = tracker {
-        tracker.answered(head);
-    }
-    ring.push(head, written);
 }
 
 impl Role for Serving {
@@ -580,7 +530,7 @@ impl Role for Serving {
     fn leave(mut self, core: &mut Core<Asks>) {
         self.driver.tell_late(&[], core.ring());
         self.give_back();
-        let outcome = Outcome { next: self.ring.next(), violation: self.violation.take() };
+        let outcome = Outcome { base: self.ring.base(), violation: self.violation.take() };
         *lock(&self.desk.outcome) = outcome;
         // The last call is on its way before the thread ends.
         core.ring_mut().submit();

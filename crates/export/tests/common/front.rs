@@ -1,5 +1,6 @@
 //! A reference front end of vhost-user-blk, written from the specifications and sharing nothing
-//! with the server's own words: a memfd for the guest's memory, split rings, the driver's side.
+//! with the server's own words: a memfd for the guest's memory, rings of both kinds, the driver's
+//! side.
 
 #![allow(dead_code, missing_docs, clippy::unwrap_used, clippy::host_endian_bytes)]
 
@@ -34,10 +35,17 @@ pub const VERSION_1: u64 = 1 << 32;
 pub const PROTOCOL: u64 = 1 << 30;
 pub const FLUSH: u64 = 1 << 9;
 pub const USUAL: u64 = EVENT_IDX | INDIRECT | VERSION_1 | PROTOCOL | FLUSH;
+/// One table of descriptors, in which both sides go round.
+pub const PACKED: u64 = 1 << 34;
 
 pub const NEXT: u16 = 1;
 pub const WRITABLE: u16 = 2;
 pub const TABLE: u16 = 4;
+/// Of packed rings: whose a descriptor is, in odd laps; where a ring begins.
+pub const AVAILABLE: u16 = 1 << 7;
+pub const USED: u16 = 1 << 15;
+pub const ODD: u16 = 1 << 15;
+pub const BEGIN: u32 = 0x8000_8000;
 
 const SECONDS: u64 = 20;
 
@@ -176,12 +184,16 @@ impl Front {
     pub fn ring(&mut self, index: u32, entries: u16) -> Ring {
         let at = u64::from(index) * RING_BYTES;
         self.memory.store(at, &vec![0; RING_BYTES as usize]);
+        let is_packed = self.features & PACKED != 0;
+        let begin = if is_packed { ODD } else { 0 };
         let ring = Ring {
             index,
             entries,
             at,
-            available: 0,
-            used: 0,
+            is_packed,
+            available: begin,
+            used: begin,
+            unkicked: 0,
             free: (0..entries).rev().collect(),
             chains: vec![Vec::new(); usize::from(entries)],
             features: self.features,
@@ -189,14 +201,15 @@ impl Front {
             call: new_eventfd(),
             kicks: 0,
         };
-        self.start(&ring, 0);
+        self.start(&ring, if is_packed { BEGIN } else { 0 });
         ring
     }
 
-    /// Starts a ring from request number `next` on.
-    pub fn start(&mut self, ring: &Ring, next: u16) {
+    /// Starts a ring from `base` on: of a split one the number of the next request, of a packed one
+    /// two places.
+    pub fn start(&mut self, ring: &Ring, base: u32) {
         self.tell(8, &pair(ring.index, ring.entries.into()), &[]);
-        self.tell(10, &pair(ring.index, next.into()), &[]);
+        self.tell(10, &pair(ring.index, base), &[]);
         let [descriptors, available, used] = ring.parts().map(|at| USER + at);
         let addresses = words(&[ring.index.into(), descriptors, used, available, 0]);
         self.tell(9, &addresses, &[]);
@@ -205,11 +218,16 @@ impl Front {
         self.tell_and_wait(18, &pair(ring.index, 1), &[]);
     }
 
-    /// Takes the ring back; returns the number of its next request.
+    /// Takes the ring back; returns the number, or the place, of its next request.
     pub fn stop(&mut self, ring: &Ring) -> u16 {
+        self.stop_at(ring) as u16
+    }
+
+    /// Takes the ring back; returns all that is needed to start it again.
+    pub fn stop_at(&mut self, ring: &Ring) -> u32 {
         self.tell(11, &pair(ring.index, 0), &[]);
         let state = self.reply(11);
-        u32::from_ne_bytes(state[4..].try_into().unwrap()) as u16
+        u32::from_ne_bytes(state[4..].try_into().unwrap())
     }
 
     /// Whether the server closes the connection.
@@ -239,16 +257,21 @@ pub fn put_descriptor(memory: &Foreign, table: u64, index: u16, words: (u64, u32
 /// A piece of a request: where in the memory, how long, and whether the device writes it.
 pub type Piece = (u64, u32, bool);
 
-/// A split ring, from the driver's side.
+/// A ring, from the driver's side.
 #[derive(Debug)]
 pub struct Ring {
     pub index: u32,
     pub entries: u16,
     pub at: u64,
+    pub is_packed: bool,
+    /// Of a packed ring, places: with the parity of the lap in the highest bit.
     pub available: u16,
     pub used: u16,
+    /// Descriptors of a packed ring since a kick was last considered.
+    pub unkicked: u16,
+    /// Descriptors of a split ring; as many names of a packed one.
     pub free: Vec<u16>,
-    /// The descriptors of the request with each head.
+    /// The descriptors of the request with each head, or name.
     pub chains: Vec<Vec<u16>>,
     pub features: u64,
     pub kick: OwnedFd,
@@ -257,7 +280,7 @@ pub struct Ring {
 }
 
 impl Ring {
-    /// Descriptors, available, used.
+    /// Descriptors; available, or the driver's wish; used, or the device's wish.
     pub fn parts(&self) -> [u64; 3] {
         [self.at, self.at + 0x4000, self.at + 0x5000]
     }
@@ -275,16 +298,37 @@ impl Ring {
             assert!(pieces.len() <= 8);
             for (nth, piece) in pieces.iter().enumerate() {
                 let next = if nth + 1 < pieces.len() { NEXT } else { 0 };
-                let words = (GUEST + piece.0, piece.1, flags_of(piece) | next, nth as u16 + 1);
+                // A packed ring's table is read in order, and has the flags last.
+                let (one, other) = match self.is_packed {
+                    true => (head, flags_of(piece)),
+                    false => (flags_of(piece) | next, nth as u16 + 1),
+                };
+                let words = (GUEST + piece.0, piece.1, one, other);
                 self.descriptor(front, table, nth as u16, words);
             }
             let words = (GUEST + table, pieces.len() as u32 * 16, TABLE, 0);
+            if self.is_packed {
+                self.chains[usize::from(head)] = vec![head];
+                self.put(front, head, &[(words.0, words.1, TABLE)]);
+                return head;
+            }
             self.descriptor(front, self.at, head, words);
             self.chains[usize::from(head)] = vec![head];
             self.publish(front, head);
             return head;
         }
         let chain: Vec<u16> = pieces.iter().map(|_| self.free.pop().unwrap()).collect();
+        if self.is_packed {
+            let id = chain[0];
+            let next = |nth: usize| if nth + 1 < pieces.len() { NEXT } else { 0 };
+            let flags = |(nth, piece): (usize, &Piece)| {
+                (GUEST + piece.0, piece.1, flags_of(piece) | next(nth))
+            };
+            let words: Vec<_> = pieces.iter().enumerate().map(flags).collect();
+            self.chains[usize::from(id)] = chain;
+            self.put(front, id, &words);
+            return id;
+        }
         for (nth, piece) in pieces.iter().enumerate() {
             let next = chain.get(nth + 1).copied();
             let flags = flags_of(piece) | if next.is_some() { NEXT } else { 0 };
@@ -297,6 +341,34 @@ impl Ring {
         head
     }
 
+    /// The place so many entries after `place`, in a packed ring.
+    pub fn after(&self, place: u16, count: u16) -> u16 {
+        let (index, lap) = ((place & !ODD) + count, place & ODD);
+        if index < self.entries { index | lap } else { (index - self.entries) | (lap ^ ODD) }
+    }
+
+    /// Makes a request of a packed ring available: addresses, lengths, flags.
+    pub fn put(&mut self, front: &Front, id: u16, words: &[(u64, u32, u16)]) {
+        let mut place = self.available;
+        let mut head = None;
+        for (guest, len, flags) in words {
+            let at = self.at + u64::from(place & !ODD) * 16;
+            let flags = flags | if place & ODD != 0 { AVAILABLE } else { USED };
+            let bytes = [&guest.to_ne_bytes()[..], &len.to_ne_bytes(), &id.to_ne_bytes()].concat();
+            front.memory.store(at, &bytes);
+            // With the first one's flags all of them are there.
+            match head {
+                None => head = Some((at, flags)),
+                Some(_) => front.memory.u16_at(at + 14).store(flags, Ordering::Relaxed),
+            }
+            place = self.after(place, 1);
+        }
+        let (at, flags) = head.unwrap();
+        front.memory.u16_at(at + 14).store(flags, Ordering::Release);
+        self.available = place;
+        self.unkicked += words.len() as u16;
+    }
+
     /// Makes the chain from `head` on available.
     pub fn publish(&mut self, front: &Front, head: u16) {
         let [_, available, _] = self.parts();
@@ -307,9 +379,20 @@ impl Ring {
     }
 
     /// Whether the device wants a kick for what came after `before`.
-    pub fn wants_kick(&self, front: &Front, before: u16) -> bool {
+    pub fn wants_kick(&mut self, front: &Front, before: u16) -> bool {
         fence(Ordering::SeqCst);
         let [_, _, used] = self.parts();
+        if self.is_packed {
+            let count = std::mem::take(&mut self.unkicked);
+            let wish = [0, 2].map(|at| front.memory.u16_at(used + at).load(Ordering::Acquire));
+            // One of those that were made available is the one that it waits for.
+            let mut news = (1..=count).map(|nth| self.after(wish[0], nth));
+            return match wish[1] {
+                0 => true,
+                1 => false,
+                _ => news.any(|place| place == self.available),
+            };
+        }
         if self.features & EVENT_IDX == 0 {
             return front.memory.u16_at(used).load(Ordering::Relaxed) & 1 == 0;
         }
@@ -326,15 +409,22 @@ impl Ring {
 
     /// Kicks if the device wants it for the last `count` requests.
     pub fn kick_for(&mut self, front: &Front, count: u16) {
-        if self.wants_kick(front, self.available.wrapping_sub(count)) {
+        let before = if self.is_packed { 0 } else { self.available.wrapping_sub(count) };
+        if self.wants_kick(front, before) {
             self.kick();
         }
     }
 
     /// Asks for a call after the next request that is used.
     pub fn want_call(&self, front: &Front) {
-        if self.features & EVENT_IDX != 0 {
-            let [_, available, _] = self.parts();
+        let [_, available, _] = self.parts();
+        if self.is_packed {
+            // Where it is, or always.
+            let (place, wish) =
+                if self.features & EVENT_IDX != 0 { (self.used, 2) } else { (0, 0) };
+            front.memory.u16_at(available).store(place, Ordering::Relaxed);
+            front.memory.u16_at(available + 2).store(wish, Ordering::Release);
+        } else if self.features & EVENT_IDX != 0 {
             let at = available + 4 + u64::from(self.entries) * 2;
             front.memory.u16_at(at).store(self.used, Ordering::Relaxed);
         }
@@ -343,6 +433,9 @@ impl Ring {
 
     /// The next request that was used: its head, and the bytes written.
     pub fn pop(&mut self, front: &Front) -> Option<(u16, u32)> {
+        if self.is_packed {
+            return self.pop_packed(front);
+        }
         let [_, _, used] = self.parts();
         if front.memory.u16_at(used + 2).load(Ordering::Acquire) == self.used {
             return None;
@@ -355,6 +448,23 @@ impl Ring {
         assert!(!chain.is_empty(), "descriptor {head} was used twice, or never made available");
         self.free.extend(chain);
         Some((head, len))
+    }
+
+    fn pop_packed(&mut self, front: &Front) -> Option<(u16, u32)> {
+        let at = self.at + u64::from(self.used & !ODD) * 16;
+        let flags = front.memory.u16_at(at + 14).load(Ordering::Acquire);
+        let expected = if self.used & ODD != 0 { AVAILABLE | USED } else { 0 };
+        if flags & (AVAILABLE | USED) != expected {
+            return None;
+        }
+        let id = front.memory.u16_at(at + 12).load(Ordering::Relaxed);
+        let len = front.memory.u32_at(at + 8).load(Ordering::Relaxed);
+        let chain = std::mem::take(&mut self.chains[usize::from(id)]);
+        assert!(!chain.is_empty(), "request {id} was used twice, or never made available");
+        assert_eq!(flags & WRITABLE != 0, len > 0);
+        self.used = self.after(self.used, chain.len() as u16);
+        self.free.extend(chain);
+        Some((id, len))
     }
 
     /// Waits in the call for the next request that was used.
