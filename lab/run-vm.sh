@@ -7,6 +7,7 @@
 #     -d FILE[:ro]   virtio-blk disk: /dev/vda, vdb, ...
 #     -d nbd:SOCKET  the same over an NBD server, which hears the guest's flushes
 #     -v SOCKET      vhost-user-blk disk with two rings, over a vhost-user server: /dev/vda, ...
+#     -v SOCKET:packed   the same with packed rings
 #     -s DIR:TAG     folder of the host, at /mnt/TAG of the guest
 #     -m SIZE        memory (default 1G)      -c N    CPUs (default 2)
 #     -t SEC         timeout (default 1800)
@@ -76,8 +77,10 @@ fi
 qemu+=(-machine "$machine" -m "${memory[@]}")
 number=0
 for socket in "${vhosts[@]}"; do
-  qemu+=(-chardev "socket,id=v$number,path=$socket,reconnect=1"
-    -device "vhost-user-blk-pci,chardev=v$number,num-queues=2")
+  rings=
+  case "$socket" in *:packed) rings=,packed=on ;; esac
+  qemu+=(-chardev "socket,id=v$number,path=${socket%:packed},reconnect=1"
+    -device "vhost-user-blk-pci,chardev=v$number,num-queues=2$rings")
   number=$((number + 1))
 done
 number=0

@@ -11,6 +11,9 @@ die() {
   exit 1
 }
 
+# VIRTIO_F_RING_PACKED is bit 34, and features are printed from bit 0 on.
+features=$(cat /sys/block/vda/device/features)
+echo "LAB: packed ${features:34:1}"
 [ "$(ls /sys/block/vda/mq | wc -l)" = 2 ] || die "/dev/vda has not two queues"
 case $fs in
   ext4) mkfs.ext4 -q -F /dev/vda || die mkfs ;;

@@ -1,8 +1,10 @@
-# A machine whose disk is a udm device, by vhost-user-blk with two rings: ext4 and XFS are made and
-# used on it while the server is killed again and again. The machine sees no error, and its files
+# A machine whose disk is a udm device, by vhost-user-blk with two rings: ext4 is made and used on
+# it over split rings, and XFS over packed ones, while the server is killed again and again. The machine sees no error, and its files
 # are right; then the backing device alone has them.
 for fs in ext4 xfs; do
   (
+    rings=
+    [ $fs = ext4 ] || rings=:packed
     begin_writecache p 4096 $((64 * MiB)) $((512 * MiB))
     socket=$work/vhost.sock
     serve() {
@@ -10,7 +12,7 @@ for fs in ext4 xfs; do
         die "udm create"
     }
     serve
-    "$here/run-vm.sh" -v "$socket" -t 900 "$here/guest/vhost.sh" "$fs" 12 > "$work/console" 2>&1 &
+    "$here/run-vm.sh" -v "$socket$rings" -t 900 "$here/guest/vhost.sh" "$fs" 12 > "$work/console" 2>&1 &
     machine=$!
     kills=0
     while kill -0 "$machine" 2> /dev/null; do
@@ -22,6 +24,8 @@ for fs in ext4 xfs; do
       fi
     done
     wait "$machine" || { tail -40 "$work/console"; die "the machine with $fs saw an error"; }
+    grep -q "LAB: packed $([ -z "$rings" ] && echo 0 || echo 1)" "$work/console" ||
+      die "the machine has other rings"
     [ $kills -ge 3 ] || die "the machine was done before the server was killed three times"
     grep -E 'LAB: (no error|round 12)' "$work/console"
     "$udm" info lab | grep -A8 -i export || true
@@ -30,6 +34,6 @@ for fs in ext4 xfs; do
       ext4) e2fsck -fn "$origin" > "$work/fsck" 2>&1 || { cat "$work/fsck"; die "e2fsck"; } ;;
       xfs) xfs_repair -n -f "$origin" > "$work/fsck" 2>&1 || { cat "$work/fsck"; die "xfs_repair"; } ;;
     esac
-    echo "ok: $fs, with $kills servers killed"
+    echo "ok: $fs$rings, with $kills servers killed"
   ) || exit 1
 done

@@ -6,6 +6,8 @@ mod common;
 #[path = "common/front.rs"]
 mod front;
 
+use std::io::{Read, Write};
+use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -151,6 +153,61 @@ fn the_configuration_tells_the_devices_limits() {
     assert_eq!((word(8), word(12), word(20)), (256 << 10, 126, 512));
     assert_eq!((config[32], config[34], config[35]), (1, 16, 0));
     assert_eq!([36, 40, 44, 48, 52].map(word), [65536, 1, 1, 65536, 1]);
+}
+
+/// The message of a server whose device has changed: its number, a version, no payload.
+const HAS_CHANGED: [u32; 3] = [2, 1, 0];
+
+fn heard(channel: &mut std::os::unix::net::UnixStream) -> [u32; 3] {
+    let mut bytes = [0; 12];
+    channel.read_exact(&mut bytes).unwrap();
+    [0, 4, 8].map(|at| u32::from_ne_bytes(bytes[at..at + 4].try_into().unwrap()))
+}
+
+#[test]
+fn a_client_hears_that_the_device_has_another_size() {
+    let served = Served::start();
+    let grow = |bytes: u64| {
+        served.device.begin_suspend().unwrap();
+        while !served.device.finish_suspend().unwrap() {}
+        let disk = Arc::new(RamDisk::new(bytes, 512));
+        served.device.load(common::linear_table(disk)).unwrap();
+        served.device.resume().unwrap();
+        served.server.device_has_changed().unwrap();
+    };
+    let mut front = served.client(USUAL);
+    let mut deaf = served.client(USUAL);
+    let mut channel = front.hear();
+    let mut ring = front.ring(0, 16);
+    assert_eq!(front.sectors(), DISK_BYTES / 512);
+    assert_eq!(ring.write(&front, DISK_BYTES / 512, &[5; 512]), 1, "beyond the end");
+    grow(2 * DISK_BYTES);
+    assert_eq!(heard(&mut channel), HAS_CHANGED);
+    assert_eq!(front.sectors(), 2 * DISK_BYTES / 512);
+    assert_eq!(ring.write(&front, DISK_BYTES / 512, &[5; 512]), 0);
+    assert_eq!(ring.read(&front, DISK_BYTES / 512, 512), (0, vec![5; 512]));
+    // The same size is no news; what changed before the channel was there is.
+    grow(2 * DISK_BYTES);
+    grow(3 * DISK_BYTES);
+    assert_eq!(heard(&mut channel), HAS_CHANGED);
+    channel.set_nonblocking(true).unwrap();
+    assert!(channel.read(&mut [0]).is_err(), "only once");
+    assert_eq!(heard(&mut deaf.hear()), HAS_CHANGED);
+    // One whose channel is full, or none at all, is not waited for.
+    let file = front::new_eventfd();
+    deaf.tell_and_wait(21, &[], &[file.as_fd()]);
+    let (full, reader) = std::os::unix::net::UnixStream::pair().unwrap();
+    full.set_nonblocking(true).unwrap();
+    while (&full).write(&[0; 4096]).is_ok() {}
+    full.set_nonblocking(false).unwrap();
+    front.tell_and_wait(21, &[], &[full.as_fd()]);
+    grow(DISK_BYTES);
+    for client in [&mut front, &mut deaf] {
+        assert_eq!(client.sectors(), DISK_BYTES / 512);
+    }
+    drop(reader);
+    assert_eq!(ring.flush(&front), 0);
+    assert_eq!(served.server.clients().violations, 0);
 }
 
 #[test]

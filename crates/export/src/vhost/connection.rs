@@ -30,11 +30,19 @@ pub struct Connection {
     socket: Arc<OwnedFd>,
     session: Session,
     counts: Arc<Counts>,
-    /// Whether it uses the device: others do not take its place then.
-    is_serving: Arc<AtomicBool>,
+    signs: Arc<Signs>,
     incoming: Incoming,
     is_awaited: bool,
     violation: Option<Violation>,
+}
+
+/// What a client and its server let each other know.
+#[derive(Debug, Default)]
+pub struct Signs {
+    /// The client uses the device: others do not take its place then.
+    pub is_serving: AtomicBool,
+    /// The device has another table.
+    pub has_changed: AtomicBool,
 }
 
 /// A message in parts.
@@ -60,13 +68,13 @@ impl Connection {
         socket: OwnedFd,
         session: Session,
         counts: Arc<Counts>,
-        is_serving: Arc<AtomicBool>,
+        signs: Arc<Signs>,
     ) -> Connection {
         Connection {
             socket: Arc::new(socket),
             session,
             counts,
-            is_serving,
+            signs,
             incoming: Incoming::default(),
             is_awaited: false,
             violation: None,
@@ -81,7 +89,7 @@ impl Connection {
                     if let Some(reply) = self.session.take(message)? {
                         send(&self.socket, &reply)?;
                     }
-                    self.is_serving.store(self.session.is_serving(), Ordering::Relaxed);
+                    self.signs.is_serving.store(self.session.is_serving(), Ordering::Relaxed);
                 }
                 Heard::Nothing => return Ok(true),
                 Heard::End => return Ok(false),
@@ -177,6 +185,9 @@ impl Role for Connection {
     fn turn(&mut self, core: &mut Core<()>, is_stopping: bool) -> Turn {
         if is_stopping {
             return Turn::Over;
+        }
+        if self.signs.has_changed.swap(false, Ordering::SeqCst) {
+            self.session.device_has_changed();
         }
         if self.is_awaited {
             return Turn::Idle(None);

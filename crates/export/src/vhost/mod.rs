@@ -47,14 +47,14 @@ use udm::device::Device;
 use udm::error::{Error, Kind, Result};
 use udm::limits::{Limit, limit};
 use udm::queue::Queue;
-use udm::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use udm::sync::atomic::{AtomicUsize, Ordering};
 use udm::sync::{Arc, Mutex, lock};
 use udm::target::{Fact, FactValue};
 
 use crate::door::Door;
 use crate::socket::{SocketFile, listen_unix};
 
-use connection::Connection;
+use connection::{Connection, Signs};
 pub use counts::Clients;
 use counts::Counts;
 use poll::Lookers;
@@ -105,7 +105,7 @@ struct Shared {
 #[derive(Debug)]
 struct Place {
     queue: Queue,
-    is_serving: Arc<AtomicBool>,
+    signs: Arc<Signs>,
 }
 
 /// A device served by vhost-user. Dropping it stops it.
@@ -179,6 +179,14 @@ impl Door for Server {
         self.shared.clients_max.store(max.min(CLIENTS_MAX), Ordering::Relaxed);
     }
 
+    fn device_has_changed(&self) -> Result<()> {
+        for place in &*lock(&self.shared.places) {
+            place.signs.has_changed.store(true, Ordering::SeqCst);
+            place.queue.wake();
+        }
+        Ok(())
+    }
+
     fn stop(mut self: Box<Self>) {
         self.end();
     }
@@ -208,7 +216,7 @@ impl Shared {
     fn make_room(&self, places: &mut Vec<Place>) {
         let mut leaving = lock(&self.leaving);
         leaving.retain(|queue| !queue.is_over());
-        let is_unused = |place: &Place| !place.is_serving.load(Ordering::Relaxed);
+        let is_unused = |place: &Place| !place.signs.is_serving.load(Ordering::Relaxed);
         if leaving.len() < LEAVING_MAX
             && let Some(at) = places.iter().position(is_unused)
         {
@@ -225,12 +233,12 @@ impl Shared {
             return Err(Error::new(Kind::Busy, format!("{max} clients are connected")));
         }
         let name = format!("udm-vhost-{}", self.counts.has_come());
-        let is_serving = Arc::new(AtomicBool::new(false));
+        let signs = Arc::new(Signs::default());
         let session = Session::new(&name, &self.device, self.uri.poll, self.counts.clone());
-        let (counts, serving) = (self.counts.clone(), is_serving.clone());
+        let (counts, its_signs) = (self.counts.clone(), signs.clone());
         let queue =
-            Queue::run(&name, move |_| Ok(Connection::new(socket, session, counts, serving)));
+            Queue::run(&name, move |_| Ok(Connection::new(socket, session, counts, its_signs)));
         let queue = queue.inspect_err(|_| self.counts.has_gone(None))?;
-        Ok(Place { queue, is_serving })
+        Ok(Place { queue, signs })
     }
 }

@@ -73,6 +73,7 @@ messages! {
     SetProtocolFeatures = 16,
     GetQueueNum = 17,
     SetVringEnable = 18,
+    SetBackendReqFd = 21,
     GetConfig = 24,
     SetConfig = 25,
     GetInflightFd = 31,
@@ -108,6 +109,8 @@ pub mod protocol {
     pub const MQ: u64 = 1 << 0;
     /// Messages without a reply of their own may ask for one.
     pub const REPLY_ACK: u64 = 1 << 3;
+    /// The server has a channel of its own, for messages to the client.
+    pub const BACKEND_REQ: u64 = 1 << 5;
     /// The device's configuration is read and written by messages.
     pub const CONFIG: u64 = 1 << 9;
     /// What is in flight is noted in memory that outlives the server.
@@ -115,7 +118,13 @@ pub mod protocol {
     /// Memory comes and goes region by region.
     pub const CONFIGURE_MEM_SLOTS: u64 = 1 << 15;
     /// All that this server has.
-    pub const OFFERED: u64 = MQ | REPLY_ACK | CONFIG | INFLIGHT | CONFIGURE_MEM_SLOTS;
+    pub const OFFERED: u64 = MQ | REPLY_ACK | BACKEND_REQ | CONFIG | INFLIGHT | CONFIGURE_MEM_SLOTS;
+}
+
+/// The message to a client whose device's configuration has changed.
+pub fn config_has_changed() -> Vec<u8> {
+    const CONFIG_CHANGE: u32 = 2;
+    [CONFIG_CHANGE, VERSION, 0].iter().flat_map(|word| word.to_ne_bytes()).collect()
 }
 
 /// A message's header.

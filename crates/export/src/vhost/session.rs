@@ -7,6 +7,7 @@
 
 use std::os::fd::OwnedFd;
 
+use rustix::net::{SendFlags, send};
 use udm::device::Device;
 use udm::sync::Arc;
 
@@ -18,8 +19,8 @@ use super::inflight::{Extent, Notes};
 use super::memory::{Memory, REGIONS_MAX};
 use super::poll::{Poll, Poller};
 use super::proto::{
-    Message, REGION_BYTES, Region, Reply, Request, RingAddresses, Violation, feature, protocol,
-    ring_addresses, u32_at, wrong,
+    Message, REGION_BYTES, Region, Reply, Request, RingAddresses, Violation, config_has_changed,
+    feature, protocol, ring_addresses, u32_at, wrong,
 };
 use super::virtqueue::Virtqueue;
 use super::worker::{Orders, Served, Worker};
@@ -42,6 +43,10 @@ pub struct Session {
     /// Where requests in flight are noted.
     notes: Option<Notes>,
     rings: Vec<Ring>,
+    /// Where the client hears of changes.
+    backend: Option<OwnedFd>,
+    /// The device's size as the client knows it, or will ask for.
+    known_bytes: u64,
     poll: Poll,
     counts: Arc<Counts>,
 }
@@ -82,6 +87,8 @@ impl Session {
             is_write_back: true,
             notes: None,
             rings: (0..QUEUES_MAX).map(|_| Ring::default()).collect(),
+            backend: None,
+            known_bytes: device.size_bytes(),
             poll,
             counts,
         }
@@ -90,6 +97,20 @@ impl Session {
     /// Whether any ring is served.
     pub fn is_serving(&self) -> bool {
         self.rings.iter().any(|ring| ring.worker.is_some())
+    }
+
+    /// Lets the client know if the device has another size. It reads the configuration then.
+    pub fn device_has_changed(&mut self) {
+        let has_all = self.protocol_features & protocol::CONFIG != 0;
+        let bytes = self.device.size_bytes();
+        if let (Some(backend), true) = (&self.backend, has_all && bytes != self.known_bytes) {
+            let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+            let message = config_has_changed();
+            // One who does not read what it is told, or gave no socket, asks when it likes.
+            if matches!(send(backend, &message, flags), Ok(count) if count == message.len()) {
+                self.known_bytes = bytes;
+            }
+        }
     }
 
     /// Ends all workers.
@@ -121,6 +142,7 @@ impl Session {
             Request::GetMaxMemSlots => number(REGIONS_MAX as u64),
             Request::GetConfig => {
                 let range = config::range(&message.payload)?;
+                self.known_bytes = self.device.size_bytes();
                 let space = config::space(&self.device, self.is_write_back);
                 let head = &message.payload[..config::HEAD_BYTES];
                 Ok(Some(Reply::new(request, &[head, &space[range]].concat())))
@@ -183,6 +205,12 @@ impl Session {
             }
             Request::SetVringKick | Request::SetVringCall | Request::SetVringErr => {
                 self.set_file(message)
+            }
+            Request::SetBackendReqFd => {
+                self.backend = Some(message.only_fd()?);
+                // It may have changed before this.
+                self.device_has_changed();
+                Ok(())
             }
             Request::SetInflightFd => {
                 let extent = Extent::parse(&message.payload, self.is_packed())?;

@@ -136,8 +136,8 @@ impl Front {
         let offered = self.number(1);
         assert_eq!(features & !offered, 0, "offered {offered:#x}");
         let protocol = self.number(15);
-        // MQ, REPLY_ACK, CONFIG, INFLIGHT_SHMFD, CONFIGURE_MEM_SLOTS.
-        let wanted = 1 | 1 << 3 | 1 << 9 | 1 << 12 | 1 << 15;
+        // MQ, REPLY_ACK, BACKEND_REQ, CONFIG, INFLIGHT_SHMFD, CONFIGURE_MEM_SLOTS.
+        let wanted = 1 | 1 << 3 | 1 << 5 | 1 << 9 | 1 << 12 | 1 << 15;
         assert_eq!(wanted & !protocol, 0, "offered {protocol:#x}");
         self.tell(16, &words(&[wanted]), &[]);
         self.tell_and_wait(2, &words(&[features]), &[]);
@@ -171,6 +171,19 @@ impl Front {
 
     pub fn set_in_flight(&mut self, (extent, file): &(Vec<u8>, OwnedFd)) {
         self.tell_and_wait(32, extent, &[file.as_fd()]);
+    }
+
+    /// Gives the server a channel of its own; returns our end.
+    pub fn hear(&mut self) -> UnixStream {
+        let (ours, its) = UnixStream::pair().unwrap();
+        ours.set_read_timeout(Some(Duration::from_secs(SECONDS))).unwrap();
+        self.tell_and_wait(21, &[], &[its.as_fd()]);
+        ours
+    }
+
+    /// The device's size in sectors, as the configuration has it.
+    pub fn sectors(&mut self) -> u64 {
+        u64::from_ne_bytes(self.config()[..8].try_into().unwrap())
     }
 
     pub fn config(&mut self) -> Vec<u8> {

@@ -171,11 +171,16 @@ pub fn take_reply(bytes: &mut &[u8], read_len: impl Fn(u64) -> usize) -> Reply {
 
 /// A device that is all of `disk`.
 pub fn linear(disk: Arc<dyn Disk>) -> Arc<Device> {
+    Device::with_table("memory", linear_table(disk)).unwrap()
+}
+
+/// A table that is all of `disk`.
+pub fn linear_table(disk: Arc<dyn Disk>) -> LoadedTable {
     let size_bytes = disk.limits().size_bytes;
     let table = Table::parse(&format!("0 {} linear memory 0", size_bytes / 512)).unwrap();
     let args = LinearArgs::parse(&table.lines[0].args).unwrap();
     let linear = Linear::new(&args, size_bytes, disk).unwrap();
-    Device::with_table("memory", LoadedTable::single(Arc::new(linear), size_bytes)).unwrap()
+    LoadedTable::single(Arc::new(linear), size_bytes)
 }
 
 /// A RAM disk served by the linear target at a Unix socket in a folder of its own.
