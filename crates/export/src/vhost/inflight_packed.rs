@@ -12,7 +12,7 @@
 //! | bytes of a place | what |
 //! |---|---|
 //! | 0 | 1 while the request that begins there is in flight |
-//! | 2..4 | the next place of the request, or the next free one; the number of places ends the list |
+//! | 2..4 | the next place of the request, or the next free one; what is no place ends the list |
 //! | 4..6, 6..8 | the last place of the request, and how many it has |
 //! | 8..16 | counts requests: the order in which they were taken |
 //! | 16..18, 18..20, 20..24, 24..32 | the descriptor: name, flags, length, address |

@@ -46,7 +46,7 @@ impl World {
         World { memory, notes, file, available: START }
     }
 
-    /// A server, which is told what QEMU says: where the ring began.
+    /// A server, which hears what QEMU says: where the ring began.
     fn serve(&self) -> Result<(Server, Vec<Noted>), Violation> {
         let addresses = RingAddresses { descriptors: 0, used: 0x1000, available: 0x1100 };
         let features = feature::INDIRECT | feature::RING_PACKED;
@@ -63,7 +63,7 @@ impl World {
         (ids, server.ring.used(), server.ring.next())
     }
 
-    /// The driver makes a request of so many descriptors available, and the server takes it.
+    /// The driver makes a request of `count` descriptors available, and the server takes it.
     fn take(&mut self, server: &mut Server, id: u16, count: u16) {
         for nth in 0..count {
             let next = u16::from(nth + 1 < count);
@@ -83,7 +83,7 @@ impl World {
 }
 
 impl Server {
-    /// Answers a request, as far as so many of the three parts.
+    /// Answers a request, as far as `parts` of three parts.
     fn answer(&mut self, id: u16, parts: u32) {
         self.tracker.answered(id, self.ring.used_after(id));
         if parts >= 2 {

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | [`proto`] | messages, and what breaks the protocol |
 //! | [`memory`] | the client's memory |
-//! | [`split`], [`packed`], [`chain`] | a ring in it, of either kind; what leads from it to requests |
+//! | [`split`], [`packed`], [`chain`] | a ring in it, of either kind; what leads to requests |
 //! | [`poll`] | how long to look at a ring before sleeping |
 //! | [`inflight`], [`inflight_packed`] | which requests are in flight, for the next server |
 //! | [`virtqueue`] | a ring of either kind, with these notes |

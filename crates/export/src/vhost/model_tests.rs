@@ -28,7 +28,7 @@ const ENTRIES: u16 = 4;
 /// What happens, in this order.
 #[derive(Clone, Copy, Debug)]
 enum Step {
-    /// The driver makes a request of so many descriptors available, if it has as many.
+    /// The driver makes a request of this many descriptors available, if it has as many.
     Offer(u16),
     /// The server takes what is available.
     Fetch,
@@ -362,7 +362,7 @@ impl Server {
     }
 }
 
-/// Runs `program` with servers that live for so many steps, and then one that does not die.
+/// Runs `program` with servers that live for this many steps, and then one that does not die.
 /// Returns whether all of them died.
 fn run(is_packed: bool, program: &[Step], lives: &[u64], meanwhile: Meanwhile) -> Judged<bool> {
     let mut world = World::new(is_packed);

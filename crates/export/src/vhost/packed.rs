@@ -11,7 +11,7 @@
 //!    They overwrite descriptors of requests that are still in flight, whose memory is known here.
 //! 3. All descriptors between the used and the next one are of requests in flight: there are never
 //!    more of them than entries.
-//! 4. The last store of an answer is its flags. So each answer is seen at once or not at all, and in
+//! 4. The last store of an answer is its flags. So each answer is seen whole or not at all, and in
 //!    its turn: there is nothing after it that a dead server could have left half done.
 
 use udm::sync::statics::atomic::{Ordering, fence};
@@ -59,7 +59,7 @@ impl Cursor {
         self.index | u16::from(self.is_odd) << 15
     }
 
-    /// So many entries further, at most a lap.
+    /// This many entries further, at most a lap.
     #[inline]
     pub fn after(self, count: u16, entries: u16) -> Cursor {
         let index = u32::from(self.index) + u32::from(count);
@@ -69,7 +69,7 @@ impl Cursor {
         }
     }
 
-    /// So many entries back, at most a lap.
+    /// This many entries back, at most a lap.
     pub fn before(self, count: u16, entries: u16) -> Cursor {
         match self.index.checked_sub(count) {
             Some(index) => Cursor { index, ..self },

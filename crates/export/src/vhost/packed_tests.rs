@@ -21,6 +21,9 @@ const ALL: u64 = feature::INDIRECT | feature::EVENT_IDX;
 /// Where every ring begins.
 const START: Cursor = Cursor { index: 0, is_odd: true };
 
+/// A descriptor's address, length and flags.
+type Words = (u64, u32, u16);
+
 /// A ring whose memory begins at 0 for the guest and for its process, and its driver.
 struct World {
     file: OwnedFd,
@@ -60,7 +63,7 @@ impl World {
     }
 
     /// Makes a request available: places, lengths and flags.
-    fn offer(&mut self, id: u16, pieces: &[(u64, u32, u16)]) {
+    fn offer(&mut self, id: u16, pieces: &[Words]) {
         for (guest, len, flags) in pieces {
             let at = u64::from(self.available.index) * 16;
             let owner = if self.available.is_odd { IS_AVAILABLE } else { IS_USED };
@@ -81,7 +84,7 @@ impl World {
     }
 
     /// What is said of one request.
-    fn refusal(features: u64, pieces: &[(u64, u32, u16)]) -> String {
+    fn refusal(features: u64, pieces: &[Words]) -> String {
         let mut world = World::new(features);
         world.offer(0, pieces);
         world.peek().unwrap_err().to_string()
@@ -155,7 +158,7 @@ fn a_table_is_read_whole_and_in_order() {
 #[test]
 fn requests_that_make_no_sense_are_refused() {
     let circle: Vec<_> = (0..ENTRIES).map(|_| (DATA, 1, HAS_NEXT)).collect();
-    let cases: [(u64, &[(u64, u32, u16)], &str); 14] = [
+    let cases: [(u64, &[Words], &str); 14] = [
         (ALL, &circle, "more descriptors available than a ring of 6 has"),
         (ALL, &[(TABLE, 16, IS_INDIRECT | HAS_NEXT)], "where none may be"),
         (feature::EVENT_IDX, &[(TABLE, 16, IS_INDIRECT)], "where none may be"),

@@ -106,7 +106,7 @@ impl Session {
         if let (Some(backend), true) = (&self.backend, has_all && bytes != self.known_bytes) {
             let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
             let message = config_has_changed();
-            // One who does not read what it is told, or gave no socket, asks when it likes.
+            // One who does not read this channel, or gave no socket, asks when it likes.
             if matches!(send(backend, &message, flags), Ok(count) if count == message.len()) {
                 self.known_bytes = bytes;
             }

@@ -111,7 +111,7 @@ mod life {
         static MUTANT: Cell<Option<Mutant>> = const { Cell::new(None) };
     }
 
-    /// This thread's server does so many steps more, and then none that anybody sees.
+    /// This thread's server does this many steps more, and then none that anybody sees.
     pub(in super::super) fn lives_for(steps: u64) {
         STEPS.set(steps);
     }

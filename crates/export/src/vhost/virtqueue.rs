@@ -171,7 +171,7 @@ impl Virtqueue {
         }
     }
 
-    /// Request `id` is done, and so many bytes were written for it. The driver sees it after
+    /// Request `id` is done, and this many bytes were written for it. The driver sees it after
     /// [`Virtqueue::publish`] at the latest.
     #[inline]
     pub fn answer(&mut self, id: u16, written: u32) {

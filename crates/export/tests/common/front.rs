@@ -354,7 +354,7 @@ impl Ring {
         head
     }
 
-    /// The place so many entries after `place`, in a packed ring.
+    /// The place `count` entries after `place`, in a packed ring.
     pub fn after(&self, place: u16, count: u16) -> u16 {
         let (index, lap) = ((place & !ODD) + count, place & ODD);
         if index < self.entries { index | lap } else { (index - self.entries) | (lap ^ ODD) }
