@@ -9,7 +9,7 @@ use crate::studies::DIFFERENCES;
 /// Studies with tables that are quoted, and how the titles of those begin.
 const QUOTED: [(&str, &str); 2] = [("randwrite", ""), ("hitratio", DIFFERENCES)];
 /// Studies whose ratios are quoted even if nothing was promised of them.
-const TOLD: [&str; 3] = ["copy", "recovery", "scaling"];
+const TOLD: [&str; 4] = ["copy", "nbd", "recovery", "scaling"];
 /// Facts that are quoted.
 const LOAD: &str = "load";
 /// The one table that the README quotes: of which study, and how its title begins.

@@ -80,7 +80,7 @@ fn check_study(page: &Value) {
     for claim in study["claims"].as_array().unwrap() {
         // Threads that sleep are not woken: that is nothing, and all else is something.
         let may_be_nothing = claim["what"].as_str().unwrap().ends_with("sleeps per second");
-        let median = claim["median"].as_f64().unwrap();
+        let median = claim["median"].as_f64().unwrap_or_else(|| panic!("{name}: {claim}"));
         assert!(median > 0.0 || (median == 0.0 && may_be_nothing), "{name}: {claim}");
         assert!(claim["low"].as_f64() <= claim["high"].as_f64(), "{name}: {claim}");
     }
