@@ -42,7 +42,7 @@ mod ladder;
 mod libpmem;
 mod load;
 mod loopdev;
-mod machine;
+pub mod machine;
 mod markdown;
 mod meminfo;
 mod noise;

@@ -5,6 +5,7 @@
 //! verbs with their meaning.
 
 pub mod cache;
+pub mod doctor;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -101,6 +102,8 @@ pub enum Command {
     Recover(RecoverArgs),
     /// Check, print, make or repair the metadata of a dm-cache
     Cache(cache::CacheArgs),
+    /// Say which doors and modes of I/O work here, what is durable, and why not
+    Doctor(doctor::DoctorArgs),
     /// List the target types that tables may name
     Targets(JsonArgs),
     /// Measure udm on this machine, beside what it is compared with

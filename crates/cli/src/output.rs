@@ -100,7 +100,7 @@ pub fn print_error(what: &str, error: &anyhow::Error) {
 }
 
 /// Takes ` (os error 2)` out of `No such file or directory (os error 2)`.
-fn without_numbers(text: &str) -> String {
+pub fn without_numbers(text: &str) -> String {
     let mut parts = text.split(" (os error ");
     let mut clean = parts.next().unwrap_or_default().to_owned();
     for part in parts {

@@ -9,6 +9,7 @@
 //! | [`vhost`] | the door of virtual machines: vhost-user-blk |
 //! | [`socket`], [`activation`] | Unix sockets, and sockets that this process was given |
 //! | [`budget`] | memory that all clients share |
+//! | [`check`] | which doors work on this machine |
 //!
 //! Callers use [`Uri`] and [`Door`], and know no protocol. To add a door: add a module here, a
 //! variant of [`Uri`], and an arm where `door` and `uri` tell the variants apart.
@@ -17,6 +18,7 @@
 
 pub mod activation;
 pub mod budget;
+pub mod check;
 pub mod door;
 pub mod nbd;
 mod options;

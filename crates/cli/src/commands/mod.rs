@@ -7,6 +7,7 @@ mod cache;
 mod change;
 mod create;
 mod detach;
+mod doctor;
 mod doors;
 mod explain;
 mod inspect;
@@ -48,6 +49,7 @@ pub fn run(command: Command) -> Result<()> {
         Command::Inspect(args) => inspect::inspect(&args),
         Command::Recover(args) => recover::recover(&args),
         Command::Cache(args) => cache::cache(&args.command),
+        Command::Doctor(args) => doctor::doctor(&args),
         Command::Targets(args) => about::targets(args),
         Command::Bench(args) => about::bench(&args),
         Command::Completions(args) => about::completions(&args),
@@ -80,6 +82,7 @@ pub fn name(command: &Command) -> &'static str {
         Command::Inspect(_) => "inspect",
         Command::Recover(_) => "recover",
         Command::Cache(_) => "cache",
+        Command::Doctor(_) => "doctor",
         Command::Targets(_) => "targets",
         Command::Bench(_) => "bench",
         Command::Completions(_) => "completions",

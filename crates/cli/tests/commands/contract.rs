@@ -9,7 +9,7 @@ use serde_json::Value;
 
 /// Every command that `udm --help` lists, and words that make a well-formed call of it for a
 /// device that does not exist.
-const COMMANDS: [(&str, &[&str]); 25] = [
+const COMMANDS: [(&str, &[&str]); 26] = [
     ("create", &["vol", "--table", "0 8 zero"]),
     ("remove", &["vol"]),
     ("drain", &["vol"]),
@@ -31,6 +31,7 @@ const COMMANDS: [(&str, &[&str]); 25] = [
     ("inspect", &["/nonexistent/cache"]),
     ("recover", &["/nonexistent/cache", "/nonexistent/origin"]),
     ("cache", &["check", "/nonexistent/meta"]),
+    ("doctor", &[]),
     ("targets", &[]),
     ("completions", &["bash"]),
     ("man", &[]),

@@ -19,6 +19,7 @@ mod cache;
 mod clients;
 mod contract;
 mod detach;
+mod doctor;
 mod formats;
 mod hanging;
 mod hostile;

@@ -88,6 +88,12 @@ impl FileDisk {
         pagecache::look(&self.files.buffered, 0, 0)
     }
 
+    /// Whether a range of it can be written out alone, as `io=lazy` does where the kernel does not
+    /// push pages out by itself. Tried by waiting for one page.
+    pub fn has_write_out(&self) -> bool {
+        pagecache::await_write_out(&self.files.buffered, 0, 1)
+    }
+
     /// Lets the page cache drop pages of it that need no write-out. Only a hint.
     pub fn forget_cached(&self) {
         let _ = rustix::fs::fadvise(&self.files.buffered, 0, None, rustix::fs::Advice::DontNeed);

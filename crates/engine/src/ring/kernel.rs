@@ -222,6 +222,17 @@ pub(crate) enum Way {
     Plain,
 }
 
+impl Way {
+    /// In words.
+    pub fn words(self) -> &'static str {
+        match self {
+            Way::Deferred => "what ends is taken when a thread asks for it",
+            Way::Cooperative => "what ends does not interrupt threads (Linux 6.1 costs less)",
+            Way::Plain => "what ends interrupts threads (Linux 6.1 costs less)",
+        }
+    }
+}
+
 /// All ways, the one that costs least first.
 pub(crate) const WAYS: [Way; 3] = [Way::Deferred, Way::Cooperative, Way::Plain];
 
@@ -248,7 +259,7 @@ enum Entry {
 
 impl Uring {
     /// Sets up in the first of `ways` that this kernel knows.
-    fn new(count: u32, entries: Entries, ways: &[Way]) -> io::Result<Uring> {
+    fn new(count: u32, entries: Entries, ways: &[Way]) -> io::Result<(Uring, Way)> {
         let mut last = io::Error::from_raw_os_error(libc::EINVAL);
         for way in ways {
             let uring = match entries {
@@ -257,7 +268,7 @@ impl Uring {
             };
             match uring {
                 Err(error) if error.raw_os_error() == Some(libc::EINVAL) => last = error,
-                uring => return uring,
+                uring => return Ok((uring?, *way)),
             }
         }
         Err(last)
@@ -359,6 +370,8 @@ pub(super) struct Ended<O> {
 /// An io_uring and what is in flight in it.
 pub(super) struct Kernel<O> {
     uring: Uring,
+    /// How it was set up.
+    pub way: Way,
     slots: Vec<Slot<O>>,
     free: Vec<u32>,
     /// Completions taken from the queue and not yet passed on.
@@ -369,7 +382,7 @@ impl<O> Kernel<O> {
     /// An io_uring with room for `count` submissions at a time. Call it on the thread that will use
     /// it.
     pub fn new(count: u32, entries: Entries, ways: &[Way]) -> io::Result<Kernel<O>> {
-        let uring = Uring::new(count, entries, ways)?;
+        let (uring, way) = Uring::new(count, entries, ways)?;
         let params = uring.params();
         // Without these the kernel may drop completions, or cannot wait with a timeout.
         if !params.is_feature_nodrop() || !params.is_feature_ext_arg() {
@@ -378,6 +391,7 @@ impl<O> Kernel<O> {
         let depth = params.cq_entries() as usize;
         Ok(Kernel {
             uring,
+            way,
             slots: Vec::with_capacity(depth),
             free: Vec::with_capacity(depth),
             arrived: VecDeque::with_capacity(depth),

@@ -144,6 +144,11 @@ impl<D> Ring<D> {
         }
     }
 
+    /// How the kernel serves it, in words.
+    pub fn way(&self) -> &'static str {
+        self.kernel.as_ref().map_or("without the kernel", |kernel| kernel.way.words())
+    }
+
     /// Hands back what is complete.
     pub fn complete(&mut self, done: D) {
         self.completed.push_back(done);

@@ -16,7 +16,7 @@ use udm::sync::Arc;
 use super::uri::Tls;
 
 /// The server's certificate, followed by those between it and the authority's.
-const CERTIFICATE: &str = "server-cert.pem";
+pub(crate) const CERTIFICATE: &str = "server-cert.pem";
 /// Its private key.
 const KEY: &str = "server-key.pem";
 /// The authority whose certificates clients have.
@@ -46,6 +46,18 @@ pub fn configure(tls: &Tls) -> Result<Arc<ServerConfig>> {
         .with_single_cert(certificates, key)
         .map_err(|error| wrong(&key_path, format!("does not go with {CERTIFICATE}: {error}")))?;
     Ok(Arc::new(config))
+}
+
+/// Whether TLS can be spoken at all: the versions and ciphers are there, and randomness.
+pub(crate) fn try_out() -> Result<()> {
+    let provider = Arc::new(ring::default_provider());
+    let failed = |what: String| Error::new(Kind::Unsupported, format!("TLS: {what}"));
+    let mut bytes = [0; 32];
+    let filled = provider.secure_random.fill(&mut bytes);
+    filled.map_err(|_| failed("the system has no randomness".into()))?;
+    let builder = ServerConfig::builder_with_provider(provider);
+    builder.with_safe_default_protocol_versions().map_err(|error| failed(error.to_string()))?;
+    Ok(())
 }
 
 /// Checks that a client's certificate is one of the authority's and was not taken back.
