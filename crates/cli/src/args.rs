@@ -484,6 +484,7 @@ words, or `udm export` of the same disk.
 Examples:
   udm export vol ublk:
   udm export vol nbd://127.0.0.1:10809
+  udm export vol nbd://127.0.0.1:10809/vol      beside other devices, which `nbdinfo --list` shows
   udm export vol 'nbds://0.0.0.0:10809?tls=/etc/udm/pki'
   udm export vol 'vhost-user:///run/udm/vol.vhost?poll=auto'")]
 pub struct ExportArgs {

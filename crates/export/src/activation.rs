@@ -83,7 +83,9 @@ impl Passed {
         })
     }
 
+    /// One of its own, in which its users wait.
     fn duplicate(&self) -> std::io::Result<OwnedFd> {
+        self.prepare()?;
         Ok(match self {
             Passed::Unix(it) => it.try_clone()?.into(),
             Passed::Tcp(it) => it.try_clone()?.into(),

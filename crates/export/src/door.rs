@@ -1,6 +1,7 @@
 //! What all doors have in common, whatever protocol their clients speak.
 
 use std::fmt::Debug;
+use std::path::Path;
 
 use udm::device::Device;
 use udm::error::Result;
@@ -40,7 +41,7 @@ pub trait Door: Debug + Send {
 /// server of the same `home` with a device of the same name.
 pub fn open(device: &Arc<Device>, uri: &Uri, home: &str) -> Result<Box<dyn Door>> {
     Ok(match uri {
-        Uri::Nbd(uri) => Box::new(nbd::Server::start(device, uri)?),
+        Uri::Nbd(uri) => Box::new(nbd::Server::start_at(device, uri, Path::new(home))?),
         Uri::Ublk(uri) => Box::new(ublk::Server::start(device, uri, home)?),
         Uri::Vhost(uri) => Box::new(vhost::Server::start(device, uri)?),
     })

@@ -68,7 +68,7 @@ impl Access {
     }
 
     /// Gives the socket file at `path` its mode and owner.
-    fn apply(&self, path: &Path) -> Result<()> {
+    pub(crate) fn apply(&self, path: &Path) -> Result<()> {
         let place = path.display();
         if let Some(owner) = &self.owner {
             let (user, group) = owner.split_once(':').unwrap_or((owner, ""));
@@ -113,6 +113,20 @@ pub struct SocketFile {
     inode: u64,
 }
 
+impl SocketFile {
+    /// The file that is there.
+    pub(crate) fn at(path: &Path) -> Result<SocketFile> {
+        let stat: Stat = rustix::fs::lstat(path)
+            .map_err(|errno| Error::from_io("looking at", path.display(), errno.into()))?;
+        Ok(SocketFile { path: path.into(), device: stat.st_dev, inode: stat.st_ino })
+    }
+
+    /// Leaves the file where it is: others listen there.
+    pub(crate) fn leave(mut self) {
+        self.inode = 0;
+    }
+}
+
 impl Drop for SocketFile {
     fn drop(&mut self) {
         if let Ok(stat) = rustix::fs::lstat(&self.path)
@@ -150,8 +164,7 @@ pub fn listen_unix(path: &Path, access: &Access) -> Result<(OwnedFd, Option<Sock
     let address = SocketAddrUnix::new(path).map_err(failed("naming a socket"))?;
     rustix::net::bind(&socket, &address).map_err(failed("creating socket"))?;
     // No client can connect before `listen`, so none can before mode and owner are right.
-    let stat: Stat = rustix::fs::lstat(path).map_err(failed("looking at socket"))?;
-    let file = SocketFile { path: path.into(), device: stat.st_dev, inode: stat.st_ino };
+    let file = SocketFile::at(path)?;
     access.apply(path)?;
     rustix::net::listen(&socket, BACKLOG).map_err(failed("listening at"))?;
     Ok((socket, Some(file)))

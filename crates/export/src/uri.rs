@@ -8,7 +8,7 @@ use udm::error::{Error, Result};
 use crate::{nbd, ublk, vhost};
 
 /// All forms, for people.
-pub const FORMS: &str = "ublk:[NUMBER], nbd+unix:///PATH, nbd://ADDR:PORT, \
+pub const FORMS: &str = "ublk:[NUMBER], nbd+unix:///PATH, nbd://ADDR:PORT[/NAME], \
     nbds://ADDR:PORT?tls=FOLDER, or vhost-user:///PATH[?poll=auto]";
 
 /// The address of a door.
@@ -27,8 +27,11 @@ impl Uri {
     /// it.
     pub fn is_at(&self, text: &str) -> bool {
         let own = self.to_string();
-        let place = own.split('?').next().unwrap_or(&own);
-        text == own || text == place || text == self.for_clients()
+        let bare = match self {
+            Uri::Nbd(uri) => uri.bare(),
+            _ => own.split('?').next().unwrap_or(&own).to_owned(),
+        };
+        text == own || text == bare || text == self.for_clients()
     }
 
     /// The same in the form that clients take.

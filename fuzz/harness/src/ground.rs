@@ -16,6 +16,7 @@ use udm::sync::Arc;
 use udm::table::{DeviceWord, Table};
 use udm::units::KIB;
 use udm::world::{self, BuildOptions, Opener};
+use udm_export::nbd::uri::Place;
 use udm_export::socket::Access;
 use udm_export::{Door, Uri, nbd};
 
@@ -99,7 +100,7 @@ pub fn wipe(table: &Table, _: &RuntimeDir) -> Result<()> {
 /// Opens a way in, if that is a socket in a folder of ours.
 pub fn open_door(device: &Arc<Device>, uri: &Uri, _: &RuntimeDir) -> Result<Box<dyn Door>> {
     match uri {
-        Uri::Nbd(nbd::Uri { place: nbd::uri::Place::Unix(path, access), tls: None })
+        Uri::Nbd(nbd::Uri { place: Place::Unix(path, access), tls: None, name: None, .. })
             if path.parent() == Some(&*crate::calls::folder()) && *access == Access::default() =>
         {
             udm_export::open(device, uri, "")

@@ -20,6 +20,7 @@ mod clients;
 mod contract;
 mod detach;
 mod doctor;
+mod exports;
 mod formats;
 mod hanging;
 mod hostile;

@@ -192,3 +192,32 @@ fn a_socket_has_the_mode_and_owner_asked_for() {
 fn own_user(udm: &Udm) -> u32 {
     udm.runtime().metadata().unwrap().uid()
 }
+
+#[test]
+fn an_address_with_tls_has_one_export_and_the_folder_can_be_tried() {
+    let udm = Udm::new();
+    let pki = certificates(&udm, "pki");
+    udm.ok(&["create", "vol", "--table", "0 2048 zero"]);
+    udm.ok(&["create", "other", "--table", "0 2048 zero"]);
+    let uri = format!("nbds://127.0.0.1:0/name?tls={}", pki.display());
+    let answer = udm.json(&["export", "vol", &uri]);
+    let place = answer["client_uri"].as_str().unwrap().strip_suffix("/name").unwrap().to_owned();
+    let clients = format!("{place}/name?tls-certificates={}", pki.display());
+    assert_eq!(client("nbdinfo", &["--size", &clients]).trim(), MIB.to_string());
+    let second = format!("{place}/second?tls={}", pki.display());
+    for device in ["vol", "other"] {
+        let refused = udm.refused(&["export", device, &second]);
+        assert!(refused.contains("an address with TLS has one export"), "{refused}");
+    }
+    // What a door would read, `doctor` reads.
+    let said = || {
+        let places = udm.json(&["doctor", text(&pki)])["places"].take();
+        let checks = places[0]["checks"].as_array().unwrap().clone();
+        checks.into_iter().find(|check| check["name"] == "certificates").unwrap()
+    };
+    assert_eq!(said()["works"], true);
+    std::fs::write(pki.join("server-key.pem"), "no key").unwrap();
+    let check = said();
+    assert_eq!(check["works"], false);
+    assert!(check["what"].as_str().unwrap().contains("server-key.pem"), "{check}");
+}

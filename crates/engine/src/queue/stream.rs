@@ -103,6 +103,11 @@ pub trait Conversation: Send {
 
     /// Whether nothing is in flight and nothing will be sent: the socket may be closed.
     fn is_over(&self) -> bool;
+
+    /// Whether somebody else goes on with the socket, so that only this side's part is closed.
+    fn is_passed_on(&self) -> bool {
+        false
+    }
 }
 
 impl Queue {
@@ -317,7 +322,9 @@ impl<C: Conversation, F: FnOnce(C)> Role for Client<C, F> {
     /// Closes the socket and gives up the driver.
     fn leave(self, core: &mut Core<Asks>) {
         // The ring may hold the socket a little longer; the client need not wait for that.
-        let _ = rustix::net::shutdown(&self.socket, Shutdown::Both);
+        if !self.conversation.is_passed_on() {
+            let _ = rustix::net::shutdown(&self.socket, Shutdown::Both);
+        }
         self.driver.tell_late(&[], core.ring());
         core.leave(self.driver);
         (self.farewell)(self.conversation);

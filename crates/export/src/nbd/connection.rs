@@ -11,7 +11,7 @@ use udm::sync::Arc;
 use udm::sync::atomic::{AtomicU8, Ordering};
 use udm::units::{Nanos, SECOND};
 
-use super::handshake::{Export, Handshake, Progress};
+use super::handshake::{Export, Handshake, Neighbours, Progress, Said};
 use super::known::Known;
 use super::proto::{OPTION_BYTES_MAX, OPTION_HEADER_BYTES, REQUEST_BYTES, Violation};
 use super::replies::Replies;
@@ -58,8 +58,13 @@ pub struct Connection {
     is_mute: bool,
     /// The space given out belongs to a payload, not to `input`.
     payload_is_out: bool,
-    /// Whole requests wait in `input` until the session has room.
+    /// Whole requests wait in `input` until the session has room; or what another door has
+    /// received, until the first turn.
     is_stalled: bool,
+    /// An option names another door's export: the connection goes there when all replies are sent.
+    is_leaving: bool,
+    /// It has gone there.
+    is_passed_on: bool,
     /// STARTTLS was answered; nothing is parsed until what comes is decrypted.
     awaits_tls: bool,
     known: Option<Arc<dyn Known>>,
@@ -97,12 +102,36 @@ impl Connection {
     pub fn new(export: Export) -> Connection {
         let size_bytes = export.size_bytes;
         let mut greeting = Vec::new();
-        let handshake = Box::new(Handshake::start(export, &mut greeting));
+        let handshake = Handshake::start(export, &mut greeting);
         let mut replies = Replies::default();
         replies.put(&greeting, &mut BufferPool::new());
+        Connection::with(size_bytes, handshake, replies)
+    }
+
+    /// Goes on with a client that another door has greeted; `rest` was received from it and not
+    /// answered.
+    pub fn resume(export: Export, said: Said, rest: &[u8]) -> Connection {
+        let size_bytes = export.size_bytes;
+        let handshake = Handshake::resume(export, said);
+        let mut connection = Connection::with(size_bytes, handshake, Replies::default());
+        connection.input.as_mut_slice()[..rest.len()].copy_from_slice(rest);
+        connection.filled = rest.len();
+        connection.is_stalled = true;
+        connection
+    }
+
+    /// The address has other doors, too.
+    pub fn beside(mut self, neighbours: Box<dyn Neighbours>) -> Connection {
+        if let Phase::Handshake { handshake, .. } = &mut self.phase {
+            handshake.beside(neighbours);
+        }
+        self
+    }
+
+    fn with(size_bytes: u64, handshake: Handshake, replies: Replies) -> Connection {
         Connection {
             size_bytes,
-            phase: Phase::Handshake { handshake, replies },
+            phase: Phase::Handshake { handshake: Box::new(handshake), replies },
             input: Buffer::zeroed(INPUT_BYTES),
             taken: 0,
             filled: 0,
@@ -113,6 +142,8 @@ impl Connection {
             is_mute: false,
             payload_is_out: false,
             is_stalled: false,
+            is_leaving: false,
+            is_passed_on: false,
             awaits_tls: false,
             known: None,
             standing: Arc::default(),
@@ -174,17 +205,18 @@ impl Connection {
 
     /// Parses as much of the input as is complete.
     fn advance(&mut self, bios: &mut VecDeque<Bio>, pool: &mut BufferPool) {
-        while !self.is_deaf && !self.awaits_tls && self.taken < self.filled {
+        while !self.is_deaf && !self.awaits_tls && !self.is_leaving && self.taken < self.filled {
             let input = &self.input.as_slice()[self.taken..self.filled];
             let result = match &mut self.phase {
                 Phase::Handshake { .. } => self.handshake(pool),
                 Phase::Transmission(session) => session.advance(input, bios, pool),
             };
             match result {
-                Ok(0) => break,
+                Ok(0) if !self.is_leaving => break,
                 Ok(count) => self.taken += count,
                 Err(violation) => self.give_up(violation),
             }
+            self.leave();
         }
         if self.awaits_tls && self.taken < self.filled {
             self.give_up(Violation::Unencrypted);
@@ -197,6 +229,21 @@ impl Connection {
                 self.is_used = true;
                 self.standing.set(Standing::USED);
             }
+        }
+    }
+
+    /// Gives the connection to the door whose export the client has named, once all replies are
+    /// sent. If it stays here, that option is answered here.
+    fn leave(&mut self) {
+        let Phase::Handshake { handshake, replies } = &mut self.phase else { return };
+        if !self.is_leaving || self.is_deaf || replies.unsent_bytes() > 0 {
+            return;
+        }
+        self.is_leaving = false;
+        if handshake.pass_on(&self.input.as_slice()[self.taken..self.filled]) {
+            self.is_passed_on = true;
+            self.taken = self.filled;
+            (self.is_deaf, self.is_mute) = (true, true);
         }
     }
 
@@ -219,6 +266,7 @@ impl Connection {
         match progress {
             Progress::Waiting => {}
             Progress::Over => self.is_deaf = true,
+            Progress::Elsewhere => self.is_leaving = true,
             Progress::Secure => self.awaits_tls = true,
             Progress::Agreed(agreement) => {
                 let replies = std::mem::take(replies);
@@ -252,7 +300,7 @@ impl Connection {
 
 impl Conversation for Connection {
     fn incoming(&mut self) -> Option<Space> {
-        if self.is_deaf {
+        if self.is_deaf || self.is_leaving {
             return None;
         }
         if let Phase::Transmission(session) = &mut self.phase {
@@ -317,6 +365,10 @@ impl Conversation for Connection {
         if let Phase::Transmission(session) = &mut self.phase {
             session.settle();
         }
+        if self.is_leaving {
+            self.leave();
+            self.advance(bios, pool);
+        }
         self.go_on_if_stalled(bios, pool);
     }
 
@@ -335,7 +387,12 @@ impl Conversation for Connection {
     }
 
     fn go_on(&mut self, now: Nanos, bios: &mut VecDeque<Bio>, pool: &mut BufferPool) {
-        let Phase::Transmission(session) = &mut self.phase else { return };
+        let Phase::Transmission(session) = &mut self.phase else {
+            if std::mem::take(&mut self.is_stalled) {
+                self.advance(bios, pool);
+            }
+            return;
+        };
         if session.is_starved() && !self.is_deaf {
             session.look_at_time(now);
             session.go_on(bios, pool);
@@ -379,6 +436,10 @@ impl Conversation for Connection {
     fn broken(&mut self) {
         self.close();
         self.is_mute = true;
+    }
+
+    fn is_passed_on(&self) -> bool {
+        self.is_passed_on
     }
 
     fn is_over(&self) -> bool {

@@ -4,6 +4,12 @@
 //! (GO or EXPORT_NAME) starts transmission or ABORT ends it. Options we don't know are skipped
 //! and refused, as fixed newstyle asks. The number of options and the length of each are bounded
 //! ([`OPTIONS_MAX`], [`OPTION_BYTES_MAX`], [`OPTION_SKIP_MAX`]); time is bounded by the caller.
+//!
+//! Where several doors share an address, an option may name an export of another one. Then nothing
+//! is answered here: the connection goes there as it is, with what was said so far and the option,
+//! and that door goes on with it.
+
+use std::fmt::Debug;
 
 use udm::units::BIO_BYTES_MAX;
 
@@ -16,10 +22,13 @@ use super::proto::{
 /// The request size that suits the server best, in bytes.
 const PREFERRED_BYTES: u32 = 4096;
 
+/// A connection passes at most this many doors.
+pub const PASSED_MAX: u8 = 16;
+
 /// What clients are offered.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Export {
-    /// Its name; the empty name means this export too.
+    /// Its name; the empty name means this export too, unless there are others at its address.
     pub name: String,
     /// Size in bytes.
     pub size_bytes: u64,
@@ -34,10 +43,6 @@ pub struct Export {
 }
 
 impl Export {
-    fn is_called(&self, name: &str) -> bool {
-        name.is_empty() || name == self.name
-    }
-
     fn flags(&self, is_structured: bool) -> u16 {
         let mut flags = export_flag::HAS_FLAGS
             | export_flag::SEND_FLUSH
@@ -65,6 +70,33 @@ pub struct Agreement {
     pub is_structured: bool,
     /// BLOCK_STATUS may be asked.
     pub has_block_status: bool,
+    /// Writes are refused.
+    pub is_read_only: bool,
+}
+
+/// What a client has said so far: what another door has to know to go on with it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Said {
+    /// No zeroes follow the answer to EXPORT_NAME.
+    pub no_zeroes: bool,
+    /// Replies come in chunks.
+    pub is_structured: bool,
+    /// How many options there were.
+    pub options: u32,
+    /// How many doors the connection has passed.
+    pub passed: u8,
+    /// The export name that the chosen contexts belong to.
+    pub context_of: Option<String>,
+}
+
+/// The other exports at the same address, of other doors.
+pub trait Neighbours: Debug + Send {
+    /// Their names.
+    fn names(&self) -> Vec<String>;
+
+    /// Gives the connection to the door of `name`; `rest` was received and not answered. Returns
+    /// why not, in words, if it stays here.
+    fn pass_on(&self, name: &str, said: &Said, rest: &[u8]) -> Result<(), &'static str>;
 }
 
 /// The state of the handshake after some bytes.
@@ -76,6 +108,9 @@ pub enum Progress {
     Agreed(Agreement),
     /// The next byte is TLS's; what it encrypts goes on here.
     Secure,
+    /// The next byte begins an option that names another door's export: see
+    /// [`Handshake::pass_on`].
+    Elsewhere,
     /// The client said good-bye; close once everything is sent.
     Over,
 }
@@ -93,13 +128,14 @@ enum State {
 pub struct Handshake {
     export: Export,
     state: State,
-    options: u32,
+    said: Said,
     /// Everything from here on is encrypted.
     is_secure: bool,
-    no_zeroes: bool,
-    is_structured: bool,
-    /// The export name that the chosen contexts belong to.
-    context_of: Option<String>,
+    neighbours: Option<Box<dyn Neighbours>>,
+    /// Another door's export, which the next option names.
+    wanted: Option<String>,
+    /// Why that option is answered here.
+    refusal: Option<&'static str>,
 }
 
 impl Handshake {
@@ -107,15 +143,34 @@ impl Handshake {
     pub fn start(export: Export, out: &mut Vec<u8>) -> Handshake {
         let flags = handshake_flag::FIXED_NEWSTYLE | handshake_flag::NO_ZEROES;
         proto::encode_greeting(flags, out);
-        Handshake {
-            export,
-            state: State::ClientFlags,
-            options: 0,
-            is_secure: false,
-            no_zeroes: false,
-            is_structured: false,
-            context_of: None,
-        }
+        Handshake { state: State::ClientFlags, ..Handshake::resume(export, Said::default()) }
+    }
+
+    /// Goes on with a client that another door has greeted.
+    pub fn resume(export: Export, said: Said) -> Handshake {
+        let state = State::Option;
+        let (neighbours, wanted, refusal) = (None, None, None);
+        Handshake { export, state, said, is_secure: false, neighbours, wanted, refusal }
+    }
+
+    /// The address has other doors, too.
+    pub fn beside(&mut self, neighbours: Box<dyn Neighbours>) {
+        self.neighbours = Some(neighbours);
+    }
+
+    /// Gives the connection to the door whose export the next option names; `rest` begins with
+    /// that option. If it stays here, the option will be refused. Returns whether it is gone.
+    pub fn pass_on(&mut self, rest: &[u8]) -> bool {
+        let (Some(name), Some(neighbours)) = (self.wanted.take(), &self.neighbours) else {
+            return false;
+        };
+        let said = Said { passed: self.said.passed.saturating_add(1), ..self.said.clone() };
+        let passed = match said.passed {
+            ..=PASSED_MAX => neighbours.pass_on(&name, &said, rest),
+            _ => Err("this connection has named exports of too many servers: open another"),
+        };
+        self.refusal = passed.err();
+        self.refusal.is_none()
     }
 
     /// Takes what it can use of `input`, which continues where the last call stopped taking, and
@@ -135,12 +190,15 @@ impl Handshake {
                 State::Over => (0, Progress::Over),
             };
             taken += step;
-            if !matches!(progress, Progress::Waiting | Progress::Secure) {
-                self.state = State::Over;
-                return Ok((taken, progress));
-            }
-            if step == 0 || progress == Progress::Secure {
-                return Ok((taken, progress));
+            match progress {
+                Progress::Waiting if step > 0 => {}
+                Progress::Waiting | Progress::Secure | Progress::Elsewhere => {
+                    return Ok((taken, progress));
+                }
+                Progress::Agreed(_) | Progress::Over => {
+                    self.state = State::Over;
+                    return Ok((taken, progress));
+                }
             }
         }
     }
@@ -157,7 +215,7 @@ impl Handshake {
         if flags & fixed == 0 {
             return Err(Violation::Oldstyle);
         }
-        self.no_zeroes = flags & no_zeroes != 0;
+        self.said.no_zeroes = flags & no_zeroes != 0;
         self.state = State::Option;
         Ok((CLIENT_FLAGS_BYTES, Progress::Waiting))
     }
@@ -187,13 +245,40 @@ impl Handshake {
         let Some(data) = input.get(OPTION_HEADER_BYTES..end) else {
             return Ok((0, Progress::Waiting));
         };
+        if self.refusal.is_none() {
+            self.wanted = self.elsewhere(option, data);
+            if self.wanted.is_some() {
+                return Ok((0, Progress::Elsewhere));
+            }
+        }
         self.count_option()?;
         Ok((end, self.answer(option, data, out)?))
     }
 
+    /// The export that an option names, if it is another door's.
+    fn elsewhere(&self, option: u32, data: &[u8]) -> Option<String> {
+        let neighbours = self.neighbours.as_ref()?;
+        let name = match option {
+            option::EXPORT_NAME => std::str::from_utf8(data).ok()?,
+            option::GO | option::INFO => GoOption::decode(data)?.name,
+            option::LIST_META_CONTEXT | option::SET_META_CONTEXT => {
+                MetaContextOption::decode(data)?.name
+            }
+            _ => return None,
+        };
+        let is_theirs = name != self.export.name && neighbours.names().iter().any(|it| it == name);
+        is_theirs.then(|| name.to_owned())
+    }
+
+    /// Whether `name` is this export. The empty name is, where it is the only one.
+    fn is_called(&self, name: &str) -> bool {
+        let is_alone = || self.neighbours.as_ref().is_none_or(|them| them.names().is_empty());
+        name == self.export.name || (name.is_empty() && is_alone())
+    }
+
     fn count_option(&mut self) -> Result<(), Violation> {
-        self.options += 1;
-        if self.options > OPTIONS_MAX { Err(Violation::TooManyOptions) } else { Ok(()) }
+        self.said.options += 1;
+        if self.said.options > OPTIONS_MAX { Err(Violation::TooManyOptions) } else { Ok(()) }
     }
 
     fn answer(
@@ -203,8 +288,11 @@ impl Handshake {
         out: &mut Vec<u8>,
     ) -> Result<Progress, Violation> {
         let is_locked = self.export.needs_tls && !self.is_secure;
+        let refusal = self.refusal.take();
         let verdict = match option {
-            option::EXPORT_NAME if is_locked => return Err(Violation::ExportName),
+            option::EXPORT_NAME if is_locked || refusal.is_some() => {
+                return Err(Violation::ExportName);
+            }
             option::EXPORT_NAME => return self.export_name(data, out),
             option::ABORT => {
                 proto::encode_option_reply(option, reply::ACK, &[], out);
@@ -212,6 +300,7 @@ impl Handshake {
             }
             option::STARTTLS => self.start_tls(data),
             _ if is_locked => Err((reply::ERR_TLS_REQD, "this server speaks after STARTTLS only")),
+            _ if refusal.is_some() => Err((reply::ERR_UNKNOWN, refusal.unwrap_or_default())),
             option::GO | option::INFO => self.go(option, data, out),
             option::LIST => self.list(data, out),
             option::STRUCTURED_REPLY => self.structured_reply(data),
@@ -233,11 +322,11 @@ impl Handshake {
     }
 
     fn export_name(&mut self, data: &[u8], out: &mut Vec<u8>) -> Result<Progress, Violation> {
-        let name = std::str::from_utf8(data).ok().filter(|name| self.export.is_called(name));
+        let name = std::str::from_utf8(data).ok().filter(|name| self.is_called(name));
         let Some(name) = name else { return Err(Violation::ExportName) };
-        let flags = self.export.flags(self.is_structured);
+        let flags = self.export.flags(self.said.is_structured);
         out.extend_from_slice(&proto::encode_info_export(self.export.size_bytes, flags)[2..]);
-        if !self.no_zeroes {
+        if !self.said.no_zeroes {
             out.resize(out.len() + EXPORT_NAME_ZEROES, 0);
         }
         Ok(Progress::Agreed(self.agreement(name)))
@@ -248,7 +337,7 @@ impl Handshake {
             .ok_or((reply::ERR_INVALID, "the lengths inside the option do not add up"))?;
         self.check_name(go.name)?;
         let mut tell = |data: &[u8]| proto::encode_option_reply(option, reply::INFO, data, out);
-        let flags = self.export.flags(self.is_structured);
+        let flags = self.export.flags(self.said.is_structured);
         tell(&proto::encode_info_export(self.export.size_bytes, flags));
         let max = BIO_BYTES_MAX as u32;
         let preferred = PREFERRED_BYTES.max(self.export.block_bytes);
@@ -269,8 +358,11 @@ impl Handshake {
         if !data.is_empty() {
             return Err((reply::ERR_INVALID, "LIST carries no data"));
         }
-        let name = proto::encode_server(&self.export.name);
-        proto::encode_option_reply(option::LIST, reply::SERVER, &name, out);
+        let others = self.neighbours.as_ref().map_or_else(Vec::new, |others| others.names());
+        for name in std::iter::once(&self.export.name).chain(&others) {
+            let name = proto::encode_server(name);
+            proto::encode_option_reply(option::LIST, reply::SERVER, &name, out);
+        }
         Ok(Progress::Waiting)
     }
 
@@ -295,7 +387,7 @@ impl Handshake {
         if !data.is_empty() {
             return Err((reply::ERR_INVALID, "STRUCTURED_REPLY carries no data"));
         }
-        self.is_structured = true;
+        self.said.is_structured = true;
         Ok(Progress::Waiting)
     }
 
@@ -303,9 +395,9 @@ impl Handshake {
         let is_set = option == option::SET_META_CONTEXT;
         if is_set {
             // This choice replaces any earlier one, even if it fails.
-            self.context_of = None;
+            self.said.context_of = None;
         }
-        if !self.is_structured {
+        if !self.said.is_structured {
             return Err((reply::ERR_INVALID, "contexts need STRUCTURED_REPLY first"));
         }
         let meta = MetaContextOption::decode(data)
@@ -318,7 +410,7 @@ impl Handshake {
             let data = proto::encode_meta_context(id, proto::BASE_ALLOCATION);
             proto::encode_option_reply(option, reply::META_CONTEXT, &data, out);
             if is_set {
-                self.context_of = Some(meta.name.to_owned());
+                self.said.context_of = Some(meta.name.to_owned());
             }
         }
         Ok(Progress::Waiting)
@@ -328,15 +420,22 @@ impl Handshake {
         if name.len() > STRING_BYTES_MAX {
             return Err((reply::ERR_TOO_BIG, "the export's name is longer than 4096 bytes"));
         }
-        if !self.export.is_called(name) {
+        if name.is_empty() && !self.is_called(name) {
+            return Err((
+                reply::ERR_UNKNOWN,
+                "there are several exports here: name the one you mean",
+            ));
+        }
+        if !self.is_called(name) {
             return Err((reply::ERR_UNKNOWN, "there is no export of that name"));
         }
         Ok(())
     }
 
     fn agreement(&self, name: &str) -> Agreement {
-        let has_block_status = self.context_of.as_deref() == Some(name);
-        Agreement { is_structured: self.is_structured, has_block_status }
+        let has_block_status = self.said.context_of.as_deref() == Some(name);
+        let (is_structured, is_read_only) = (self.said.is_structured, self.export.is_read_only);
+        Agreement { is_structured, has_block_status, is_read_only }
     }
 }
 

@@ -25,7 +25,7 @@ pub fn listen(uri: &Uri) -> Result<(OwnedFd, Uri, Option<SocketFile>)> {
             let listener = TcpListener::bind(address).map_err(failed)?;
             let address = listener.local_addr().map_err(failed)?;
             let place = Place::Tcp { address, is_insecure: *is_insecure };
-            Ok((listener.into(), Uri { place, tls: uri.tls.clone() }, None))
+            Ok((listener.into(), Uri { place, ..uri.clone() }, None))
         }
     }
 }

@@ -9,6 +9,7 @@
 //! | [`connection`] | a client from greeting to good-bye, with one receive buffer |
 //! | [`secure`], [`tls`] | the same under TLS; certificates and keys |
 //! | [`uri`], [`listener`] | where to listen |
+//! | [`shared`], `gate` | one address for several doors |
 //! | this one | a server: its door, its connections, its end |
 //!
 //! Everything between the sockets and the device is a pure state machine; the engine's queues drive
@@ -16,6 +17,7 @@
 //! clients are not affected.
 
 pub mod connection;
+mod gate;
 pub mod handshake;
 pub mod known;
 pub mod listener;
@@ -23,10 +25,12 @@ pub mod proto;
 pub mod replies;
 pub mod secure;
 pub mod session;
+pub mod shared;
 pub mod tls;
 pub mod uri;
 
 use std::os::fd::OwnedFd;
+use std::path::Path;
 use std::time::Instant;
 
 use rustls::ServerConfig;
@@ -44,8 +48,10 @@ use crate::door::Door;
 use crate::socket::SocketFile;
 
 use connection::{Connection, Standing};
-use handshake::Export;
+use gate::Gate;
+use handshake::{Export, Said};
 use secure::Secured;
+use shared::{Joined, Member};
 pub use uri::Uri;
 
 /// Most connections to one server. One more replaces the oldest that is still in its handshake; if
@@ -58,9 +64,10 @@ pub const UNUSED_SECONDS_MAX: u64 = 10;
 const LEAVING_MAX: usize = 64;
 
 /// Every stated maximum.
-pub fn limits() -> [Limit; 11] {
+pub fn limits() -> [Limit; 12] {
     [
         limit("nbd_connections", CONNECTIONS_MAX as u64, "clients of an export"),
+        limit("nbd_exports", shared::EXPORTS_MAX as u64, "exports with names at an address"),
         limit("nbd_requests", session::REQUESTS_MAX as u64, "requests of a client in flight"),
         limit(
             "nbd_held_bytes",
@@ -105,6 +112,8 @@ pub struct Connections {
     pub current: u64,
     /// Accepted since the start.
     pub accepted: u64,
+    /// Given to another door at the same address, whose export they named.
+    pub passed_on: u64,
     /// Closed because there were too many (the new one, or an older one to make room), or because
     /// no thread could be started.
     pub refused: u64,
@@ -121,6 +130,8 @@ struct Clients {
     uri: Uri,
     /// What TLS needs, where clients have to encrypt.
     tls: Option<Arc<ServerConfig>>,
+    /// Its place among the doors at a shared address.
+    member: Option<Arc<Member>>,
     counts: Mutex<Connections>,
     queues: Mutex<Vec<Place>>,
     /// Those that were closed to make room.
@@ -157,24 +168,29 @@ pub struct Server {
 }
 
 impl Server {
-    /// Serves `device` at `uri`.
+    /// Serves `device` at `uri`, which is no shared address.
     pub fn start(device: &Arc<Device>, uri: &Uri) -> Result<Server> {
         let tls = uri.tls.as_ref().map(tls::configure).transpose()?;
         let (socket, uri, socket_file) = listener::listen(uri)?;
-        let clients = Arc::new(Clients {
-            device: device.clone(),
-            uri,
-            tls,
-            counts: Mutex::new(Connections::default()),
-            queues: Mutex::new(Vec::new()),
-            leaving: Mutex::new(Vec::new()),
-            connections_max: AtomicUsize::new(CONNECTIONS_MAX),
-        });
+        let clients = Clients::new(device, uri, tls, None);
         let for_door = clients.clone();
         let door = Queue::listen("udm-nbd", socket, move |connection| {
-            for_door.welcome(connection);
+            for_door.welcome(connection, None);
         })?;
         Ok(Server { clients, door: Some(door), _socket_file: socket_file })
+    }
+
+    /// The same where `uri` may be an address that doors share whose entries are in `home`.
+    pub fn start_at(device: &Arc<Device>, uri: &Uri, home: &Path) -> Result<Server> {
+        if uri.name.is_none() || uri.tls.is_some() {
+            return Server::start(device, uri).map_err(|error| explain(error, uri, home));
+        }
+        let joined = shared::join(uri, home)?;
+        let member = Some(joined.member.clone());
+        let clients = Clients::new(device, joined.uri.clone(), None, member);
+        let (for_door, joined): (Arc<Clients>, Joined) = (clients.clone(), joined);
+        let door = Queue::run("udm-nbd", move |_| Ok(Gate::new(for_door, joined)))?;
+        Ok(Server { clients, door: Some(door), _socket_file: None })
     }
 
     /// Where it listens, with the actual port.
@@ -190,7 +206,8 @@ impl Server {
 
     /// Counts of its connections.
     pub fn connections(&self) -> Connections {
-        lock(&self.clients.counts).clone()
+        let passed_on = self.clients.member.as_ref().map_or(0, |member| member.passed_on());
+        Connections { passed_on, ..lock(&self.clients.counts).clone() }
     }
 
     /// Closes the door, answers the requests in flight, closes the connections.
@@ -223,12 +240,17 @@ impl Door for Server {
         let counts = self.connections();
         let number = |name, count, about| Fact { name, value: FactValue::Number(count), about };
         let last = counts.last_violation.map_or(FactValue::Nothing, FactValue::Text);
-        vec![
+        let mut facts = vec![
             number("accepted", counts.accepted, "clients since the door was opened"),
             number("refused", counts.refused, "clients that were turned away: too many"),
             number("violations", counts.violations, "clients that broke the protocol"),
             Fact { name: "last_violation", value: last, about: "what the last of those did" },
-        ]
+        ];
+        if self.clients.member.is_some() {
+            let about = "clients that named another export there";
+            facts.push(number("passed_on", counts.passed_on, about));
+        }
+        facts
     }
 
     fn set_clients_max(&self, max: usize) {
@@ -246,15 +268,50 @@ impl Drop for Server {
     }
 }
 
+/// What an address that is in use could be used for.
+fn explain(error: Error, uri: &Uri, home: &Path) -> Error {
+    let there = shared::exports_at(&uri.place, home);
+    let why = match uri.tls {
+        _ if !error.to_string().contains("in use") => return error,
+        Some(_) => "an address with TLS has one export, because TLS cannot change servers".into(),
+        None if there.is_empty() => return error,
+        None => format!(
+            "exports with names share it ({}): give this one a name, too, as in \
+             nbd://ADDR:PORT/NAME or nbd+unix:///NAME?socket=PATH",
+            there.join(", ")
+        ),
+    };
+    Error::new(error.kind(), format!("{error}; {why}"))
+}
+
 impl Clients {
-    /// Gives a fresh connection its own queue.
-    fn welcome(self: &Arc<Clients>, connection: OwnedFd) {
+    fn new(
+        device: &Arc<Device>,
+        uri: Uri,
+        tls: Option<Arc<ServerConfig>>,
+        member: Option<Arc<Member>>,
+    ) -> Arc<Clients> {
+        Arc::new(Clients {
+            device: device.clone(),
+            uri,
+            tls,
+            member,
+            counts: Mutex::new(Connections::default()),
+            queues: Mutex::new(Vec::new()),
+            leaving: Mutex::new(Vec::new()),
+            connections_max: AtomicUsize::new(CONNECTIONS_MAX),
+        })
+    }
+
+    /// Gives a connection its own queue: a fresh one, or one that another door has passed on, with
+    /// what was said, and received and not answered.
+    fn welcome(self: &Arc<Clients>, connection: OwnedFd, from: Option<(Said, Vec<u8>)>) {
         let mut places = lock(&self.queues);
         places.retain(|place| !place.queue.is_over());
         if places.len() >= self.connections_max.load(Ordering::Relaxed) {
             self.make_room(&mut places);
         }
-        match self.serve(connection, places.len()) {
+        match self.serve(connection, from, places.len()) {
             Ok(place) => places.push(place),
             Err(_) => lock(&self.counts).refused += 1,
         }
@@ -275,28 +332,24 @@ impl Clients {
         }
     }
 
-    fn serve(self: &Arc<Clients>, connection: OwnedFd, others: usize) -> Result<Place> {
+    fn serve(
+        self: &Arc<Clients>,
+        connection: OwnedFd,
+        from: Option<(Said, Vec<u8>)>,
+        others: usize,
+    ) -> Result<Place> {
         let max = self.connections_max.load(Ordering::Relaxed);
         if others >= max {
             return Err(Error::new(Kind::Busy, format!("{max} clients are connected")));
         }
         listener::tune(&connection, &self.uri);
+        let conversation = self.converse(&connection, from)?;
         let number = {
             let mut counts = lock(&self.counts);
             counts.accepted += 1;
             counts.current += 1;
             counts.accepted
         };
-        let limits = self.device.limits();
-        let conversation = Connection::new(Export {
-            name: self.device.name(),
-            size_bytes: self.device.size_bytes(),
-            block_bytes: limits.block_bytes,
-            has_discard: limits.has_discard,
-            is_read_only: self.device.is_read_only(),
-            needs_tls: self.tls.is_some(),
-        });
-        let conversation = conversation.knowing(self.device.clone());
         let name = format!("udm-nbd-{number}");
         let standing = conversation.standing();
         let queue = match &self.tls {
@@ -318,6 +371,28 @@ impl Clients {
             counts.current -= 1;
         })?;
         Ok(Place { queue, standing, since: Instant::now() })
+    }
+
+    /// A client's conversation, from the greeting or from where another door left it.
+    fn converse(&self, connection: &OwnedFd, from: Option<(Said, Vec<u8>)>) -> Result<Connection> {
+        let limits = self.device.limits();
+        let export = Export {
+            name: self.uri.name.clone().unwrap_or_else(|| self.device.name()),
+            size_bytes: self.device.size_bytes(),
+            block_bytes: limits.block_bytes,
+            has_discard: limits.has_discard,
+            is_read_only: self.uri.is_read_only || self.device.is_read_only(),
+            needs_tls: self.tls.is_some(),
+        };
+        let conversation = match from {
+            None => Connection::new(export),
+            Some((said, rest)) => Connection::resume(export, said, &rest),
+        };
+        let conversation = conversation.knowing(self.device.clone());
+        let Some(member) = &self.member else { return Ok(conversation) };
+        let again = connection.try_clone();
+        let again = again.map_err(|error| Error::from_io("duplicating", "a connection", error))?;
+        Ok(conversation.beside(member.neighbour(again)))
     }
 
     /// A client has gone.

@@ -388,6 +388,11 @@ impl Session {
             _ => return Err((errno::EINVAL, "there is no such command")),
         };
         self.check_range(request)?;
+        let is_change =
+            matches!(request.command, command::WRITE | command::TRIM | command::WRITE_ZEROES);
+        if is_change && self.agreement.is_read_only {
+            return Err((errno::EPERM, "this export is read-only"));
+        }
         match request.command {
             command::READ | command::WRITE if u64::from(request.len) > BIO_BYTES_MAX => {
                 Err((errno::EINVAL, "the request is longer than 32 MiB"))

@@ -2,12 +2,13 @@
 //!
 //! | form | options after `?`, joined by `&` |
 //! |---|---|
-//! | `nbd+unix:///PATH` | `mode=`, `owner=` |
-//! | `nbd://ADDR:PORT` | `insecure` |
-//! | `nbds+unix:///PATH` | `tls=`, `clients=`, `mode=`, `owner=` |
-//! | `nbds://ADDR:PORT` | `tls=`, `clients=` |
+//! | `nbd+unix:///PATH`, `nbd+unix:///NAME?socket=PATH` | `mode=`, `owner=`, `readonly` |
+//! | `nbd://ADDR:PORT`, `nbd://ADDR:PORT/NAME` | `insecure`, `readonly` |
+//! | `nbds+unix:///PATH`, `nbds+unix:///NAME?socket=PATH` | `tls=`, `clients=`, and those above |
+//! | `nbds://ADDR:PORT`, `nbds://ADDR:PORT/NAME` | `tls=`, `clients=`, `readonly` |
 //!
-//! The schemes are those of NBD's URI specification; the options are udm's.
+//! The schemes are those of NBD's URI specification; the options are udm's. Doors with a NAME share
+//! their address with others that have one.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
@@ -19,6 +20,8 @@ use udm::error::{Error, Kind, Result};
 use crate::options::Options;
 use crate::socket::{self, Access};
 
+/// The longest name of an export, as that of a device.
+pub const NAME_BYTES_MAX: usize = 80;
 /// The port that is NBD's by assignment.
 const DEFAULT_PORT: u16 = 10809;
 
@@ -29,6 +32,10 @@ pub struct Uri {
     pub place: Place,
     /// Clients must encrypt, and how the two sides prove who they are.
     pub tls: Option<Tls>,
+    /// The export's name. Without one, it has the device's, and the address to itself.
+    pub name: Option<String>,
+    /// Clients may only read.
+    pub is_read_only: bool,
 }
 
 /// An address to listen at.
@@ -58,7 +65,8 @@ pub struct Tls {
 impl Uri {
     /// A Unix socket for this user alone.
     pub fn unix(path: impl Into<PathBuf>) -> Uri {
-        Uri { place: Place::Unix(path.into(), Access::default()), tls: None }
+        let place = Place::Unix(path.into(), Access::default());
+        Uri { place, tls: None, name: None, is_read_only: false }
     }
 
     fn scheme(&self) -> &'static str {
@@ -73,20 +81,44 @@ impl Uri {
     /// The URI that NBD clients (libnbd, fio, QEMU) take.
     pub fn for_clients(&self) -> String {
         let scheme = self.scheme();
+        let name = self.name.as_deref().unwrap_or_default();
         match &self.place {
-            Place::Unix(path, _) => format!("{scheme}/?socket={}", path.display()),
-            Place::Tcp { address, .. } => format!("{scheme}{address}"),
+            Place::Unix(path, _) => format!("{scheme}/{name}?socket={}", path.display()),
+            Place::Tcp { address, .. } if name.is_empty() => format!("{scheme}{address}"),
+            Place::Tcp { address, .. } => format!("{scheme}{address}/{name}"),
+        }
+    }
+
+    /// It without its options.
+    pub fn bare(&self) -> String {
+        match &self.place {
+            Place::Unix(path, _) if self.name.is_none() => {
+                format!("{}{}", self.scheme(), path.display())
+            }
+            _ => self.for_clients(),
         }
     }
 
     /// Parses what follows the scheme.
     fn parse(text: &str, is_unix: bool, is_tls: bool) -> std::result::Result<Uri, String> {
-        // Clients write `nbd+unix:///?socket=PATH`; take that as well.
-        let of_client = text.strip_prefix("/?socket=").or_else(|| text.strip_prefix("?socket="));
-        let (place, words) = match of_client.filter(|_| is_unix) {
-            Some(rest) => rest.split_once('&').unwrap_or((rest, "")),
-            None => text.split_once('?').unwrap_or((text, "")),
+        // Clients write `nbd+unix:///NAME?socket=PATH`.
+        let of_client = text.split_once("?socket=").filter(|_| is_unix);
+        let (place, name, words) = match (of_client, is_unix) {
+            (Some((name, rest)), _) => {
+                let (place, words) = rest.split_once('&').unwrap_or((rest, ""));
+                (place, name.strip_prefix('/').unwrap_or(name), words)
+            }
+            (None, true) => {
+                let (place, words) = text.split_once('?').unwrap_or((text, ""));
+                (place, "", words)
+            }
+            (None, false) => {
+                let (place, words) = text.split_once('?').unwrap_or((text, ""));
+                let (place, name) = place.split_once('/').unwrap_or((place, ""));
+                (place, name, words)
+            }
         };
+        let name = if name.is_empty() { None } else { Some(parse_name(name)?) };
         let mut options = Options::parse(words)?;
         let place = if is_unix {
             let access = Access::parse(options.take("mode"), options.take("owner"))?;
@@ -96,11 +128,12 @@ impl Uri {
             Place::Tcp { address: parse_tcp(place)?, is_insecure }
         };
         let tls = if is_tls { Some(parse_tls(&mut options)?) } else { None };
+        let is_read_only = options.take_flag("readonly");
         options.end(
             "nbds takes tls= and clients=, a socket's path takes mode= and owner=, nbd:// takes \
-             insecure",
+             insecure, and all take readonly",
         )?;
-        let uri = Uri { place, tls };
+        let uri = Uri { place, tls, name, is_read_only };
         match &uri.place {
             Place::Tcp { address, is_insecure: false }
                 if uri.tls.is_none() && !address.ip().to_canonical().is_loopback() =>
@@ -129,8 +162,22 @@ fn parse_tls(options: &mut Options<'_>) -> std::result::Result<Tls, String> {
     Ok(Tls { folder: folder.into(), takes_any_client })
 }
 
+/// An export's name is part of a file's, and of addresses.
+fn parse_name(text: &str) -> std::result::Result<String, String> {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "+-.:=@_".contains(c);
+    if text.len() > NAME_BYTES_MAX {
+        let bytes = text.len();
+        return Err(format!("names an export by {bytes} bytes; {NAME_BYTES_MAX} are the most"));
+    }
+    match text.chars().find(|&c| !is_plain(c)) {
+        None => Ok(text.to_owned()),
+        Some(bad) => {
+            Err(format!("names an export with {bad:?}; letters, digits and +-.:=@_ can be used"))
+        }
+    }
+}
+
 fn parse_tcp(text: &str) -> std::result::Result<SocketAddr, String> {
-    let text = text.strip_suffix('/').unwrap_or(text);
     if let Ok(address) = text.parse::<SocketAddr>() {
         return Ok(address);
     }
@@ -177,19 +224,18 @@ impl fmt::Display for Uri {
             options.push(format!("tls={}", folder.display()));
             options.extend(takes_any_client.then(|| "clients=any".to_owned()));
         }
-        write!(f, "{}", self.scheme())?;
         match &self.place {
-            Place::Unix(path, access) => {
-                write!(f, "{}", path.display())?;
-                options.extend(access.options());
-            }
-            Place::Tcp { address, is_insecure } => {
-                write!(f, "{address}")?;
+            Place::Unix(_, access) => options.extend(access.options()),
+            Place::Tcp { is_insecure, .. } => {
                 options.extend(is_insecure.then(|| "insecure".to_owned()));
             }
         }
+        options.extend(self.is_read_only.then(|| "readonly".to_owned()));
+        let bare = self.bare();
+        write!(f, "{bare}")?;
         if !options.is_empty() {
-            write!(f, "?{}", options.join("&"))?;
+            let mark = if bare.contains("?socket=") { '&' } else { '?' };
+            write!(f, "{mark}{}", options.join("&"))?;
         }
         Ok(())
     }
@@ -211,6 +257,11 @@ mod tests {
             "nbds://0.0.0.0:10809?tls=/etc/udm/pki",
             "nbds://[::1]:7?tls=/etc/udm/pki&clients=any",
             "nbds+unix:///run/a?tls=/pki&mode=0600",
+            "nbd+unix:///a?readonly",
+            "nbd+unix:///vol?socket=/run/a",
+            "nbd+unix:///vol?socket=/run/a&mode=0660&readonly",
+            "nbd://127.0.0.1:10809/vol-1.x",
+            "nbds://[::1]:7/vol?tls=/pki&readonly",
         ] {
             assert_eq!(text.parse::<Uri>().unwrap().to_string(), text);
         }
@@ -232,6 +283,9 @@ mod tests {
         let uri: Uri = "nbd+unix:///run/a".parse().unwrap();
         assert_eq!(uri.for_clients(), "nbd+unix:///?socket=/run/a");
         assert_eq!(uri.for_clients().parse::<Uri>().unwrap(), uri);
+        let uri: Uri = "nbd+unix:///vol?socket=/run/a&readonly".parse().unwrap();
+        assert_eq!(uri.for_clients(), "nbd+unix:///vol?socket=/run/a");
+        assert_eq!((uri.name.as_deref(), uri.is_read_only), (Some("vol"), true));
         let uri: Uri = "nbds://127.0.0.1:7?tls=/pki".parse().unwrap();
         assert_eq!(uri.for_clients(), "nbds://127.0.0.1:7");
     }
@@ -243,6 +297,12 @@ mod tests {
             ("vhost-user:///x", "neither"),
             ("nbd+unix://x", "absolute path"),
             ("nbd+unix:///", "absolute path"),
+            ("nbd+unix:///a/b?socket=/x", "names an export with '/'"),
+            ("nbd+unix:///a?socket=", "absolute path"),
+            ("nbd+unix:///a?socket=/x&socket=/y", "means nothing"),
+            ("nbd://127.0.0.1:1/a/b", "names an export with '/'"),
+            ("nbd://127.0.0.1:1/a b", "names an export with ' '"),
+            ("nbd://0.0.0.0:1/a", "?insecure"),
             ("nbd+unix:///a?b=c", "means nothing"),
             ("nbd+unix:///a?insecure", "means nothing"),
             ("nbd+unix:///a?tls=/pki", "means nothing"),
@@ -265,6 +325,8 @@ mod tests {
             let error = text.parse::<Uri>().unwrap_err();
             assert!(error.to_string().contains(word), "{text}: {error}");
         }
+        let long = format!("nbd://127.0.0.1:1/{}", "x".repeat(81));
+        assert!(long.parse::<Uri>().unwrap_err().to_string().contains("by 81 bytes"));
         let long = format!("nbd+unix:///{}", "x".repeat(200));
         assert!(long.parse::<Uri>().unwrap_err().to_string().contains("201 bytes"));
     }

@@ -1,0 +1,482 @@
+//! One address for several doors, of one process or of many: each serves one export, which has a
+//! name there.
+//!
+//! The doors share the listening socket itself. Any of them accepts, greets, and negotiates until
+//! an option names another door's export; then that door gets the connection as it is, with what
+//! was said so far. There is no process in the middle, and none that the others need: when one
+//! dies, the rest go on.
+//!
+//! A door's entry is a datagram socket in the directory of its user, named by address and export.
+//! It takes two messages, each with a file descriptor: a connection to go on with, and a request
+//! for the listening socket. That directory is closed to other users, so what comes is from one of
+//! us; it is checked anyway, and what is wrong is dropped.
+//!
+//! 1. Nobody waits in `accept`: all wait until the listener can be read, and the first one gets the
+//!    connection. A waiter that is stopped (SIGSTOP) does not keep one from the others, as it
+//!    could if the kernel woke only one of them.
+//! 2. An entry whose process died refuses messages, so it counts as gone. It is not removed by
+//!    others, except by the next door of that name.
+//! 3. Doors come and go one at a time: the directory is locked meanwhile. The last one removes the
+//!    file of a Unix socket.
+//! 4. Sending never blocks on another process: a door whose entry is full for [`FULL_MAX`] gets no
+//!    connection, and the client is refused.
+
+use std::io::{IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use rustix::fs::{FlockOperation, Mode, OFlags, flock};
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType, recvmsg, sendmsg,
+    sendmsg_addr, sockopt,
+};
+use udm::error::{Error, Kind, Result};
+use udm::sync::Arc;
+use udm::sync::statics::atomic::{AtomicU64, Ordering};
+
+use super::handshake::{Neighbours, PASSED_MAX, Said};
+use super::listener;
+use super::proto::OPTIONS_MAX;
+use super::uri::{Place, Uri};
+use crate::socket::{Access, SocketFile};
+
+/// Exports at one address.
+pub const EXPORTS_MAX: usize = 256;
+/// Received and unanswered bytes that go with a connection: an option is shorter.
+const REST_BYTES_MAX: usize = 64 << 10;
+/// Bytes of a message.
+const MESSAGE_BYTES_MAX: usize = REST_BYTES_MAX + 1024;
+/// How long a connection waits for room in another door's entry.
+const FULL_MAX: Duration = Duration::from_secs(2);
+/// How long a door that opens or closes waits for the directory's lock, and for the listener.
+const LOCK_MAX: Duration = Duration::from_secs(3);
+/// Time between two tries.
+const TRY_EVERY: Duration = Duration::from_millis(5);
+/// First byte of a message with a connection. It changes with the format.
+const CONNECTION: u8 = 0x11;
+/// A message that asks for the listener.
+const LISTENER: u8 = 0x12;
+/// What every entry's name ends with.
+const SUFFIX: &str = ".door";
+
+/// What a door's entry was sent.
+#[derive(Debug)]
+pub enum Message {
+    /// A connection, what was said on it, and what was received and not answered.
+    Connection(OwnedFd, Said, Vec<u8>),
+    /// Another door wants the listener; this is where the answer goes.
+    Listener(OwnedFd),
+}
+
+/// A door at a shared address.
+#[derive(Debug)]
+pub struct Member {
+    folder: OwnedFd,
+    /// How names of entries at this address begin.
+    prefix: String,
+    name: String,
+    /// Its entry; `None` before it has one.
+    entry: Option<SocketFile>,
+    /// The Unix socket's file, if it is ours to remove.
+    file: Option<SocketFile>,
+    /// Connections that were given to other doors.
+    passed_on: AtomicU64,
+}
+
+/// A member, and its two sockets.
+#[derive(Debug)]
+pub struct Joined {
+    /// The member.
+    pub member: Arc<Member>,
+    /// Where clients connect.
+    pub listener: Arc<OwnedFd>,
+    /// Where other doors send messages.
+    pub entry: Arc<OwnedFd>,
+    /// The address, with its port.
+    pub uri: Uri,
+}
+
+/// Opens a door of `uri`, which names an export, beside those that are there already. `home` is the
+/// directory of their entries.
+pub fn join(uri: &Uri, home: &Path) -> Result<Joined> {
+    let name = uri.name.clone().unwrap_or_default();
+    let folder = open_folder(home)?;
+    let _lock = Lock::take(home)?;
+    let mut member = Member {
+        folder,
+        prefix: prefix(&uri.place),
+        name,
+        entry: None,
+        file: None,
+        passed_on: 0.into(),
+    };
+    let (listener, uri, file) = match member.find_listener(uri)? {
+        Some((listener, is_ours)) => (listener, uri.clone(), member.share(uri, is_ours)?),
+        None => listener::listen(uri)?,
+    };
+    (member.prefix, member.file) = (prefix(&uri.place), file);
+    // A door that is not the first to accept must not wait for the next client.
+    let failed = |errno: Errno| Error::from_io("sharing", &uri, errno.into());
+    rustix::io::ioctl_fionbio(&listener, true).map_err(failed)?;
+    let entry = member.bind_entry()?;
+    let (member, listener) = (Arc::new(member), Arc::new(listener));
+    Ok(Joined { member, listener, entry: Arc::new(entry), uri })
+}
+
+/// The living doors at an address.
+pub fn exports_at(place: &Place, home: &Path) -> Vec<String> {
+    let Ok(folder) = open_folder(home) else { return Vec::new() };
+    living(&folder, &prefix(place))
+}
+
+fn living(folder: &OwnedFd, prefix: &str) -> Vec<String> {
+    let path = format!("/proc/self/fd/{}", folder.as_raw_fd());
+    let mut names = Vec::new();
+    for entry in std::fs::read_dir(path).into_iter().flatten().flatten() {
+        let file = entry.file_name();
+        let name = file.to_str().and_then(|file| file.strip_prefix(prefix));
+        let name = name.and_then(|file| file.strip_suffix(SUFFIX));
+        names.extend(name.filter(|name| is_alive(folder, prefix, name)).map(str::to_owned));
+    }
+    names.sort_unstable();
+    names
+}
+
+/// The address of an entry, short enough for a socket's.
+fn address(folder: &OwnedFd, prefix: &str, name: &str) -> rustix::io::Result<SocketAddrUnix> {
+    SocketAddrUnix::new(path(folder, prefix, name))
+}
+
+fn path(folder: &OwnedFd, prefix: &str, name: &str) -> PathBuf {
+    format!("/proc/self/fd/{}/{prefix}{name}{SUFFIX}", folder.as_raw_fd()).into()
+}
+
+fn is_alive(folder: &OwnedFd, prefix: &str, name: &str) -> bool {
+    let address = address(folder, prefix, name);
+    let connect = |socket: OwnedFd| rustix::net::connect(&socket, &address?);
+    datagram().and_then(connect).is_ok()
+}
+
+/// What the names of an address's entries begin with: a checksum, because paths are longer than
+/// names may be.
+fn prefix(place: &Place) -> String {
+    let text = match place {
+        Place::Unix(path, _) => format!("unix {}", path.display()),
+        Place::Tcp { address, .. } => format!("tcp {address}"),
+    };
+    // FNV-1a.
+    let step = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
+    let hash = text.bytes().fold(0xcbf2_9ce4_8422_2325, step);
+    format!("{hash:016x}.")
+}
+
+fn open_folder(home: &Path) -> Result<OwnedFd> {
+    let flags = OFlags::DIRECTORY | OFlags::CLOEXEC;
+    rustix::fs::open(home, flags, Mode::empty())
+        .map_err(|errno| Error::from_io("opening", home.display(), errno.into()))
+}
+
+/// The right to come and go.
+struct Lock(#[expect(dead_code, reason = "the lock is the open file's")] OwnedFd);
+
+impl Lock {
+    fn take(home: &Path) -> Result<Lock> {
+        Lock::on(open_folder(home)?, &home.display().to_string())
+    }
+
+    fn on(folder: OwnedFd, home: &str) -> Result<Lock> {
+        let deadline = Instant::now() + LOCK_MAX;
+        loop {
+            match flock(&folder, FlockOperation::NonBlockingLockExclusive) {
+                Ok(()) => return Ok(Lock(folder)),
+                Err(Errno::WOULDBLOCK) if Instant::now() < deadline => {
+                    std::thread::sleep(TRY_EVERY);
+                }
+                Err(Errno::WOULDBLOCK) => {
+                    let message = format!(
+                        "{home}: another door has been opening or closing for \
+                        {} s: is its server stopped?",
+                        LOCK_MAX.as_secs()
+                    );
+                    return Err(Error::new(Kind::Refused, message));
+                }
+                Err(errno) => return Err(Error::from_io("locking", home, errno.into())),
+            }
+        }
+    }
+}
+
+impl Member {
+    /// Connections that were given to other doors.
+    pub fn passed_on(&self) -> u64 {
+        self.passed_on.load(Ordering::Relaxed)
+    }
+
+    /// The exports of other living doors at this address, sorted.
+    pub fn others(&self) -> Vec<String> {
+        let mut names = living(&self.folder, &self.prefix);
+        names.retain(|name| *name != self.name);
+        names
+    }
+
+    /// The listener of the doors that are there; `None` if there are none. And whether its file is
+    /// theirs to remove.
+    fn find_listener(&self, uri: &Uri) -> Result<Option<(OwnedFd, bool)>> {
+        if matches!(&uri.place, Place::Tcp { address, .. } if address.port() == 0) {
+            return Ok(None);
+        }
+        let deadline = Instant::now() + LOCK_MAX;
+        loop {
+            if is_alive(&self.folder, &self.prefix, &self.name) {
+                let message = format!("{}: another door serves that export", uri.for_clients());
+                return Err(Error::new(Kind::Busy, message));
+            }
+            let others = self.others();
+            if others.is_empty() {
+                return Ok(None);
+            }
+            if others.len() >= EXPORTS_MAX {
+                let message = format!("{uri}: there are {EXPORTS_MAX} exports already");
+                return Err(Error::new(Kind::NoSpace, message));
+            }
+            if let Some(found) = others.iter().find_map(|name| self.ask(name)) {
+                return Ok(Some(found));
+            }
+            if Instant::now() >= deadline {
+                let message = format!(
+                    "{uri}: the servers of the other exports there do not answer: {}",
+                    others.join(", ")
+                );
+                return Err(Error::new(Kind::Refused, message));
+            }
+        }
+    }
+
+    /// Asks the door of `name` for the listener.
+    fn ask(&self, name: &str) -> Option<(OwnedFd, bool)> {
+        let flags = SocketFlags::CLOEXEC;
+        let pair = rustix::net::socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None);
+        let (mine, theirs) = pair.ok()?;
+        let patience = Some(Duration::from_millis(500));
+        sockopt::set_socket_timeout(&mine, sockopt::Timeout::Recv, patience).ok()?;
+        self.send(name, &[LISTENER], theirs.as_fd()).ok()?;
+        drop(theirs);
+        let mut byte = [0];
+        let (count, files) = receive(&mine, &mut byte, RecvFlags::empty()).ok()?;
+        let listener = files.into_iter().next().filter(|_| count == 1)?;
+        sockopt::socket_acceptconn(&listener).ok()?.then_some((listener, byte[0] == 1))
+    }
+
+    /// The file of a Unix socket whose listener was shared: the last of all removes it.
+    fn share(&self, uri: &Uri, is_ours: bool) -> Result<Option<SocketFile>> {
+        let Place::Unix(path, access) = &uri.place else { return Ok(None) };
+        if *access != Access::default() {
+            access.apply(path)?;
+        }
+        if is_ours { SocketFile::at(path).map(Some) } else { Ok(None) }
+    }
+
+    fn bind_entry(&mut self) -> Result<OwnedFd> {
+        let failed = |errno: Errno| Error::from_io("naming export", &self.name, errno.into());
+        let place = path(&self.folder, &self.prefix, &self.name);
+        // It is nobody's: that was checked, and the directory is locked.
+        let _ = rustix::fs::unlink(&place);
+        let socket = datagram().map_err(failed)?;
+        let address = SocketAddrUnix::new(&place).map_err(failed)?;
+        rustix::net::bind(&socket, &address).map_err(failed)?;
+        self.entry = Some(SocketFile::at(&place)?);
+        Ok(socket)
+    }
+
+    /// Sends a message with a file to the door of `name`.
+    fn send(&self, name: &str, bytes: &[u8], file: BorrowedFd<'_>) -> rustix::io::Result<()> {
+        let socket = datagram()?;
+        let address = address(&self.folder, &self.prefix, name)?;
+        let files = [file];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        control.push(SendAncillaryMessage::ScmRights(&files));
+        let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+        sendmsg_addr(&socket, &address, &[IoSlice::new(bytes)], &mut control, flags).map(|_| ())
+    }
+
+    /// Answers a door that wants the listener. What cannot be sent is as if it had not been heard.
+    pub fn answer(&self, to: &OwnedFd, listener: &OwnedFd) {
+        let files = [listener.as_fd()];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        control.push(SendAncillaryMessage::ScmRights(&files));
+        let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+        let bytes = [u8::from(self.file.is_some())];
+        let _ = sendmsg(to, &[IoSlice::new(&bytes)], &mut control, flags);
+    }
+
+    /// Another door's neighbour, for the one connection that `socket` duplicates.
+    pub fn neighbour(self: &Arc<Member>, socket: OwnedFd) -> Box<dyn Neighbours> {
+        Box::new(Beside { member: self.clone(), socket })
+    }
+}
+
+impl Drop for Member {
+    fn drop(&mut self) {
+        let entry = self.entry.take();
+        // Without the lock two doors that close may both leave the file to the other: then the next
+        // one that opens there finds that nobody listens.
+        let flags = OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let folder = rustix::fs::openat(&self.folder, ".", flags, Mode::empty());
+        // One that did not get as far as an entry is still within the lock of its opening.
+        let _lock = folder.ok().filter(|_| entry.is_some()).map(|it| Lock::on(it, &self.name));
+        drop(entry);
+        if let Some(file) = self.file.take()
+            && !self.others().is_empty()
+        {
+            file.leave();
+        }
+    }
+}
+
+/// One connection's view of the other doors.
+#[derive(Debug)]
+struct Beside {
+    member: Arc<Member>,
+    socket: OwnedFd,
+}
+
+impl Neighbours for Beside {
+    fn names(&self) -> Vec<String> {
+        self.member.others()
+    }
+
+    /// Runs on the connection's own thread, so that a wait for room makes nobody else wait.
+    fn pass_on(
+        &self,
+        name: &str,
+        said: &Said,
+        rest: &[u8],
+    ) -> std::result::Result<(), &'static str> {
+        let message = encode(said, rest).ok_or("too much was sent before the answer")?;
+        let deadline = Instant::now() + FULL_MAX;
+        loop {
+            match self.member.send(name, &message, self.socket.as_fd()) {
+                Ok(()) => break,
+                Err(Errno::AGAIN | Errno::INTR) if Instant::now() < deadline => {
+                    std::thread::sleep(TRY_EVERY);
+                }
+                Err(Errno::AGAIN) => return Err("the server of that export takes no connections"),
+                Err(_) => return Err("the server of that export cannot be reached"),
+            }
+        }
+        self.member.passed_on.fetch_add(1, Ordering::Relaxed);
+        Ok(())
+    }
+}
+
+/// A message with a connection; `None` if it is too long.
+fn encode(said: &Said, rest: &[u8]) -> Option<Vec<u8>> {
+    if rest.len() > REST_BYTES_MAX {
+        return None;
+    }
+    let context = said.context_of.as_deref().unwrap_or_default();
+    let flags = u8::from(said.no_zeroes)
+        | u8::from(said.is_structured) << 1
+        | u8::from(said.context_of.is_some()) << 2;
+    let mut bytes = vec![CONNECTION, flags, said.passed, u8::try_from(context.len()).ok()?];
+    bytes.extend_from_slice(&said.options.to_be_bytes());
+    bytes.extend_from_slice(context.as_bytes());
+    bytes.extend_from_slice(rest);
+    Some(bytes)
+}
+
+fn decode(bytes: &[u8]) -> Option<(Said, Vec<u8>)> {
+    let (&[kind, flags, passed, context], bytes) = bytes.split_first_chunk()?;
+    let (options, bytes) = bytes.split_first_chunk()?;
+    let (context, rest) = bytes.split_at_checked(context.into())?;
+    let options = u32::from_be_bytes(*options);
+    let is_sane = passed <= PASSED_MAX && options <= OPTIONS_MAX && rest.len() <= REST_BYTES_MAX;
+    if kind != CONNECTION || flags > 0b111 || !is_sane {
+        return None;
+    }
+    let context = std::str::from_utf8(context).ok()?.to_owned();
+    let said = Said {
+        no_zeroes: flags & 1 != 0,
+        is_structured: flags & 2 != 0,
+        options,
+        passed,
+        context_of: Some(context).filter(|_| flags & 4 != 0),
+    };
+    Some((said, rest.to_vec()))
+}
+
+/// The next message at `entry`; `None` while there is none. What is none of ours is skipped.
+pub fn next_message(entry: &OwnedFd) -> Option<Message> {
+    let mut bytes = vec![0; MESSAGE_BYTES_MAX];
+    loop {
+        let (count, files) = match receive(entry, &mut bytes, RecvFlags::DONTWAIT) {
+            Ok(received) => received,
+            Err(Errno::INTR) => continue,
+            Err(_) => return None,
+        };
+        let mut files = files.into_iter();
+        let (Some(file), None) = (files.next(), files.next()) else { continue };
+        if sockopt::socket_type(&file) != Ok(SocketType::STREAM) {
+            continue;
+        }
+        if bytes[..count] == [LISTENER] {
+            return Some(Message::Listener(file));
+        }
+        if let Some((said, rest)) = decode(&bytes[..count]) {
+            return Some(Message::Connection(file, said, rest));
+        }
+    }
+}
+
+/// Receives one message with its files.
+fn receive(
+    socket: &OwnedFd,
+    bytes: &mut [u8],
+    flags: RecvFlags,
+) -> rustix::io::Result<(usize, Vec<OwnedFd>)> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let vectors = &mut [IoSliceMut::new(bytes)];
+    let received = recvmsg(socket, vectors, &mut control, flags | RecvFlags::CMSG_CLOEXEC)?;
+    let files = control.drain().filter_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(files) => Some(files),
+        _ => None,
+    });
+    Ok((received.bytes, files.flatten().collect()))
+}
+
+fn datagram() -> rustix::io::Result<OwnedFd> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    rustix::net::socket_with(AddressFamily::UNIX, SocketType::DGRAM, flags, None)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn what_was_said_is_read_as_it_was_written_and_nothing_else_is_read() {
+        for context_of in [None, Some(String::new()), Some("vol".into())] {
+            let said =
+                Said { no_zeroes: true, options: 77, passed: 3, context_of, ..Said::default() };
+            let bytes = encode(&said, b"rest").unwrap();
+            assert_eq!(decode(&bytes).unwrap(), (said, b"rest".to_vec()));
+            for len in 0..bytes.len() - 4 {
+                assert_eq!(decode(&bytes[..len]), None, "{len}");
+            }
+        }
+        assert_eq!(encode(&Said::default(), &vec![0; REST_BYTES_MAX + 1]), None);
+        assert_eq!(decode(&[LISTENER, 0, 0, 0, 0, 0, 0, 0]), None);
+        assert_eq!(decode(&[CONNECTION, 8, 0, 0, 0, 0, 0, 0]), None);
+        assert_eq!(decode(&[CONNECTION, 0, 17, 0, 0, 0, 0, 0]), None);
+        assert_eq!(decode(&[CONNECTION, 0, 0, 0, 0, 0, 0, 129]), None);
+        assert_eq!(decode(&[CONNECTION, 4, 0, 1, 0, 0, 0, 0, 0xff]), None);
+    }
+}
