@@ -1,7 +1,7 @@
 //! What a device, a file or the files of a folder promise, found by opening them as servers do.
 //!
-//! A device or file is opened to be read, also while it is in use. In a folder a file is made, written and
-//! removed again.
+//! A device or file is opened to be read, also while it is in use. In a folder a file is made,
+//! written and removed again.
 
 use std::fs::OpenOptions;
 use std::os::unix::fs::OpenOptionsExt;
