@@ -18,7 +18,7 @@
 //!    others, except by the next door of that name.
 //! 3. Doors come and go one at a time: the directory is locked meanwhile. The last one removes the
 //!    file of a Unix socket.
-//! 4. Sending never blocks on another process: a door whose entry is full for [`FULL_MAX`] gets no
+//! 4. Sending never blocks on another process: a door whose entry is full for two seconds gets no
 //!    connection, and the client is refused.
 
 use std::io::{IoSlice, IoSliceMut};
