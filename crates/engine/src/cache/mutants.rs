@@ -105,6 +105,16 @@ list_mutants! {
     PartLeftWhileRead,
     }
 
+    /// cache: what requests of several blocks and tables that change show; the simulation finds it.
+    CACHE_TABLES {
+    /// A request of which a later block has to leave its slot has nobody commit that.
+    LaterBlockUncommitted,
+    /// A table that makes a cache shorter cuts off what is dirty.
+    ShrunkOverDirty,
+    /// A table in passthrough mode takes over a cache that has dirty blocks.
+    PassedByDirty,
+    }
+
     /// cache: what only threads that run into each other show.
     CACHE_RACES {
     /// A block is written back while a write to its slot is on its way.

@@ -76,8 +76,9 @@ impl Cache {
         let has_hints = was_clean && are_hints_ours(&superblock, plan.args.policy);
         let fits = fit(&plan, &mut contents, slots)?;
         let is_as_before = forget_holes(&plan, &mut contents, &*devices.cache) && fits;
-        if plan.args.features.mode == Mode::Passthrough && contents.dirty.ones() > 0 {
-            let dirty = contents.dirty.ones();
+        let dirty = contents.dirty.ones();
+        let passes = plan.args.features.mode == Mode::Passthrough;
+        if passes && dirty > 0 && !mutants::is(Mutant::PassedByDirty) {
             let what = format!(
                 "passthrough mode needs a cache without dirty blocks, and {dirty} are dirty: \
                  `udm recover` writes them back"
@@ -262,7 +263,8 @@ fn are_hints_ours(superblock: &Superblock, policy: PolicyName) -> bool {
 /// Makes the contents those of a cache of this many slots and of this origin. Whether they were.
 fn fit(plan: &Plan, contents: &mut Contents, slots: u64) -> Result<bool> {
     let before = contents.slots();
-    if let Some(slot) = contents.dirty.iter().find(|slot| *slot >= slots) {
+    let cut_off = contents.dirty.iter().find(|slot| *slot >= slots);
+    if let Some(slot) = cut_off.filter(|_| !mutants::is(Mutant::ShrunkOverDirty)) {
         let what = format!(
             "the cache device has {slots} blocks now, and block {slot} of the cache is dirty: \
              write it back first"

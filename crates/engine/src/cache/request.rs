@@ -102,7 +102,13 @@ impl Cache {
         }
         let mut parts = Vec::new();
         match self.claim(&bio, &mut parts) {
-            _ if !parts.is_empty() => self.begin_stage(bio, parts, port),
+            claim if !parts.is_empty() => {
+                self.begin_stage(bio, parts, port);
+                // A later block waits for that, and may not ask for it again.
+                if claim == Some(Claim::Commit) && !mutants::is(Mutant::LaterBlockUncommitted) {
+                    self.commit(port);
+                }
+            }
             Some(Claim::Fail(status)) => port.finish(bio, Err(status)),
             Some(Claim::Commit) => {
                 port.parked.push_back(bio);

@@ -305,3 +305,26 @@ fn metadata_block(world: &mut World, slot: u64) -> Option<u64> {
     world.tick(2 * SECOND);
     metadata(world).contents.block(slot)
 }
+
+#[test]
+fn a_request_whose_later_blocks_leave_their_slots_ends() {
+    for (table, op) in [("64 1 passthrough smq 0", Op::Write), ("64 0 smq 0", Op::WriteZeroes)] {
+        let mut world = World::opened("64 0 smq 0", 4, 6 * BLOCK);
+        world.bring(1);
+        world.drain();
+        world.remove();
+        world.table = table.into();
+        world.open();
+        world.settle();
+        let len = 3 * BLOCK as usize;
+        // Time stands still: nothing but the request itself has anything committed.
+        world.submit(match op {
+            Op::Write => Bio::write(0, Buffer::from_bytes(&vec![7; len]), false, 0),
+            op => Bio::bare(op, 0, len as u64, false, 0),
+        });
+        world.settle();
+        assert!(world.port.done.pop_front().is_some_and(|done| done.status.is_ok()), "{table}");
+        let expected = if op == Op::Write { 7 } else { 0 };
+        assert!(world.read(0, len).iter().all(|byte| *byte == expected));
+    }
+}
