@@ -8,6 +8,7 @@ use udm::pcache::layout::Geometry;
 use udm::prng::Prng;
 use udm::table::Table;
 
+use crate::cached;
 use crate::oracle::SECTOR;
 use crate::plan::{Act, Engine, OriginFault, Rot};
 use crate::run::{Outcome, Run, Stop, wrong};
@@ -90,10 +91,23 @@ impl Run {
             return if self.tally.deaths > deaths { Ok(()) } else { self.resume() };
         }
         let text = self.setup.table(prng);
-        let table = self.machine.build(&self.setup, &text);
+        let table = self.machine.build(&self.setup, &text, true);
         let loaded = table.and_then(|table| self.server().device.load(table));
-        loaded.or_else(|error| wrong(format!("load {text}: {error}")))?;
-        self.resume()
+        match loaded {
+            Err(_) if self.has_medium_failed => return self.resume(),
+            loaded => loaded.or_else(|error| wrong(format!("load {text}: {error}")))?,
+        }
+        match self.server().device.resume() {
+            Ok(()) => Ok(()),
+            // Nothing has changed, and the table that was active goes on.
+            Err(error) if cached::is_refusal(&error.to_string()) => self.resume(),
+            // Only a new server goes on after some failures.
+            Err(_) if self.has_medium_failed => {
+                let pmem = self.machine.pmem.clone();
+                self.power_cut(&pmem, 0, prng)
+            }
+            Err(error) => wrong(format!("resume with {text}: {error}")),
+        }
     }
 
     fn message(&mut self, number: u32) -> Outcome {
@@ -102,6 +116,11 @@ impl Run {
         }
         let is_pcache = self.setup.is_pcache();
         let (words, is_valid) = match is_pcache {
+            _ if self.setup.is_cache() => {
+                let words = [["migration_threshold", "512"], ["sequential_threshold", "x"]];
+                let nth = number as usize % 2;
+                (words[nth].map(String::from).to_vec(), nth == 0)
+            }
             true => (vec!["gc_percent".to_string(), number.to_string()], number <= 90),
             false => {
                 let words = ["flush", "clear_stats", "flush_on_suspend", "nonsense"];
@@ -123,9 +142,13 @@ impl Run {
         let device = self.server().device.clone();
         let (status, table) = (device.status(), device.table());
         let (facts, info) = (device.facts(), device.info());
-        let words = if self.setup.is_pcache() { 12 } else { 17 };
+        let words = match self.setup.engine {
+            Engine::Pcache { .. } => 12..13,
+            Engine::Cache { .. } => 22..40,
+            Engine::Writecache { .. } | Engine::Plain => 17..18,
+        };
         let nth = usize::from(self.setup.is_cut());
-        let is_told = |line: &String| line.split(' ').count() == words;
+        let is_told = |line: &String| words.contains(&line.split(' ').count());
         let is_whole = status.len() == 1 + 2 * nth && table.len() == status.len();
         if self.setup.is_plain() {
             return Ok(());
@@ -204,8 +227,9 @@ impl Run {
         self.set_removing(false);
         drop(self.take_server());
         self.forget_requests();
-        // What is not cached is as safe as on any disk: a suspend flushes nothing.
-        if !self.setup.is_bare() {
+        // What is not cached is as safe as on any disk: a suspend flushes nothing. The target cache
+        // flushes no more than its metadata needs.
+        if !self.setup.is_bare() && !self.setup.is_cache() {
             self.oracle.removed();
         }
         if forgets {
@@ -287,7 +311,9 @@ impl Run {
         // Not flushes: until the server hears of a failed one, it may read what that has lost.
         let op = if prng.one_in(4) { Op::Read } else { Op::Write };
         let fault = Fault::new(Effect::Fail(Status::Io)).times(1 + after);
-        self.machine.ssd.inject(fault.of(op));
+        let is_meta = self.setup.is_cache() && prng.one_in(2);
+        let medium = if is_meta { &self.machine.meta } else { &self.machine.ssd };
+        medium.inject(fault.of(op));
     }
 
     fn geometry(&self) -> Geometry {

@@ -18,6 +18,7 @@ use udm::target::{Port, Wake};
 use udm::units::{Nanos, SECTOR};
 use udm::world::{BuildOptions, Opener, build};
 
+use crate::cached::{self, Beginning};
 use crate::plan::{Engine, Setup};
 
 /// What survives a server.
@@ -26,10 +27,13 @@ pub struct Machine {
     /// The cache, where it is a disk.
     pub ssd: Arc<SimDisk>,
     pub disk: Arc<SimDisk>,
+    /// The metadata of a cache.
+    pub meta: Arc<SimDisk>,
     /// What lines beside the cached one are on.
     pub aside: Arc<SimDisk>,
     cuts: Option<(usize, usize)>,
     is_on_disk: bool,
+    has_meta: bool,
     shared: Mutex<SharedWords>,
     attaches: u64,
 }
@@ -75,7 +79,11 @@ impl Wake for Signal {
 impl Opener for Machine {
     fn disk(&self, word: &DeviceWord) -> Result<Arc<dyn Disk>> {
         Ok(match word.path.as_str() {
-            "C" => self.ssd.clone(),
+            "C" => match word.options.area.len_bytes() {
+                None => self.ssd.clone(),
+                Some(len) => Arc::new(Beginning::new(self.ssd.clone(), len / SECTOR)),
+            },
+            "M" => self.meta.clone(),
             "L" => self.aside.clone(),
             _ => self.disk.clone(),
         })
@@ -100,6 +108,7 @@ impl Machine {
         };
         Machine {
             ssd: held(setup.cache_bytes(), "ssd"),
+            meta: held(cached::METADATA_BYTES, "meta"),
             disk: held((setup.cuts.1 - setup.cuts.0) * SECTOR, "sim"),
             aside: held(setup.backing_bytes, "aside"),
             cuts: setup.is_cut().then(|| {
@@ -108,9 +117,10 @@ impl Machine {
             }),
             pmem: Arc::new(SimPmem::new(setup.cache_bytes(), setup.persistence)),
             is_on_disk: setup.is_on_disk(),
+            has_meta: setup.is_cache(),
             shared: Mutex::new(SharedWords::private(match setup.engine {
                 Engine::Pcache { .. } => udm::pcache::shared_words(8),
-                Engine::Writecache { .. } | Engine::Plain => udm::writecache::shared_words(8),
+                _ => udm::writecache::shared_words(8),
             })),
             attaches: 0,
         }
@@ -119,8 +129,14 @@ impl Machine {
     /// Starts a server.
     pub fn start(&mut self, setup: &Setup) -> Result<Server> {
         self.attaches += 1;
-        let text = setup.table(&mut Prng::new(setup.seed + self.attaches));
-        let device = Device::with_table("sim", self.build(setup, &text)?)?;
+        let prng = &mut Prng::new(setup.seed + self.attaches);
+        let table = match self.build(setup, &setup.table(prng), false) {
+            Err(error) if cached::is_refusal(&error.to_string()) => {
+                self.build(setup, &setup.table_for_all(prng), false)?
+            }
+            table => table?,
+        };
+        let device = Device::with_table("sim", table)?;
         let work = Arc::new(Signal::default());
         work.wake();
         device.events().set_background(Some(work.clone()));
@@ -139,17 +155,17 @@ impl Machine {
         Ok(Server { device, ports, work, next_tick: None })
     }
 
-    /// The targets of a table.
-    pub fn build(&self, setup: &Setup, text: &str) -> Result<LoadedTable> {
+    /// The targets of a table; `is_live`: another one is active.
+    pub fn build(&self, setup: &Setup, text: &str, is_live: bool) -> Result<LoadedTable> {
         let geometry = match setup.engine {
             Engine::Pcache { segment_bytes, .. } => {
                 Some(Geometry { segment_bytes, device_bytes_min: 0 })
             }
-            Engine::Writecache { .. } | Engine::Plain => None,
+            _ => None,
         };
         let options = BuildOptions {
             force_format: false,
-            is_live: false,
+            is_live,
             attach_id: setup.seed << 16 | self.attaches,
             geometry,
             // Most servers serve before they have replayed the log.
@@ -177,7 +193,8 @@ impl Machine {
     pub fn disks(&self) -> Vec<Arc<SimDisk>> {
         let ssd = self.is_on_disk.then(|| self.ssd.clone());
         let aside = self.cuts.map(|_| self.aside.clone());
-        std::iter::once(self.disk.clone()).chain(ssd).chain(aside).collect()
+        let meta = self.has_meta.then(|| self.meta.clone());
+        std::iter::once(self.disk.clone()).chain(ssd).chain(aside).chain(meta).collect()
     }
 
     /// What all of the device reads as without its cache, of which the power cut left `disk`.
@@ -200,6 +217,9 @@ impl Machine {
         self.disk = after(&self.disk);
         if self.is_on_disk {
             self.ssd = after(&self.ssd);
+        }
+        if self.has_meta {
+            self.meta = after(&self.meta);
         }
         if self.cuts.is_some() {
             self.aside = after(&self.aside);

@@ -17,6 +17,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod acts;
+mod cached;
 mod machine;
 mod oracle;
 mod plan;
@@ -29,14 +30,17 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use plan::{PLAIN_FROM, WRITECACHE_FROM};
+use plan::{CACHE_FROM, PLAIN_FROM, WRITECACHE_FROM};
 use run::Tally;
 use shrink::{Failure, replay, shrunk};
 
-/// Histories of a plain run, of pcache, of writecache and without a cache, and their steps.
+/// Histories of a plain run, of pcache, of writecache, of cache and without a cache, and their
+/// steps.
 const HISTORIES: u64 = 500;
 const WRITECACHE_HISTORIES: u64 = 200;
+const CACHE_HISTORIES: u64 = 200;
 const PLAIN_HISTORIES: u64 = 100;
+const HISTORIES_OF_ALL: u64 = HISTORIES + WRITECACHE_HISTORIES + CACHE_HISTORIES + PLAIN_HISTORIES;
 const STEPS: usize = 400;
 /// How long real threads run.
 const STRESS: Duration = Duration::from_secs(8);
@@ -95,7 +99,7 @@ fn run_many(args: &Args, regressions: &[u64]) -> (Tally, Option<Failure>) {
     let first = args.seed.unwrap_or(1);
     let histories = match seconds {
         Some(_) => u64::MAX,
-        None => args.histories.unwrap_or(HISTORIES + WRITECACHE_HISTORIES + PLAIN_HISTORIES),
+        None => args.histories.unwrap_or(HISTORIES_OF_ALL),
     };
     let is_plain = seconds.is_none() && args.histories.is_none();
     let start = Instant::now();
@@ -145,15 +149,26 @@ fn on_all_cores(work: impl Fn() + Copy + Send) {
 
 /// The seed of history `nth`: a plain run goes through pcache's first, others take turns.
 fn seed_of(first: u64, nth: u64, is_plain: bool) -> u64 {
-    let of_writecache = |nth| WRITECACHE_FROM.wrapping_add(first).wrapping_add(nth);
-    let of_none = |nth| PLAIN_FROM.wrapping_add(first).wrapping_add(nth);
-    match nth.checked_sub(HISTORIES) {
-        Some(nth) if is_plain && nth < WRITECACHE_HISTORIES => of_writecache(nth),
-        Some(nth) if is_plain => of_none(nth - WRITECACHE_HISTORIES),
-        _ if !is_plain && first < WRITECACHE_FROM && nth % 16 == 15 => of_none(nth / 16),
-        _ if is_plain || first >= WRITECACHE_FROM => first.wrapping_add(nth),
-        _ if nth.is_multiple_of(2) => first.wrapping_add(nth / 2),
-        _ => of_writecache(nth / 2),
+    let of = |from: u64, nth: u64| from.wrapping_add(first).wrapping_add(nth);
+    if is_plain {
+        let of_each = [
+            (HISTORIES, 0),
+            (WRITECACHE_HISTORIES, WRITECACHE_FROM),
+            (CACHE_HISTORIES, CACHE_FROM),
+        ];
+        let mut nth = nth;
+        for (histories, from) in of_each {
+            if nth < histories {
+                return of(from, nth);
+            }
+            nth -= histories;
+        }
+        return of(PLAIN_FROM, nth);
+    }
+    match nth % 16 {
+        _ if first >= WRITECACHE_FROM => of(0, nth),
+        15 => of(PLAIN_FROM, nth / 16),
+        _ => of([0, WRITECACHE_FROM, CACHE_FROM][nth as usize % 3], nth / 3),
     }
 }
 
@@ -212,9 +227,11 @@ fn mutants(steps: usize, is_own: bool) -> ExitCode {
     let any = (1..MUTANT_HISTORIES).flat_map(of_any);
     let any: Vec<u64> = REGRESSIONS.iter().copied().chain(any).collect();
     let own = Mutant::PIECES.iter().map(|mutant| (*mutant, any.clone()));
+    let own = own.chain(Mutant::CACHE_TABLES.iter().map(|mutant| (*mutant, from(CACHE_FROM))));
     let others = Mutant::PCACHE.iter().map(|mutant| (*mutant, from(1)));
     let others = others
         .chain(Mutant::WRITECACHE.iter().map(|mutant| (*mutant, from(WRITECACHE_FROM))))
+        .chain(Mutant::CACHE.iter().map(|mutant| (*mutant, from(CACHE_FROM))))
         .filter(|_| !is_own);
     let all: Vec<(Mutant, Vec<u64>)> = own.chain(others).collect();
     let next = AtomicU64::new(0);
@@ -224,7 +241,8 @@ fn mutants(steps: usize, is_own: bool) -> ExitCode {
             set(Some(*mutant));
             let killer = seeds.iter().find_map(|seed| replay(*seed, steps, None).1);
             set(None);
-            let survives = killer.is_none() && Mutant::PIECES.contains(mutant);
+            let is_own = [Mutant::PIECES, Mutant::CACHE_TABLES].concat().contains(mutant);
+            let survives = killer.is_none() && is_own;
             has_survivor.fetch_or(survives, Ordering::SeqCst);
             let what = killer.map_or("SURVIVES".to_string(), |failure| failure.headline());
             println!("{mutant:?}: {what}");

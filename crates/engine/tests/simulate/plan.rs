@@ -7,6 +7,8 @@ use udm::pmem::Persistence;
 use udm::prng::Prng;
 use udm::units::{MIB, Nanos, SECOND, SECTOR};
 
+use crate::cached;
+
 /// Which target, on which cache.
 #[derive(Clone, Copy, Debug)]
 pub enum Engine {
@@ -22,10 +24,16 @@ pub enum Engine {
         /// Sectors of the smallest request.
         block_sectors: usize,
     },
+    Cache {
+        /// Blocks that the whole cache device has.
+        slots: u64,
+    },
 }
 
 /// From this seed on, worlds are those of writecache.
 pub const WRITECACHE_FROM: u64 = 1 << 32;
+/// From this one on those of the target cache.
+pub const CACHE_FROM: u64 = 1 << 36;
 /// From this one on they have no cache.
 pub const PLAIN_FROM: u64 = 1 << 40;
 
@@ -158,14 +166,19 @@ pub enum Rot {
 pub fn setup(seed: u64) -> Setup {
     match seed {
         PLAIN_FROM.. => setup_plain(seed),
+        CACHE_FROM.. => cached::setup(seed),
         WRITECACHE_FROM.. => setup_writecache(seed),
         _ => setup_pcache(seed),
     }
 }
 
-/// All of the device, or for one writecache in four the middle of it: then requests cross lines.
+pub fn device_bytes() -> u64 {
+    SECTORS * SECTOR
+}
+
+/// All of the device, or for one writecache or cache in four the middle of it: then requests cross lines.
 /// (A pcache is the only target of its table.)
-fn cuts(seed: u64) -> (u64, u64) {
+pub fn cuts(seed: u64) -> (u64, u64) {
     let mut prng = Prng::new(seed ^ 0x0C07);
     match seed % 4 {
         3 => (8 * (1 + prng.below(60)), 8192 - 32 + 8 * prng.below(8)),
@@ -273,6 +286,7 @@ impl Setup {
         match self.engine {
             Engine::Pcache { segments, segment_bytes } => 20480 + segments * segment_bytes,
             Engine::Writecache { cache_bytes, .. } => cache_bytes,
+            Engine::Cache { slots } => slots * cached::BLOCK_SECTORS * SECTOR,
             Engine::Plain => 64 << 10,
         }
     }
@@ -287,25 +301,44 @@ impl Setup {
         self.is_plain() || self.is_cut()
     }
 
-    /// Whether a request for this range reaches such a disk.
+    /// Whether a request for this range reaches such a disk. A cache keeps what it likes.
     pub fn is_range_bare(&self, first: usize, count: usize) -> bool {
         let (start, end) = (first as u64, (first + count) as u64);
-        self.is_plain() || start < self.cuts.0 || end > self.cuts.1
+        self.is_plain() || self.is_cache() || start < self.cuts.0 || end > self.cuts.1
     }
 
-    /// The table of the device; one of many, by `prng`, where nothing is cached.
+    /// The table of the device; one of many, by `prng`, where nothing is cached or a cache is.
     pub fn table(&self, prng: &mut Prng) -> String {
-        let (from, to) = self.cuts;
-        if !self.is_plain() {
-            let cached = format!("{from} {} {}", to - from, self.words);
-            return match self.is_cut() {
-                true => {
-                    let rest = SECTORS - to;
-                    format!("0 {from} linear L 0\n{cached}\n{to} {rest} linear L {to}")
-                }
-                false => cached,
-            };
+        match self.engine {
+            Engine::Plain => self.table_of_none(prng),
+            Engine::Cache { slots } => self.among(cached::line(self, slots, Some(prng))),
+            _ => {
+                self.among(format!("{} {} {}", self.cuts.0, self.cuts.1 - self.cuts.0, self.words))
+            }
         }
+    }
+
+    /// The table that takes whatever another one of the same device has left.
+    pub fn table_for_all(&self, prng: &mut Prng) -> String {
+        match self.engine {
+            Engine::Cache { slots } => self.among(cached::line(self, slots, None)),
+            _ => self.table(prng),
+        }
+    }
+
+    /// The lines beside the cached one.
+    fn among(&self, cached: String) -> String {
+        let (from, to) = self.cuts;
+        match self.is_cut() {
+            true => {
+                let rest = SECTORS - to;
+                format!("0 {from} linear L 0\n{cached}\n{to} {rest} linear L {to}")
+            }
+            false => cached,
+        }
+    }
+
+    fn table_of_none(&self, prng: &mut Prng) -> String {
         let mut lines = Vec::new();
         let mut at = 0;
         while at < SECTORS {
@@ -324,7 +357,7 @@ impl Setup {
     /// Sectors of the smallest request.
     pub fn block_sectors(&self) -> usize {
         match self.engine {
-            Engine::Pcache { .. } | Engine::Plain => 1,
+            Engine::Pcache { .. } | Engine::Cache { .. } | Engine::Plain => 1,
             Engine::Writecache { block_sectors, .. } => block_sectors,
         }
     }
@@ -337,9 +370,18 @@ impl Setup {
         matches!(self.engine, Engine::Pcache { .. })
     }
 
+    pub fn is_cache(&self) -> bool {
+        matches!(self.engine, Engine::Cache { .. })
+    }
+
     /// Whether the cache is a disk.
     pub fn is_on_disk(&self) -> bool {
-        matches!(self.engine, Engine::Writecache { is_on_disk: true, .. })
+        self.is_cache() || matches!(self.engine, Engine::Writecache { is_on_disk: true, .. })
+    }
+
+    /// Whether a server keeps nothing in memory that outlives it.
+    fn has_no_memory(&self) -> bool {
+        self.is_bare() || self.is_cache()
     }
 }
 
@@ -357,6 +399,7 @@ fn act(setup: &Setup, prng: &mut Prng) -> Act {
         145..153 => Act::Pass { nanos: passing(prng) },
         153..157 => Act::Settle,
         157..160 if setup.is_plain() => Act::Load,
+        157 | 158 if setup.is_cache() => Act::Load,
         157..160 => Act::Suspend,
         160..164 => Act::Resume,
         164..166 => Act::Message(prng.below(100) as u32),
@@ -364,7 +407,9 @@ fn act(setup: &Setup, prng: &mut Prng) -> Act {
         168..171 => Act::Drain,
         171..173 => Act::Remove { forgets: prng.one_in(2) },
         // Of a bare disk, nobody makes durable what a new run of the machine finds.
-        173..177 => Act::Kill { keeps: !prng.one_in(4) || setup.is_bare(), again: again(prng) },
+        173..177 => {
+            Act::Kill { keeps: !prng.one_in(4) || setup.has_no_memory(), again: again(prng) }
+        }
         177..180 => Act::PowerCut {
             fences: if prng.one_in(2) { 0 } else { 1 + prng.below(20) },
             again: again(prng),
@@ -395,6 +440,14 @@ fn io(setup: &Setup, prng: &mut Prng) -> Act {
         _ => 1 + prng.below(16),
     };
     let (first, count) = whole(setup.block_sectors() as u64, first, count.min(sectors - first));
+    // Whole blocks of a cache come into it without being read.
+    let (first, count) = match setup.is_cache() && prng.one_in(6) {
+        true => {
+            let block = setup.cuts.0 + prng.below(24) * cached::BLOCK_SECTORS;
+            (block as usize, cached::BLOCK_SECTORS as usize)
+        }
+        false => (first, count),
+    };
     let op = match prng.below(100) {
         0..55 => Op::Write,
         55..80 => Op::Read,
@@ -451,14 +504,14 @@ fn origin_fault(setup: &Setup, prng: &mut Prng) -> OriginFault {
     let ops = [None, Some(Op::Read), Some(Op::Write), Some(Op::Flush), Some(Op::WriteZeroes)];
     let op = match ops[prng.below(5) as usize] {
         // What a disk loses with a flush that fails, nobody writes again who does not cache it.
-        None | Some(Op::Flush) if setup.is_bare() => Some(Op::Write),
+        None | Some(Op::Flush) if setup.has_no_memory() => Some(Op::Write),
         op => op,
     };
     let times = if prng.one_in(2) { 1 + prng.below(4) } else { u64::MAX };
     let (first, count) =
         if prng.one_in(2) { (prng.below(8192), 1 + prng.below(2048)) } else { (0, u64::MAX >> 16) };
     match prng.below(5) {
-        0 if !setup.is_bare() => OriginFault::Tears { times },
+        0 if !setup.has_no_memory() => OriginFault::Tears { times },
         1 => OriginFault::Sticks { op, times },
         _ => OriginFault::Fails { op, first, count, times },
     }
