@@ -34,6 +34,21 @@ begin_writecache() {
   target=writecache mode=$1 kernel_mode=$1 block=$2
 }
 
+# begin_cache METADATA-VERSION MODE CACHE-BYTES ORIGIN-BYTES: the same for a cache of blocks of 32 KiB,
+# with its metadata in $meta. The kernel opens it in $kernel_mode, too.
+begin_cache() {
+  begin "$3" "$4" none
+  target=cache version=$1 mode=$2 kernel_mode=$2
+  meta=$work/meta.img
+  truncate -s $((4 * MiB)) "$meta"
+}
+
+# cache_is_whole WHAT: udm and thin-provisioning-tools find no fault in the metadata.
+cache_is_whole() {
+  cache_check "$meta" > "$work/check" 2>&1 || { cat "$work/check"; die "$1: cache_check"; }
+  "$udm" cache check "$meta" || die "$1: udm cache check"
+}
+
 # Whatever happened, no server outlives its test.
 finish() {
   local code=$?
@@ -67,6 +82,10 @@ table() {
   case $target in
     pcache) echo "0 $sectors pcache $cache $origin 4 cache_mode writeback data_crc $crc" ;;
     writecache) echo "0 $sectors writecache $mode $origin $cache $block 0" ;;
+    cache)
+      local features="1 $mode"
+      [ "$version" = 1 ] || features="2 metadata2 $mode"
+      echo "0 $sectors cache $meta $cache $origin 64 $features smq 0" ;;
   esac
 }
 create() { "$udm" create lab --export "$nbd" "$@" --table "$(table)" || die "udm create"; }
@@ -105,6 +124,9 @@ kernel() {
         p) options+=(-p "$cache") ;;
         s) options+=(-d "$cache") ;;
       esac ;;
+    cache)
+      payload+=("$version" "$kernel_mode")
+      options+=(-d "$cache" -d "$meta") ;;
   esac
   echo "--- dm-$target: $*"
   "$here/run-vm.sh" "${options[@]}" "${payload[@]}" "$@" > "$console" 2>&1

@@ -1,14 +1,15 @@
 # Payload: udm inside the machine, its device used through the kernel's NBD client, with a file
 # system on it. /dev/vda is the backing device; the cache is a DAX device made of /dev/pmem0, or
-# the disk /dev/vdb.
+# the disk /dev/vdb. The metadata of a cache is on /dev/vdc.
 #
 #   power.sh MEDIUM FS TARGET SEED STEP...
 #
-# MEDIUM: dax, disk, or disk?OPTIONS (device options for udm). FS: ext4 or xfs. TARGET: pcache:CRC or
-# writecache:BLOCK-BYTES. Steps, in order; those of the first group say where the file system is from
-# then on:
+# MEDIUM: dax, disk, or disk?OPTIONS (device options for udm). FS: ext4 or xfs. TARGET: pcache:CRC,
+# writecache:BLOCK-BYTES or cache:METADATA-VERSION. Steps, in order; those of the first group say
+# where the file system is from then on:
 #   attach     create the device from the media: the file system is on it
 #   recover    write the cache back without a device: it is on the backing device alone
+#   kernel     the kernel's own target makes the device from the media (of a cache)
 #   alone      it is on the backing device alone, which nobody brought up to date
 #   format     make the file system, and what the work overwrites later
 #   work:N     round N of the work; it goes on until the power is cut
@@ -54,12 +55,14 @@ table() {
   case $target in
     pcache:*) echo "pcache $cache /dev/vda 4 cache_mode writeback data_crc ${target#*:}" ;;
     writecache:*) echo "writecache $mode /dev/vda $cache ${target#*:} 0" ;;
+    cache:1) echo "cache /dev/vdc $cache /dev/vda 64 1 writeback smq 0" ;;
+    cache:2) echo "cache /dev/vdc $cache /dev/vda 64 2 metadata2 writeback smq 0" ;;
   esac
 }
+lines() { echo "0 $(blockdev --getsz /dev/vda) $(table)"; }
 
 attach() {
-  udm create lab --export nbd+unix:///run/lab.sock --table \
-    "0 $(blockdev --getsz /dev/vda) $(table)" || die "udm create"
+  udm create lab --export nbd+unix:///run/lab.sock --table "$(lines)" || die "udm create"
   block=512
   case $target in
     # Collection and reuse of segments begin early.
@@ -82,8 +85,14 @@ for step in "$@"; do
     attach) echo "LAB: attaching"; attach; device=/dev/nbd0 ;;
     recover)
       echo "LAB: recovering"
-      udm recover "$cache" /dev/vda || die "udm recover"
+      case $target in
+        cache:*) udm recover /dev/vdc "$cache" /dev/vda ;;
+        *) udm recover "$cache" /dev/vda ;;
+      esac || die "udm recover"
       device=/dev/vda ;;
+    kernel)
+      dmsetup create lab --table "$(lines)" || die "the kernel does not attach this cache"
+      device=/dev/mapper/lab ;;
     alone) device=/dev/vda ;;
     format)
       mkfs.$fs -q $device && mount -t $fs $device /tmp/fs && labfs setup /tmp/fs &&
@@ -97,7 +106,8 @@ for step in "$@"; do
       mount -t $fs $device /tmp/fs || die "$device does not mount"
       labfs check /tmp/fs /mnt/host/acks "$seed" "${step#*:}" || die "$step on $device"
       umount /tmp/fs || die umount
-      fsck ;;
+      fsck
+      [ $device != /dev/mapper/lab ] || dmsetup remove lab || die "dmsetup remove" ;;
     drain)
       nbd-client -d /dev/nbd0 > /dev/null || die "nbd-client -d"
       echo "STATUS: $(udm status lab)"
