@@ -78,7 +78,7 @@ case "$1" in
     mkdir -p -m 700 /run/udm
     shift ;;
   refused)
-    (attach) && die "the kernel attaches this cache"
+    dmsetup create cached --table "$(table smq)" && die "the kernel attaches this cache"
     echo "REFUSED: $(dmesg | grep -i 'cache:' | tail -1)"
     exit 0 ;;
 esac

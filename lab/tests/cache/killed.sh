@@ -4,7 +4,6 @@
 one() { # VERSION MODE
   begin_cache "$1" writethrough $((4 * MiB)) $((16 * MiB))
   operations flushed 51 700 65536 fsz
-  echo s >> "$work/flushed"
   operations cut 52 40000 65536 z
   sed -i '/^s$/d' "$work/cut"
   cat "$work/flushed" "$work/cut" > "$work/both"
