@@ -35,10 +35,10 @@ begin_writecache() {
 }
 
 # begin_cache METADATA-VERSION MODE CACHE-BYTES ORIGIN-BYTES: the same for a cache of blocks of 32 KiB,
-# with its metadata in $meta. The kernel opens it in $kernel_mode, too.
+# with its metadata in $meta. The kernel opens it in $kernel_mode, too; udm's table may have $more.
 begin_cache() {
   begin "$3" "$4" none
-  target=cache version=$1 mode=$2 kernel_mode=$2
+  target=cache version=$1 mode=$2 kernel_mode=$2 more=
   meta=$work/meta.img
   truncate -s $((4 * MiB)) "$meta"
 }
@@ -85,7 +85,7 @@ table() {
     cache)
       local features="1 $mode"
       [ "$version" = 1 ] || features="2 metadata2 $mode"
-      echo "0 $sectors cache $meta $cache $origin 64 $features smq 0" ;;
+      echo "0 $sectors cache $meta $cache $origin 64 $features smq 0$more" ;;
   esac
 }
 create() { "$udm" create lab --export "$nbd" "$@" --table "$(table)" || die "udm create"; }

@@ -101,6 +101,8 @@ of_udm() {
   kernel hash status remove
   same "$1: the kernel reads it" "$(said LOGICAL)" "$content"
   case "$(said STATUS)" in *" rw - "*) ;; *) die "the kernel does not write to it" ;; esac
+  # What was /dev/vdb and /dev/vda is a file here.
+  more=" rebind true"
   create
   same "$1: udm reads it" "$(udm_sha)" "$content"
   remove

@@ -176,8 +176,8 @@ pub fn device_bytes() -> u64 {
     SECTORS * SECTOR
 }
 
-/// All of the device, or for one writecache or cache in four the middle of it: then requests cross lines.
-/// (A pcache is the only target of its table.)
+/// All of the device, or for one writecache or cache in four the middle of it: then requests cross
+/// lines. (A pcache is the only target of its table.)
 pub fn cuts(seed: u64) -> (u64, u64) {
     let mut prng = Prng::new(seed ^ 0x0C07);
     match seed % 4 {
