@@ -11,7 +11,7 @@ WORLDS ?= 1000000
 SOAK_SECONDS ?= $(or $(SECONDS),600)
 SEED ?= $(shell date +%s)
 # Most tests wait for servers that they started, so more of them run than there are processors.
-TEST = RUST_TEST_THREADS=$${RUST_TEST_THREADS:-4} $(CARGO) test --workspace --locked
+TEST = RUST_TEST_THREADS=$${RUST_TEST_THREADS:-6} $(CARGO) test --workspace --locked
 # The crash-state explorer whole, with deliberate bugs to find; its short form is a test like others.
 EXPLORE = $(CARGO) test --locked -p udm --features mutants --test explore
 # The same for the target cache.
@@ -43,8 +43,8 @@ DOC = RUSTDOCFLAGS='-D warnings' $(CARGO) doc -p udm -p udm-export --no-deps --l
 
 help:
 	@echo "make demo      a slow file becomes a fast, crash-safe block device (two minutes)"
-	@echo "make test      everything that must hold: format, clippy, all tests, crash states"
-	@echo "make prove     the nets' own proof: every deliberate bug and race is found; torture (longer)"
+	@echo "make test      everything that must hold: format, all tests, crash states"
+	@echo "make prove     lints; the nets' own proof: every deliberate bug and race is found; torture (longer)"
 	@echo "make lint      clippy, the links of the documentation, the licences and sources of dependencies"
 	@echo "make fmt       formats the code"
 	@echo "make bench     measures udm on this machine, beside what it is compared with; leaves report/"
@@ -69,15 +69,15 @@ test:
 	@scripts/install-tools.sh
 	$(CARGO) fmt --all --check
 	rustfmt --check --edition 2024 lab/*.rs fuzz/fuzz_targets/*.rs
-	$(CLIPPY)
-	$(DOC)
 	$(TEST)
 
-# What takes longer: every deliberate bug and race is found, all crash states and studies, fuzzing,
-# and servers are killed for two minutes.
+# What takes longer: lints, every deliberate bug and race is found, all crash states and studies,
+# fuzzing, and servers are killed for two minutes.
 prove:
 	@scripts/install-tools.sh
+	$(CLIPPY)
 	$(CLIPPY_NETS)
+	$(DOC)
 	$(CARGO) test --workspace --locked --test bench -- --ignored
 	UDM_FUZZ_SECONDS=20 $(CARGO) test --workspace --locked --test replay
 	$(EXPLORE)

@@ -122,7 +122,8 @@ fn a_run_that_is_killed_puts_everything_back() {
         let ours = udm.path("scratch").display().to_string();
         devices.map(backing).filter(|file| file.starts_with(&ours)).count()
     };
-    for signal in ["INT", "KILL"] {
+    // Not SIGINT: a shell's background job ignores it, and so do those that it starts.
+    for signal in ["TERM", "KILL"] {
         let mut child = udm.spawn(&words);
         common::wait_until("the ratio is set", || ratio() == other);
         common::wait_until("there are files", || files() > 0);
