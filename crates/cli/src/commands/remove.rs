@@ -89,6 +89,8 @@ fn clear_dead(runtime: &RuntimeDir, args: &RemoveArgs) -> Result<()> {
     let home = runtime.path().to_string_lossy();
     let disks = udm_export::ublk::forget(name.as_str(), &home)
         .with_context(|| format!("{name}: removing the disk that its server has left"))?;
+    udm_export::nbd::shared::forget_dead(runtime.path())
+        .with_context(|| format!("{name}: removing what doors of its server have left"))?;
     runtime.clear(&lock, KeepLog::Yes);
     let mut text = format!("{name}: its server had died; dirty data stays in the cache");
     for disk in disks {

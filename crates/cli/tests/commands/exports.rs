@@ -133,3 +133,27 @@ fn clients_that_say_nothing_are_held_by_one_server_alone() {
         ["a", "b"].iter().all(|name| udm.json(&["info", name])["clients"] == 0)
     });
 }
+
+#[test]
+fn the_next_server_listens_again_where_all_have_died() {
+    let udm = Udm::new();
+    for name in ["a", "b"] {
+        create(&udm, name);
+    }
+    for name in ["a", "b"] {
+        udm.kill_server(name);
+    }
+    let socket = udm.path("nbd.sock");
+    assert!(socket.exists() && UnixStream::connect(&socket).is_err(), "nobody listens");
+    create(&udm, "b");
+    assert_eq!(list(&uri(&udm, "")), ["b"]);
+    check(&udm, "b", 3);
+    // What is given up leaves nothing, and takes nothing of the living.
+    let entries = || udm.left().iter().filter(|name| name.ends_with(".door")).count();
+    assert_eq!(entries(), 2);
+    udm.ok(&["remove", "a", "--force"]);
+    assert_eq!(entries(), 1);
+    assert_eq!(list(&uri(&udm, "")), ["b"]);
+    udm.ok(&["remove", "b"]);
+    assert_eq!(udm.left(), Vec::<String>::new());
+}

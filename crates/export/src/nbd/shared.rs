@@ -14,8 +14,8 @@
 //! 1. Nobody waits in `accept`: all wait until the listener can be read, and the first one gets the
 //!    connection. A waiter that is stopped (SIGSTOP) does not keep one from the others, as it
 //!    could if the kernel woke only one of them.
-//! 2. An entry whose process died refuses messages, so it counts as gone. It is not removed by
-//!    others, except by the next door of that name.
+//! 2. An entry whose process died refuses messages, so it counts as gone. The next door of that
+//!    name takes its place, or `udm remove --force` removes it.
 //! 3. Doors come and go one at a time: the directory is locked meanwhile. The last one removes the
 //!    file of a Unix socket.
 //! 4. Sending never blocks on another process: a door whose entry is full for two seconds gets no
@@ -27,7 +27,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use rustix::fs::{FlockOperation, Mode, OFlags, flock};
+use rustix::fs::{AtFlags, FlockOperation, Mode, OFlags, flock};
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
@@ -131,6 +131,20 @@ pub fn join(uri: &Uri, home: &Path) -> Result<Joined> {
 pub fn exports_at(place: &Place, home: &Path) -> Vec<String> {
     let Ok(folder) = open_folder(home) else { return Vec::new() };
     living(&folder, &prefix(place))
+}
+
+/// Removes the entries that doors of dead servers have left in `home`.
+pub fn forget_dead(home: &Path) -> Result<()> {
+    let folder = open_folder(home)?;
+    let _lock = Lock::take(home)?;
+    for entry in std::fs::read_dir(home).into_iter().flatten().flatten() {
+        let file = entry.file_name();
+        let name = file.to_str().and_then(|file| file.strip_suffix(SUFFIX));
+        if name.is_some_and(|name| !is_alive(&folder, "", name)) {
+            let _ = rustix::fs::unlinkat(&folder, &file, AtFlags::empty());
+        }
+    }
+    Ok(())
 }
 
 fn living(folder: &OwnedFd, prefix: &str) -> Vec<String> {
@@ -459,7 +473,19 @@ fn datagram() -> rustix::io::Result<OwnedFd> {
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
+    use proptest::prelude::*;
+
     use super::*;
+
+    proptest! {
+        #[test]
+        fn no_bytes_panic(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
+            if let Some((said, rest)) = decode(&[&[CONNECTION][..], &bytes].concat()) {
+                prop_assert!(said.passed <= PASSED_MAX && said.options <= OPTIONS_MAX);
+                prop_assert!(rest.len() < bytes.len());
+            }
+        }
+    }
 
     #[test]
     fn what_was_said_is_read_as_it_was_written_and_nothing_else_is_read() {
