@@ -50,36 +50,45 @@ impl Check {
         Check { help: self.help.or(help), ..self }
     }
 
-    /// What a try came to. The part of an error's words after `; ` is what would help.
+    /// What a try came to.
     pub fn of(name: &'static str, result: Result<String>) -> Check {
         match result {
             Ok(what) => Check::good(name, what),
-            Err(error) => {
-                let text = error.to_string();
-                match text.split_once("; ") {
-                    Some((what, help)) => Check::bad(name, what).or(help),
-                    None => Check::bad(name, text),
-                }
-            }
+            Err(error) => Check::refused(name, &error.to_string()),
+        }
+    }
+
+    /// It does not work, by the words of an error; the part after `; ` is what would help.
+    pub fn refused(name: &'static str, text: &str) -> Check {
+        match text.split_once("; ") {
+            Some((what, help)) => Check::bad(name, what).or(help),
+            None => Check::bad(name, text),
         }
     }
 }
 
+/// Doors, as `doors` calls them.
+const DOORS: [&str; 5] = ["ublk", "vhost-user", "nbd+unix", "nbd", "nbds"];
+
+/// Every door, where no server can start for want of `what`.
+pub fn no_doors(what: &str, help: &str) -> Vec<Check> {
+    DOORS.map(|name| Check::bad(name, what).or(help)).into()
+}
+
 /// Tries every door. `home` is a directory of this user alone.
 pub fn doors(home: &Path) -> Vec<Check> {
-    let all = [
-        Check::of("ublk", ublk()),
-        Check::of("vhost-user", vhost(home)),
-        Check::of("nbd+unix", nbd_unix(home)),
-        Check::of("nbd", nbd_tcp()),
-        Check::of("nbds", nbd_tls()),
-    ];
-    let Err(error) = ring() else { return all.into() };
     // Every door is served through one.
-    let without = |check: Check| {
-        Check::bad(check.name, "without io_uring nothing is served").or(io_uring_help(&error))
-    };
-    all.map(without).into()
+    if let Err(error) = ring() {
+        return no_doors("without io_uring nothing is served", &io_uring_help(&error));
+    }
+    let [ublk_, vhost_, unix, tcp, tls] = DOORS;
+    vec![
+        Check::of(ublk_, ublk()),
+        Check::of(vhost_, vhost(home)),
+        Check::of(unix, nbd_unix(home)),
+        Check::of(tcp, nbd_tcp()),
+        Check::of(tls, nbd_tls()),
+    ]
 }
 
 /// The way in which this process uses io_uring.

@@ -22,8 +22,9 @@ pub fn doctor(args: &DoctorArgs) -> Result<()> {
     let io_uring = check::io_uring();
     let mut doors = match &runtime {
         Ok(runtime) => check::doors(runtime.path()),
-        // Sockets of doors may be anywhere, but a server needs its directory.
-        Err(_) => Vec::new(),
+        Err(_) => {
+            check::no_doors("without a runtime directory no server starts", machine::NO_DIRECTORY)
+        }
     };
     doors.push(machine::in_process(&io_uring));
     let machine = machine::look(io_uring, &runtime);

@@ -114,6 +114,14 @@ fn what_is_not_there_is_refused_and_where_nothing_works_the_code_says_so() {
     // A device that can be looked at in no way is a finding, not an error.
     let places = udm.json(&["doctor", "/dev/null"])["places"].take();
     assert!(!works(&places[0]["checks"], "as a disk"), "{places}");
+    // Without a directory of its own a server cannot start; a program can have a device.
+    std::fs::write(udm.path("file"), "").unwrap();
+    let mut elsewhere = udm.command(&["doctor", "--json"]);
+    let output = elsewhere.env("UDM_RUNTIME_DIR", udm.path("file/below")).output().unwrap();
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
+    let said: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert!(!works(&said["doors"], "nbd+unix") && works(&said["doors"], "libudm"), "{said}");
+    assert!(!works(&said["machine"], "shared memory"), "{said}");
     // With no file to be opened there is no io_uring and no socket.
     let own = udm.command(&["doctor", "--json"]);
     let mut poor = std::process::Command::new("prlimit");

@@ -13,6 +13,9 @@ use crate::runtime::RuntimeDir;
 /// Words of the memory that is tried.
 const WORDS: usize = 512;
 
+/// What helps a user who has no runtime directory.
+pub const NO_DIRECTORY: &str = "set UDM_RUNTIME_DIR to a directory of this user alone";
+
 /// A device in the process of a program, which needs no door.
 pub fn in_process(io_uring: &Check) -> Check {
     let name = "libudm";
@@ -33,8 +36,7 @@ fn runtime_directory(runtime: &Result<RuntimeDir>) -> Check {
     let runtime = match runtime {
         Ok(runtime) => runtime,
         Err(error) => {
-            return Check::bad(name, format!("{error:#}"))
-                .or("set UDM_RUNTIME_DIR to a directory of this user alone");
+            return Check::refused(name, &format!("{error:#}")).or(NO_DIRECTORY);
         }
     };
     let path = runtime.path().join(format!("doctor-{}.memory", std::process::id()));
