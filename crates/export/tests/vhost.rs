@@ -177,16 +177,16 @@ fn a_client_hears_that_the_device_has_another_size() {
     };
     let mut front = served.client(USUAL);
     let mut deaf = served.client(USUAL);
+    assert_eq!(front.sectors(), DISK_BYTES / 512);
     let mut channel = front.hear();
     let mut ring = front.ring(0, 16);
-    assert_eq!(front.sectors(), DISK_BYTES / 512);
     assert_eq!(ring.write(&front, DISK_BYTES / 512, &[5; 512]), 1, "beyond the end");
     grow(2 * DISK_BYTES);
     assert_eq!(heard(&mut channel), HAS_CHANGED);
     assert_eq!(front.sectors(), 2 * DISK_BYTES / 512);
     assert_eq!(ring.write(&front, DISK_BYTES / 512, &[5; 512]), 0);
     assert_eq!(ring.read(&front, DISK_BYTES / 512, 512), (0, vec![5; 512]));
-    // The same size is no news; what changed before the channel was there is.
+    // The same size is no news. All is news to one who has read nothing: it may have come back.
     grow(2 * DISK_BYTES);
     grow(3 * DISK_BYTES);
     assert_eq!(heard(&mut channel), HAS_CHANGED);

@@ -436,7 +436,7 @@ fn message(client: &Client, input: &mut Input<'_>) -> Result<Option<Message>, Vi
             let count = usize::from(input.u8());
             input.take(count).to_vec()
         }
-        1 | 3 | 4 | 15 | 17 | 36 => vec![],
+        1 | 3 | 4 | 15 | 17 | 21 | 36 => vec![],
         5 => [pair(1, 0), words(&[near & !0xfff, MEMORY_BYTES, 0, 0])].concat(),
         8 | 10 | 11 | 18 => pair(index, if style & 2 == 0 { 16 } else { near as u32 }),
         9 => words(&[index.into(), near, USED, AVAILABLE, 0]),
@@ -452,7 +452,7 @@ fn message(client: &Client, input: &mut Input<'_>) -> Result<Option<Message>, Vi
     header[8..12].copy_from_slice(&(payload.len() as u32).to_le_bytes());
     let header = header.first_chunk().unwrap();
     let Header { request, .. } = Header::parse(header).inspect_err(check)?;
-    let wants = u8::from(matches!(number, 5 | 12..=14 | 32 | 37));
+    let wants = u8::from(matches!(number, 5 | 12..=14 | 21 | 32 | 37));
     let count = if style & 4 == 0 { wants } else { input.u8() % 3 };
     let kind = match number {
         5 | 37 => 2,

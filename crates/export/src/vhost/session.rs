@@ -45,8 +45,8 @@ pub struct Session {
     rings: Vec<Ring>,
     /// Where the client hears of changes.
     backend: Option<OwnedFd>,
-    /// The device's size as the client knows it, or will ask for.
-    known_bytes: u64,
+    /// The device's size as this client has read it, or has heard that it should.
+    known_bytes: Option<u64>,
     poll: Poll,
     counts: Arc<Counts>,
 }
@@ -88,7 +88,7 @@ impl Session {
             notes: None,
             rings: (0..QUEUES_MAX).map(|_| Ring::default()).collect(),
             backend: None,
-            known_bytes: device.size_bytes(),
+            known_bytes: None,
             poll,
             counts,
         }
@@ -99,10 +99,11 @@ impl Session {
         self.rings.iter().any(|ring| ring.worker.is_some())
     }
 
-    /// Lets the client know if the device has another size. It reads the configuration then.
+    /// Lets the client know if the device has another size than it knows. It reads the
+    /// configuration then.
     pub fn device_has_changed(&mut self) {
         let has_all = self.protocol_features & protocol::CONFIG != 0;
-        let bytes = self.device.size_bytes();
+        let bytes = Some(self.device.size_bytes());
         if let (Some(backend), true) = (&self.backend, has_all && bytes != self.known_bytes) {
             let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
             let message = config_has_changed();
@@ -142,7 +143,7 @@ impl Session {
             Request::GetMaxMemSlots => number(REGIONS_MAX as u64),
             Request::GetConfig => {
                 let range = config::range(&message.payload)?;
-                self.known_bytes = self.device.size_bytes();
+                self.known_bytes = Some(self.device.size_bytes());
                 let space = config::space(&self.device, self.is_write_back);
                 let head = &message.payload[..config::HEAD_BYTES];
                 Ok(Some(Reply::new(request, &[head, &space[range]].concat())))
@@ -208,7 +209,7 @@ impl Session {
             }
             Request::SetBackendReqFd => {
                 self.backend = Some(message.only_fd()?);
-                // It may have changed before this.
+                // What it knows may be of an earlier server: QEMU reads nothing when it comes back.
                 self.device_has_changed();
                 Ok(())
             }
