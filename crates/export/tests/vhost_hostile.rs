@@ -102,7 +102,6 @@ fn messages_that_make_no_sense_end_the_connection_and_no_other() {
         (12, words(&[0]), 2, "SetVringKick needs one file"),
         (12, words(&[1 << 8]), 0, "a ring without kicks"),
         (13, words(&[255]), 1, "ring 255 of 16"),
-        (21, vec![], 0, "SetBackendReqFd needs one file"),
         (21, vec![], 2, "SetBackendReqFd needs one file"),
         (24, words(&[0]), 0, "a configuration of 8 bytes"),
         (24, [pair(200, 100), pair(0, 0)].concat(), 0, "12 bytes of a configuration"),
