@@ -224,6 +224,7 @@ impl Partials {
         match is_done {
             true if is_good => of.valid.add(sectors),
             true => {}
+            false if mutants::is(Mutant::ZeroedPart) => {}
             // What was valid before may be damaged by a write to the slot that failed.
             false => of.valid.remove(&sectors),
         }
