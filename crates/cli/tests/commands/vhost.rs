@@ -1,6 +1,7 @@
 //! kill -9 of a server with a virtual machine: the next server goes on with the requests that were
 //! in flight. Each is answered once, none with an error, and what is read is what was written.
 
+use std::io::Read;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -155,6 +156,29 @@ fn servers_are_killed(features: u64) {
     }
     let doors = world.udm.json(&["info", "vol"]).to_string();
     assert!(doors.contains("\"broken_rings\":0"), "{doors}");
+}
+
+#[test]
+fn a_client_hears_that_a_resume_has_made_the_device_larger() {
+    let udm = Udm::new();
+    let (disk, socket) = (udm.file("disk.img", 4 * MIB), udm.path("vol.vhost"));
+    let table = |sectors: u64| format!("0 {sectors} linear {} 0", disk.display());
+    let uri = format!("vhost-user://{}", socket.display());
+    udm.ok(&["create", "vol", "--table", &table(2048), "--export", &uri]);
+    let mut front = Front::connect(&socket);
+    front.negotiate(USUAL | PACKED);
+    assert_eq!(front.sectors(), 2048);
+    let mut channel = front.hear();
+    let mut ring = front.ring(0, 16);
+    assert_eq!((front.sectors(), ring.write(&front, 2048, &[1; 512])), (2048, 1));
+    udm.ok(&["suspend", "vol"]);
+    udm.ok(&["load", "vol", "--table", &table(8192)]);
+    assert_eq!(front.sectors(), 2048, "it is not live yet");
+    udm.ok(&["resume", "vol"]);
+    let mut message = [0; 12];
+    channel.read_exact(&mut message).unwrap();
+    assert_eq!(message, [2, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0]);
+    assert_eq!((front.sectors(), ring.write(&front, 8191, &[1; 512])), (8192, 0));
 }
 
 /// Goes on until each ring has answered this many requests more.
