@@ -132,3 +132,22 @@ fn sleeps_of(name: &str) -> u64 {
         });
     sleeps.sum()
 }
+
+#[test]
+fn silent_clients_cost_nothing_and_a_server_with_them_ends_immediately() {
+    let _alone = lock(&ALONE);
+    let served = Served::start(Poll::Never);
+    let mut fronts: Vec<_> = (0..3).map(|_| served.client(USUAL)).collect();
+    let mut rings: Vec<_> = fronts.iter_mut().map(|front| front.ring(0, 16)).collect();
+    for (front, ring) in fronts.iter().zip(&mut rings) {
+        (0..50).for_each(|_| assert_eq!(ring.flush(front), 0));
+    }
+    let before = processor_time();
+    std::thread::sleep(Duration::from_millis(500));
+    let spent = processor_time() - before;
+    assert!(spent < Duration::from_millis(20), "{spent:?} of processor time for nothing");
+    let stopping = Instant::now();
+    Door::stop(Box::new(served.server));
+    assert!(stopping.elapsed() < Duration::from_secs(2));
+    assert!(fronts.iter_mut().all(Front::is_closed));
+}
