@@ -123,3 +123,56 @@ fn a_cache_and_its_origin_are_read_and_stay_as_they_are() {
         assert!(std::fs::read(&origin).unwrap()[..data.len()] == data, "{target}");
     }
 }
+
+#[test]
+fn a_cache_with_metadata_is_read_and_stays_as_it_is() {
+    let udm = Udm::new();
+    let meta = udm.file("meta.img", 4 * MIB);
+    let cache = udm.file("cache.img", 16 * MIB);
+    let origin = udm.file("origin.img", 64 * MIB);
+    let old = pattern(2, 64 << 20);
+    std::fs::write(&origin, &old).unwrap();
+    let words = |options: [&str; 3]| {
+        let [m, c, o] = options;
+        let (meta, cache, origin) = (text(&meta), text(&cache), text(&origin));
+        format!("0 131072 cache {meta}{m} {cache}{c} {origin}{o} 64 1 writeback smq 0")
+    };
+    let (to_write, to_read) = (words([""; 3]), words(["?readonly"; 3]));
+    for options in [["?readonly", "", ""], ["", "?readonly", ""], ["", "?readonly", "?readonly"]] {
+        let line = udm.refused(&["create", "vol", "--table", &words(options)]);
+        assert!(line.contains("a cache writes to all of its devices"), "{line}");
+    }
+    let line = udm.refused(&["create", "vol", "--table", &to_read]);
+    assert!(line.contains("nobody has formatted"), "{line}");
+    let uri = udm.uri("vol.sock");
+    udm.ok(&["create", "vol", "--table", &to_write, "--export", &uri]);
+    let data = pattern(3, 8 << 20);
+    crate::common::write_export(&udm, &uri, &data);
+    let line = udm.refused(&["create", "one", "--table", &to_read]);
+    assert!(line.contains("in use"), "{line}");
+    udm.kill_server("vol");
+    let content = |path| std::fs::read(path).unwrap();
+    let before = [&meta, &cache, &origin].map(content);
+    assert!(before[2][..data.len()] != data, "something is only in the cache");
+    for name in ["one", "two"] {
+        let uri = udm.uri(&format!("{name}.sock"));
+        udm.ok(&["create", name, "--table", &to_read, "--export", &uri]);
+        let status =
+            Command::new("nbdinfo").args(["--is", "readonly", &for_clients(&uri)]).status();
+        assert!(status.unwrap().success(), "clients hear of it");
+        let found = crate::common::read_export(&udm, &uri);
+        assert!(found[..data.len()] == data && found[data.len()..] == old[data.len()..]);
+    }
+    let line = udm.refused(&["create", "vol", "--table", &to_write]);
+    assert!(line.contains("in use"), "{line}");
+    // What is printed makes the same device again.
+    let printed = udm.ok(&["table", "one"]).out;
+    udm.ok(&["remove", "one"]);
+    udm.ok(&["create", "one", "--table", printed.trim()]);
+    udm.ok(&["remove", "one"]);
+    udm.ok(&["remove", "two"]);
+    assert!(before == [&meta, &cache, &origin].map(content));
+    udm.ok(&["create", "vol", "--table", &to_write]);
+    udm.ok(&["remove", "vol", "--drain"]);
+    assert!(content(&origin)[..data.len()] == data);
+}

@@ -20,6 +20,7 @@
 //! | `repair` | what can be kept of damaged metadata |
 //! | `drain` | brings an origin up to date from a cache at rest |
 //! | `binding` | which metadata, cache device and origin belong together |
+//! | `view` | a cache that is served to read, and stays as it is |
 //! | `inspect`, `wipe` | what `inspect` reports of a metadata device; taking a cache apart |
 //! | `mutants` | deliberate bugs, in tests alone |
 //! | `schedules` | tests of it under a scheduler |
@@ -63,6 +64,7 @@ pub(crate) mod schedules;
 mod side;
 mod slots;
 mod traffic;
+mod view;
 pub mod wipe;
 pub mod xml;
 
@@ -78,6 +80,7 @@ pub use args::{Mode, TableArgs, WORDS};
 pub use coming::Coming;
 pub use facts::limits;
 pub use open::OpenOptions;
+pub use view::View;
 
 use background::Background;
 use blocks::Blocks;

@@ -107,7 +107,7 @@ pub(super) fn check(args: &TableArgs, len_bytes: u64, devices: &Devices) -> Resu
     }
 }
 
-const NO_METADATA: &str = "cache: Error creating metadata object";
+pub(super) const NO_METADATA: &str = "cache: Error creating metadata object";
 
 /// Checks that need no reading. How many slots there are.
 fn check_devices(args: &TableArgs, len_bytes: u64, devices: &Devices) -> Result<u64> {
@@ -209,19 +209,29 @@ fn settle(metadata: &Arc<dyn Disk>) -> Result<()> {
     })
 }
 
-/// Whether the metadata is for this table.
+/// Whether the metadata is of blocks of this table's size.
+pub(super) fn check_block_size(
+    args: &TableArgs,
+    metadata: &Arc<dyn Disk>,
+    superblock: &Superblock,
+) -> Result<()> {
+    let (found, wanted) = (superblock.fields.data_sectors.get(), args.block_sectors);
+    if found == wanted {
+        return Ok(());
+    }
+    let name = &metadata.limits().name;
+    let what = format!("{name} is of a cache with blocks of {found} sectors, not {wanted}");
+    Err(Error::new(Kind::Invalid, what).at(NO_METADATA))
+}
+
+/// Whether the metadata is for this table, and may be written to.
 fn check_superblock(
     args: &TableArgs,
     metadata: &Arc<dyn Disk>,
     superblock: &Superblock,
 ) -> Result<()> {
-    let found = superblock.fields.data_sectors.get();
+    check_block_size(args, metadata, superblock)?;
     let name = &metadata.limits().name;
-    if found != args.block_sectors {
-        let wanted = args.block_sectors;
-        let what = format!("{name} is of a cache with blocks of {found} sectors, not {wanted}");
-        return Err(Error::new(Kind::Invalid, what).at(NO_METADATA));
-    }
     if superblock.needs_check() {
         let what = format!(
             "Unable to get write access to metadata, please check/repair metadata: {name} is \

@@ -11,6 +11,7 @@
 //!    fails.
 //! 3. If a cache cannot say any more which of its data is dirty, its engine must refuse.
 
+pub(crate) mod gather;
 mod view;
 
 use std::collections::BTreeMap;

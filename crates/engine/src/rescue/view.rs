@@ -1,15 +1,13 @@
 //! A cache and its origin together, to read: neither is written to.
 
-use std::collections::HashMap;
-
 use crate::bio::{Bio, Op};
-use crate::buffer::Buffer;
 use crate::disk::{Disk, DiskIo};
 use crate::error::Status;
+use crate::sync::Arc;
 use crate::sync::atomic::{AtomicU64, Ordering};
-use crate::sync::{Arc, Mutex, lock};
 use crate::target::{Fact, Health, Port, Target, TargetLimits, flag, number, origin_facts, text};
 
+use super::gather::{Gather, Run};
 use super::{Piece, Salvage};
 
 /// The target.
@@ -20,22 +18,8 @@ pub struct View {
     words: String,
     salvage: Salvage,
     origin: Arc<dyn Disk>,
-    waiting: Mutex<Waiting>,
+    gather: Gather,
     lost_reads: AtomicU64,
-}
-
-/// Reads that wait for the origin, by the number in their token.
-#[derive(Debug, Default)]
-struct Waiting {
-    reads: HashMap<u64, Read>,
-    next: u64,
-}
-
-#[derive(Debug)]
-struct Read {
-    bio: Bio,
-    outstanding: usize,
-    status: Result<(), Status>,
 }
 
 impl View {
@@ -46,18 +30,19 @@ impl View {
         salvage: Salvage,
         origin: Arc<dyn Disk>,
     ) -> View {
-        let waiting = Mutex::default();
-        View { target, words, salvage, origin, waiting, lost_reads: AtomicU64::new(0) }
+        let (gather, lost_reads) = (Gather::default(), AtomicU64::new(0));
+        View { target, words, salvage, origin, gather, lost_reads }
     }
 
     fn read(&self, mut bio: Bio, port: &mut Port) {
-        let mut gaps = Vec::new();
+        let mut runs = Vec::new();
         let (mut at, end) = (bio.offset, bio.end());
         while at < end {
             let from = (at - bio.offset) as usize;
             match self.salvage.piece(at, end) {
                 Piece::Origin(len) => {
-                    gaps.push((at, len));
+                    let (disk, from) = (self.origin.clone(), from as u64);
+                    runs.push(Run { disk, at, from, len });
                     at += len;
                 }
                 Piece::Cache(part) => {
@@ -70,21 +55,7 @@ impl View {
                 }
             }
         }
-        if gaps.is_empty() {
-            return port.finish(bio, Ok(()));
-        }
-        let token = {
-            let mut waiting = lock(&self.waiting);
-            waiting.next += 1;
-            let token = waiting.next;
-            let read = Read { bio, outstanding: gaps.len(), status: Ok(()) };
-            waiting.reads.insert(token, read);
-            token
-        };
-        for (offset, len) in gaps {
-            let buffer = port.pool.take(len as usize);
-            port.ios.push_back(DiskIo::new(&self.origin, Op::Read, offset, buffer, token));
-        }
+        self.gather.read(bio, runs, port);
     }
 }
 
@@ -102,24 +73,8 @@ impl Target for View {
         }
     }
 
-    fn complete(&self, mut io: DiskIo, port: &mut Port) {
-        let mut waiting = lock(&self.waiting);
-        let read = waiting.reads.get_mut(&io.token).expect("an I/O in flight has its read");
-        match io.result {
-            Ok(()) => {
-                let from = (io.offset - read.bio.offset) as usize;
-                let into = &mut read.bio.buffer.as_mut_slice()[from..from + io.len as usize];
-                into.copy_from_slice(io.buffer.as_slice());
-            }
-            Err(status) => read.status = Err(status),
-        }
-        read.outstanding -= 1;
-        let done = if read.outstanding == 0 { waiting.reads.remove(&io.token) } else { None };
-        drop(waiting);
-        port.pool.put(std::mem::replace(&mut io.buffer, Buffer::empty()));
-        if let Some(read) = done {
-            port.finish(read.bio, read.status);
-        }
+    fn complete(&self, io: DiskIo, port: &mut Port) {
+        self.gather.complete(io, port);
     }
 
     fn health(&self) -> Health {

@@ -1,12 +1,11 @@
 //! The target type cache.
 
 use super::WordRole::{Cache as CacheWord, Metadata, Origin};
-use super::{
-    CacheType, Features, Opening, Plan, Setup, TargetType, boxed, carve, refuse_read_only,
-};
+use super::{CacheType, Features, Opening, Plan, Setup, TargetType, boxed, carve};
 use crate::cache::drain::Devices;
-use crate::cache::{Cache, Coming, OpenOptions, TableArgs, WORDS, inspect, limits, wipe};
-use crate::error::{Kind, Result};
+use crate::cache::{Cache, Coming, OpenOptions, TableArgs, View, WORDS, inspect, limits, wipe};
+use crate::disk::Disk;
+use crate::error::{Error, Kind, Result};
 use crate::sync::Arc;
 use crate::table::{DeviceWord, TableLine, Word};
 use crate::target::Target;
@@ -61,11 +60,30 @@ impl CachePlan {
         Ok(CachePlan { args, metadata, cache, origin })
     }
 
-    fn devices(&self, opening: &mut Opening<'_>) -> Result<Devices> {
-        let words = [&self.metadata, &self.cache, &self.origin];
-        let mut resolved = Vec::with_capacity(words.len());
-        for word in words {
-            refuse_read_only(word)?;
+    fn words(&self) -> [&DeviceWord; 3] {
+        [&self.metadata, &self.cache, &self.origin]
+    }
+
+    /// Whether nothing is to be written; an error if that is said of some devices only.
+    fn is_read_only(&self) -> Result<bool> {
+        let is_read_only = |word: &&DeviceWord| word.options.is_read_only;
+        match self.words().iter().filter(|word| is_read_only(word)).count() {
+            0 => Ok(false),
+            3 => Ok(true),
+            _ => Err(self.refusal_to_read_only()),
+        }
+    }
+
+    fn refusal_to_read_only(&self) -> Error {
+        let words = self.words();
+        let word = words.iter().find(|word| word.options.is_read_only).expect("one is read-only");
+        word.error(Kind::Invalid, ALL_OR_NONE)
+    }
+
+    /// The words of the devices as they are opened: the metadata's, the cache's and the origin's.
+    fn resolved(&self, opening: &Opening<'_>) -> Result<Vec<DeviceWord>> {
+        let mut resolved = Vec::with_capacity(3);
+        for word in self.words() {
             let word = opening.resolved(word)?;
             let is_same = |other: &DeviceWord| {
                 other.path == word.path && other.options.area == word.options.area
@@ -75,16 +93,49 @@ impl CachePlan {
             }
             resolved.push(word);
         }
+        Ok(resolved)
+    }
+
+    /// The devices, to write to.
+    fn devices(&self, opening: &mut Opening<'_>) -> Result<Devices> {
+        if self.is_read_only()? {
+            return Err(self.refusal_to_read_only());
+        }
+        let resolved = self.resolved(opening)?;
         Ok(Devices {
-            metadata: opening.taken_cache_disk(&resolved[0], "Error opening metadata device")?,
-            cache: opening.taken_cache_disk(&resolved[1], "Error opening cache device")?,
-            origin: opening.taken_disk(&resolved[2], "Error opening origin device")?,
+            metadata: opening.taken_cache_disk(&resolved[0], NO_METADATA)?,
+            cache: opening.taken_cache_disk(&resolved[1], NO_CACHE)?,
+            origin: opening.taken_disk(&resolved[2], NO_ORIGIN)?,
         })
+    }
+
+    /// The devices, to read, and what is read of them.
+    fn view(&self, line: &TableLine, opening: &mut Opening<'_>) -> Result<View> {
+        let resolved = self.resolved(opening)?;
+        let mut open = |nth: usize, failed: &str| -> Result<Arc<dyn Disk>> {
+            opening.disk_as(&resolved[nth], failed)
+        };
+        let devices = Devices {
+            metadata: open(0, NO_METADATA)?,
+            cache: open(1, NO_CACHE)?,
+            origin: open(2, NO_ORIGIN)?,
+        };
+        let words: Vec<String> = line.args.iter().map(Word::quoted).collect();
+        View::open(&self.args, words.join(" "), line.len_bytes(), devices)
     }
 }
 
+const NO_METADATA: &str = "Error opening metadata device";
+const NO_CACHE: &str = "Error opening cache device";
+const NO_ORIGIN: &str = "Error opening origin device";
+const ALL_OR_NONE: &str = "a cache writes to all of its devices, or with ?readonly after each of \
+                           the three names to none";
+
 impl Plan for CachePlan {
     fn open(&self, line: &TableLine, opening: &mut Opening<'_>) -> Result<Arc<dyn Target>> {
+        if self.is_read_only()? {
+            return Ok(Arc::new(self.view(line, opening)?));
+        }
         let devices = self.devices(opening)?;
         let options = OpenOptions { force_format: opening.options.force_format };
         let (args, len_bytes) = (self.args.clone(), line.len_bytes());

@@ -1,9 +1,14 @@
-//! A cache's metadata with arbitrary content: read, checked, repaired, written, drained, printed.
+//! A cache's metadata with arbitrary content: read, checked, repaired, written, served, drained,
+//! printed.
 //!
 //! The input first makes metadata, then damages it and mends the checksums, so that what is wrong
 //! is not what a checksum shows. Other inputs are XML. The promises: no panic, no hang, no
 //! allocation without bound; what was loaded without damage can be written and is read again as it
-//! was; a repair has nothing to complain about; nothing is written where a block counts.
+//! was; a repair has nothing to complain about; nothing is written where a block counts; a server
+//! shows what one that only reads shows, loses nothing of what is written, and leaves metadata that
+//! can be loaded.
+
+mod serving;
 
 use std::sync::Arc;
 
@@ -93,6 +98,7 @@ fn media(shape: u8, input: &mut Input<'_>) {
         }
     }
     assert_eq!(ram.counts().writes, before, "a repair has written");
+    serving::serve(&ram, input);
     write(&disk);
     drain(&disk);
 }
