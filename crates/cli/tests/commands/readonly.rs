@@ -166,7 +166,7 @@ fn a_cache_with_metadata_is_read_and_stays_as_it_is() {
     let line = udm.refused(&["create", "vol", "--table", &to_write]);
     assert!(line.contains("in use"), "{line}");
     // What is printed makes the same device again.
-    let printed = udm.ok(&["table", "one"]).out;
+    let printed = udm.ok(&["table", "one"]);
     udm.ok(&["remove", "one"]);
     udm.ok(&["create", "one", "--table", printed.trim()]);
     udm.ok(&["remove", "one"]);

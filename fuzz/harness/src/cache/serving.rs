@@ -15,9 +15,9 @@ use crate::check_error;
 use crate::client::Client;
 use crate::input::Input;
 
-const ORIGIN_BYTES: u64 = 16 * MIB;
+const ORIGIN_BYTES: u64 = 4 * MIB;
 const SLOT_BYTES: u64 = 64 * SECTOR;
-const SLOTS_MAX: u64 = 400;
+const SLOTS_MAX: u64 = 100;
 const OPERATIONS_MAX: u8 = 40;
 const TABLES: [&str; 5] = [
     "64 0 smq 0",
@@ -97,8 +97,8 @@ impl World {
 
     /// Everything that clients see.
     fn shown(&mut self) -> Vec<u8> {
-        let pieces = (0..ORIGIN_BYTES).step_by(4 << 20);
-        pieces.flat_map(|at| self.client.read(at, 4 << 20).unwrap()).collect()
+        let pieces = (0..ORIGIN_BYTES).step_by(1 << 20);
+        pieces.flat_map(|at| self.client.read(at, 1 << 20).unwrap()).collect()
     }
 
     fn operate(&mut self, input: &mut Input<'_>) {
