@@ -61,7 +61,7 @@ impl Gather {
         };
         for Run { disk, at, from, len } in runs {
             let buffer = port.pool.take(len as usize);
-            let token = number << PLACE_BITS | from / SECTOR;
+            let token = (number << PLACE_BITS) | (from / SECTOR);
             port.ios.push_back(DiskIo::new(&disk, Op::Read, at, buffer, token));
         }
     }
