@@ -120,7 +120,7 @@ impl World {
             12 => self.client.zero(offset, len, true),
             13 => self.client.flush(),
             14 => self.client.tick(SECOND * u64::from(input.u8() % 20)),
-            _ => self.client.set_draining(input.u8() % 2 == 0),
+            _ => self.client.set_draining(input.u8().is_multiple_of(2)),
         }
     }
 
