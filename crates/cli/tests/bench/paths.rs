@@ -2,6 +2,7 @@
 //! is never touched unasked, and what a killed run leaves.
 
 use std::fs;
+use std::process::{Command, Stdio};
 use std::sync::{Mutex, PoisonError};
 
 use serde_json::Value;
@@ -122,9 +123,11 @@ fn a_run_that_is_killed_puts_everything_back() {
         let ours = udm.path("scratch").display().to_string();
         devices.map(backing).filter(|file| file.starts_with(&ours)).count()
     };
-    // Not SIGINT: a shell's background job ignores it, and so do those that it starts.
-    for signal in ["TERM", "KILL"] {
-        let mut child = udm.spawn(&words);
+    for signal in ["TERM", "KILL", "INT"] {
+        // A shell's background job ignores SIGINT, and so does all that it starts.
+        let mut command = Command::new("env");
+        command.arg("--default-signal=INT").arg(env!("CARGO_BIN_EXE_udm")).args(&words);
+        let mut child = udm.at_home(command).stdout(Stdio::null()).spawn().unwrap();
         common::wait_until("the ratio is set", || ratio() == other);
         common::wait_until("there are files", || files() > 0);
         common::wait_until("there is a block device", || loops() > 0);

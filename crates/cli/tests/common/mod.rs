@@ -64,7 +64,13 @@ impl Udm {
 
     pub fn command(&self, words: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_udm"));
-        command.args(words).env("UDM_RUNTIME_DIR", self.runtime()).current_dir(self.folder.path());
+        command.args(words);
+        self.at_home(command)
+    }
+
+    /// A command with this test's folders.
+    pub fn at_home(&self, mut command: Command) -> Command {
+        command.env("UDM_RUNTIME_DIR", self.runtime()).current_dir(self.folder.path());
         command.env("UDM_STATE_DIR", self.path("state"));
         command.stdin(Stdio::null()).env_remove("RUST_BACKTRACE");
         command
