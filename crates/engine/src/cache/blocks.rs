@@ -7,6 +7,8 @@
 //! 3. A write of a block that leaves waits until the medium has forgotten the slot.
 //! 4. A clean slot that cannot be read is not used any more: its block is read at the origin, and
 //!    leaves as soon as nothing is under way there.
+//! 5. What a write brought into a new slot is read when the medium has its mapping, and zeroes
+//!    below a slot when it has forgotten that: earlier, a death would take back what was seen.
 
 use std::collections::{HashSet, VecDeque};
 
@@ -150,6 +152,9 @@ impl Blocks {
             if is_lost && !mutants::is(Mutant::LossServed) {
                 return Claim::Fail(Status::Io);
             }
+            if self.is_unsettled(slot) {
+                return self.commit_first();
+            }
             if self.is_unreadable(slot) {
                 return self.read_below(block, slot);
             }
@@ -158,6 +163,11 @@ impl Blocks {
             self.traffic.begin_request(block, false);
             let passes = self.mode == Mode::Passthrough || self.trouble.has_lost;
             return Claim::Go(if passes { Way::Origin } else { Way::Slot(slot) });
+        }
+        if self.traffic.mover(block) == Some(Mover::Zeroed)
+            && !mutants::is(Mutant::UnsettledZeroesSeen)
+        {
+            return self.commit_first();
         }
         let way = match self.read_in_part(miss) {
             Some(way) => way,
@@ -200,11 +210,10 @@ impl Blocks {
             return self.leave_first(block, slot);
         }
         if !self.slots.is_writable(slot) && !mutants::is(Mutant::WrittenUnmarked) {
-            if self.trouble.is_stuck {
-                return Claim::Fail(Status::Io);
+            if !self.trouble.is_stuck {
+                self.changes.want(slot);
             }
-            self.changes.want(slot);
-            return Claim::Commit;
+            return self.commit_first();
         }
         let goes_through = self.mode == Mode::Writethrough && !self.slots.is_dirty(slot);
         // The last write of two must be the last one on both devices.
@@ -237,7 +246,7 @@ impl Blocks {
             return Claim::Go(way);
         }
         match self.traffic.mover(block) {
-            Some(Mover::Leaving) if !mutants::is(Mutant::LeavingWritten) => {
+            Some(Mover::Leaving | Mover::Zeroed) if !mutants::is(Mutant::LeavingWritten) => {
                 return match self.trouble.is_stuck {
                     true => Claim::Fail(Status::Io),
                     false => self.wait(block),
@@ -300,8 +309,10 @@ impl Blocks {
             }
             Some(slot) => self.write_hit(miss, slot),
             None => match self.traffic.mover(block) {
-                Some(Mover::Leaving) if self.trouble.is_stuck => Claim::Fail(Status::Io),
-                Some(Mover::Leaving | Mover::Overwrite) => self.wait(block),
+                Some(Mover::Leaving | Mover::Zeroed) if self.trouble.is_stuck => {
+                    Claim::Fail(Status::Io)
+                }
+                Some(Mover::Leaving | Mover::Zeroed | Mover::Overwrite) => self.wait(block),
                 mover => {
                     let way = self.write_in_part(miss, false).unwrap_or(Way::Origin);
                     if matches!(mover, Some(Mover::Promotion { .. }))
@@ -339,6 +350,20 @@ impl Blocks {
         self.leave(block, slot);
         self.traffic.wait(block);
         Claim::Commit
+    }
+
+    /// Whether a slot has what a write brought that waits for a commit. Without the commit the
+    /// death of the server takes that back, and nobody may have seen it.
+    #[inline]
+    fn is_unsettled(&self, slot: u32) -> bool {
+        self.slots.is_fresh(slot)
+            && self.slots.is_dirty(slot)
+            && !mutants::is(Mutant::UnsettledSeen)
+    }
+
+    /// A request that waits for the next commit, if there will be one.
+    fn commit_first(&self) -> Claim {
+        if self.trouble.is_stuck { Claim::Fail(Status::Io) } else { Claim::Commit }
     }
 
     #[inline]
@@ -410,7 +435,7 @@ impl Blocks {
 
     /// The same of a block below which the origin was zeroed.
     pub(super) fn leave_zeroed(&mut self, block: u64, slot: u32) {
-        self.traffic.change_move(block, Mover::Leaving);
+        self.traffic.change_move(block, Mover::Zeroed);
         self.drop_slot(block, slot);
     }
 

@@ -43,8 +43,6 @@ list_mutants! {
     CacheLossForgotten,
     /// A dirty block that the cache device cannot read is read from the origin.
     StaleFallback,
-    /// What a server that died left is believed before it is durable.
-    LeftUnsettled,
     /// A flush that a dead server owed is forgotten.
     CacheOwedForgotten,
     /// A slot is clean after a write through it of which one half failed.
@@ -95,6 +93,12 @@ list_mutants! {
     PromotedUnread,
     /// Hints of another policy are believed.
     ForeignHints,
+    /// What a server that died left is believed before it is durable.
+    LeftUnsettled,
+    /// What a write brought is read that the server's death would still take back.
+    UnsettledSeen,
+    /// Zeroes are read that the server's death would still take back.
+    UnsettledZeroesSeen,
     /// A block that was written to in too many places is not written back in some of them.
     PartsCutShort,
     /// Zeroes of a part of a dirty block are not written back.

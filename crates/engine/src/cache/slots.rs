@@ -156,6 +156,7 @@ impl Slots {
         self.marked.is_set(slot.into()) && !self.fresh.is_set(slot.into())
     }
 
+    #[inline]
     pub(super) fn is_fresh(&self, slot: u32) -> bool {
         self.fresh.is_set(slot.into())
     }

@@ -30,6 +30,8 @@ pub(super) enum Mover {
     Leaving,
     /// The origin is zeroed below its slot. Everything waits.
     Zeroing,
+    /// That is done, and the block is leaving. Everything waits.
+    Zeroed,
 }
 
 /// What is under way in one block.

@@ -8,7 +8,7 @@ use crate::crashes::explore;
 use crate::promises::SCENES;
 
 /// Histories for each bug, at most.
-const SEEDS: u64 = 300;
+const SEEDS: u64 = 120;
 
 /// The bugs that `find` does not find. What asserts is found, too.
 fn missed(mutants: &[Mutant], find: impl Fn() -> Option<String>) -> Vec<Mutant> {

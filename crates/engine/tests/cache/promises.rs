@@ -31,6 +31,9 @@ pub const SCENES: &[fn()] = &[
     zeroes_cancel_a_promotion,
     a_block_whose_copy_failed_does_not_come,
     hints_of_another_policy_are_dropped,
+    what_a_dead_server_left_is_durable_before_it_is_believed,
+    a_read_does_not_show_a_write_that_a_death_would_take_back,
+    a_read_does_not_show_zeroes_that_a_death_would_take_back,
     crate::basics::passthrough_gives_up_what_is_written_to,
     crate::parts::scattered_writes_are_all_written_back,
     crate::parts::zeroes_of_a_part_are_written_back,
@@ -99,6 +102,109 @@ pub fn a_mark_stays_while_a_write_through_is_under_way() {
     assert!(load(&disk).unwrap().contents.dirty.is_set(slot), "the devices differ");
 }
 
+/// Holds the second flush of the metadata from now on: that of a commit's superblock.
+fn hold_superblock_flush(world: &mut World) {
+    let mut flushes = 0;
+    world.holds = Box::new(move |io| {
+        flushes += u64::from(is_on(io, "meta") && io.op == Op::Flush);
+        is_on(io, "meta") && io.op == Op::Flush && flushes == 2
+    });
+}
+
+#[test]
+pub fn what_a_dead_server_left_is_durable_before_it_is_believed() {
+    let mut world = World::opened(TABLE, 4, ORIGIN);
+    world.bring(3);
+    world.tick(2 * SECOND);
+    let slot = slot_of(&world, 3);
+    hold_superblock_flush(&mut world);
+    world.submit(Bio::write(3 * BLOCK, Buffer::from_bytes(&[2; 512]), false, 1));
+    world.settle();
+    assert_eq!(world.held.len(), 1, "the mark is written, and not durable");
+    world.kill();
+    world.open();
+    world.write(3 * BLOCK, &[3; 512]);
+    world.flush();
+    // A power cut that takes all that was not flushed.
+    let disks = world.disks.clone().map(|disk| Arc::new(disk.crash_with(|_, _| 0)));
+    world.kill();
+    world.disks = disks;
+    let metadata: Arc<dyn Disk> = world.disks[0].clone();
+    assert!(load(&metadata).unwrap().contents.dirty.is_set(slot), "a flushed write is lost");
+    assert_eq!(peek(&world, 1, slot * BLOCK), [3; 512]);
+}
+
+/// A write of a whole block that waits for the commit of its slot's mapping, and its value.
+fn write_that_brings_its_block(world: &mut World) -> u8 {
+    for value in 1..=u8::MAX {
+        world.holds = Box::new(|io| is_on(io, "meta") && io.op == Op::Flush);
+        let data = Buffer::from_bytes(&[value; BLOCK as usize]);
+        world.submit(Bio::write(3 * BLOCK, data, false, value.into()));
+        world.settle();
+        if world.port.done.pop_front().is_none() {
+            return value;
+        }
+    }
+    panic!("the policy does not want the block: {}", world.target().status());
+}
+
+/// Reads block 3 while a commit is held, and says what a server that comes later reads there.
+fn read_and_die(world: &mut World) -> u8 {
+    world.submit(Bio::read(3 * BLOCK, Buffer::zeroed(512), 0));
+    world.settle();
+    assert!(world.port.done.is_empty(), "the metadata is not durable");
+    world.kill();
+    world.open();
+    world.read(3 * BLOCK, 512)[0]
+}
+
+/// Reads block 3 while a commit is held that goes on then, and says what the read shows.
+fn read_and_go_on(world: &mut World) -> u8 {
+    world.submit(Bio::read(3 * BLOCK, Buffer::zeroed(512), 0));
+    world.release();
+    let done = world.port.done.iter().find(|bio| bio.op == Op::Read).expect("it is durable now");
+    done.buffer.as_slice()[0]
+}
+
+#[test]
+pub fn a_read_does_not_show_a_write_that_a_death_would_take_back() {
+    let mut world = World::opened(TABLE, 4, ORIGIN);
+    let value = write_that_brings_its_block(&mut world);
+    assert_eq!(read_and_die(&mut world), value - 1);
+    let value = write_that_brings_its_block(&mut world);
+    assert_eq!(read_and_go_on(&mut world), value);
+}
+
+#[test]
+pub fn a_read_does_not_show_zeroes_that_a_death_would_take_back() {
+    let mut world = World::opened(TABLE, 4, ORIGIN);
+    world.bring(3);
+    let zero = |world: &mut World| {
+        world.write(3 * BLOCK, &[7; 512]);
+        world.holds = Box::new(|io| is_on(io, "meta") && io.op == Op::Flush);
+        world.submit(Bio::bare(Op::WriteZeroes, 3 * BLOCK, BLOCK, false, 1));
+        world.settle();
+    };
+    zero(&mut world);
+    assert_eq!(read_and_die(&mut world), 7);
+    zero(&mut world);
+    assert_eq!(read_and_go_on(&mut world), 0);
+}
+
+/// The write was refused, and a crash may leave it or not: until a commit says which, nobody can.
+#[test]
+fn what_a_failed_commit_leaves_open_is_not_read_until_another_decides() {
+    let mut world = World::opened(TABLE, 4, ORIGIN);
+    let value = write_that_brings_its_block(&mut world);
+    world.disks[0].inject(Fault::new(Effect::Fail(Status::Io)).of(Op::Flush));
+    world.release();
+    assert_eq!(world.port.done.pop_front().map(|bio| bio.status), Some(Err(Status::Io)));
+    assert_eq!(world.try_read(3 * BLOCK, 512), Err(Status::Io));
+    world.disks[0].heal();
+    world.tick(60 * SECOND);
+    assert_eq!(world.read(3 * BLOCK, 512), [value; 512]);
+}
+
 #[test]
 pub fn what_a_superblock_leads_to_that_failed_is_left_alone() {
     let mut world = World::opened(TABLE, 130, ORIGIN);
@@ -110,12 +216,7 @@ pub fn what_a_superblock_leads_to_that_failed_is_left_alone() {
             writes.filter(|(name, op, at, _)| name == "meta" && *op == Op::Write && *at > 0);
         writes.map(|(_, _, at, _)| *at).collect()
     };
-    // The second flush of a commit comes after its superblock, and fails.
-    let mut flushes = 0;
-    world.holds = Box::new(move |io| {
-        flushes += u64::from(is_on(io, "meta") && io.op == Op::Flush);
-        is_on(io, "meta") && io.op == Op::Flush && flushes == 2
-    });
+    hold_superblock_flush(&mut world);
     world.history.clear();
     world.submit(Bio::write(3 * BLOCK, Buffer::from_bytes(&[2; 512]), false, 1));
     world.settle();

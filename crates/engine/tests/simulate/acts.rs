@@ -252,7 +252,7 @@ impl Run {
             self.machine.forget_shared();
         }
         if !keeps || self.is_orphaned {
-            self.oracle.lose_unflushed();
+            self.oracle.lose_unflushed(false);
         }
         self.attach(again, prng)
     }

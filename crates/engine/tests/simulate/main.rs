@@ -49,8 +49,19 @@ const STRESS: Duration = Duration::from_secs(8);
 const MUTANT_HISTORIES: u64 = 100;
 
 /// Seeds that found something once.
-const REGRESSIONS: &[u64] =
-    &[1_099_511_628_043, 10, 140, 20_026, 20_897, 4_294_967_312, 4_294_967_538, 4_315_228_534];
+const REGRESSIONS: &[u64] = &[
+    1_099_511_628_043,
+    10,
+    140,
+    20_026,
+    20_897,
+    4_294_967_312,
+    4_294_967_538,
+    4_315_228_534,
+    4_372_308_421,
+    68_796_818_327,
+    68_796_818_831,
+];
 
 #[derive(Default)]
 struct Args {

@@ -12,7 +12,9 @@
 //!
 //! A dead version may still be found after a crash, until a flush that began after its death (and
 //! after the end of what killed it) has ended well, or a later FUA write of its sector has. Of
-//! what a crash leaves, the first read decides: from then on that is the content.
+//! what a power cut leaves, the first read decides: from then on that is the content, for good. Of
+//! what a server leaves that dies, the first read decides, too, but a disk may hold it in its
+//! volatile cache as yet: only the next flush makes that final.
 //!
 //! *Epochs* count the ends of flushes and FUA writes. A version may be found after a crash from the
 //! epoch of its submit until the one that ends it. The origin alone is consistent when there is
@@ -40,9 +42,12 @@ struct Entry {
     killer: u32,
     /// From this epoch on no crash leaves it.
     until: u32,
-    /// A crash left several; a read has shown that this is not the one.
+    /// A power cut left several; a read has shown that this is not the one.
     is_gone: bool,
+    /// A power cut left it, among others perhaps: it is on a medium, or nowhere.
     is_survivor: bool,
+    /// A read has shown what killed it, after that had ended.
+    is_outlived: bool,
 }
 
 /// The model of one mapped device.
@@ -153,10 +158,12 @@ impl Oracle {
         if self.sectors[sector].len() == 1 {
             return;
         }
+        let has_ended = self.versions[seen.version as usize].end < begin;
         for entry in &mut self.sectors[sector] {
             if entry.version != seen.version && self.versions[entry.version as usize].end < begin {
                 entry.die(now, seen.version);
                 entry.is_gone |= entry.is_survivor && seen.is_survivor;
+                entry.is_outlived |= has_ended && entry.killer == seen.version;
             }
         }
         self.forget(sector);
@@ -177,7 +184,8 @@ impl Oracle {
             }
             for entry in &mut self.sectors[sector] {
                 let killer = &self.versions[entry.killer as usize];
-                if entry.dead_at <= begin && killer.is_good && killer.end <= begin {
+                let is_final = killer.is_good || entry.is_outlived;
+                if entry.dead_at <= begin && is_final && killer.end <= begin {
                     entry.until = entry.until.min(self.epoch);
                 }
             }
@@ -206,8 +214,9 @@ impl Oracle {
         self.reads.clear();
     }
 
-    /// All that was not flushed may be lost. The server is dead.
-    pub fn lose_unflushed(&mut self) {
+    /// All that was not flushed may be lost. The server is dead. `is_power_cut`: whatever is left
+    /// is on a medium.
+    pub fn lose_unflushed(&mut self, is_power_cut: bool) {
         self.epoch += 1;
         for sector in 0..self.sectors.len() {
             if self.sectors[sector].len() == 1 {
@@ -216,7 +225,8 @@ impl Oracle {
             for entry in &mut self.sectors[sector] {
                 if entry.until == EPOCH_MAX && !entry.is_gone {
                     entry.dead_at = NEVER;
-                    entry.is_survivor = true;
+                    entry.is_survivor |= is_power_cut;
+                    entry.is_outlived = false;
                 }
             }
             self.forget(sector);
@@ -339,6 +349,7 @@ impl Entry {
             until: EPOCH_MAX,
             is_gone: false,
             is_survivor: false,
+            is_outlived: false,
         }
     }
 

@@ -377,7 +377,7 @@ impl Run {
         self.machine.lose_power(pmem, prng);
         server.die();
         self.forget_requests();
-        self.oracle.lose_unflushed();
+        self.oracle.lose_unflushed(true);
         // A new disk has no faults, a new cache takes fences again.
         self.has_medium_failed = false;
         if self.faulty_until == u64::MAX {
@@ -402,7 +402,7 @@ impl Run {
                 }
                 if prng.one_in(2) {
                     self.machine.lose_power(&cut, prng);
-                    self.oracle.lose_unflushed();
+                    self.oracle.lose_unflushed(true);
                 } else {
                     let words = self.machine.pmem.memory_at_cut();
                     self.machine.go_back(&cut, &words);
