@@ -5,17 +5,16 @@ use std::collections::VecDeque;
 use crate::alarm::Alarm;
 use crate::cycle::Cycle;
 use crate::disk::DiskIo;
-use crate::error::Status;
 use crate::mutants::{self, Mutant};
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::{Arc, Mutex, MutexGuard, lock};
 use crate::target::{Events, Port};
-use crate::units::{MIB, Nanos, SECOND};
+use crate::units::{MIB, Nanos, SECOND, SECTOR};
 
 use super::args::PolicyName;
 use super::blocks::Blocks;
 use super::commit::Purpose;
-use super::copy::{Copies, Task};
+use super::copy::Copies;
 use super::partial::PARTIALS_MAX;
 use super::policy::Next;
 use super::traffic::Mover;
@@ -180,16 +179,11 @@ impl Cache {
         let mut agenda = self.background.lock();
         if io.token & super::TOKEN_KIND == TOKEN_CLEANED {
             self.end_flush(&mut agenda, io);
-        } else if let Some((task, status)) = self.complete_copy(&mut agenda.copies, io, port) {
-            match task {
-                Task::Promote { block, slot } => self.end_promotion(block, slot, status),
-                Task::Clean { block, slot } => {
-                    agenda.cleaning -= 1;
-                    agenda.copied.push((slot, block));
-                    if let Err(status) = status {
-                        agenda.cycle.note_failure(status);
-                    }
-                }
+        } else if let Some((copied, status)) = self.complete_copy(&mut agenda.copies, io, port) {
+            agenda.cleaning -= 1;
+            agenda.copied.push(copied);
+            if let Err(status) = status {
+                agenda.cycle.note_failure(status);
             }
         }
         self.work(&mut agenda, port);
@@ -202,9 +196,8 @@ impl Cache {
         port.ios.append(&mut lock(&self.background.errands));
         let is_suspended = self.orders.is_suspended();
         if !is_suspended {
-            self.promote(agenda, port);
             self.make_room(agenda);
-            self.fill_gaps(port);
+            self.fill_gaps(agenda.copies.count(), port);
         }
         self.write_back(agenda, port);
         if is_suspended {
@@ -217,8 +210,7 @@ impl Cache {
     /// Gives up slots if a block waits for one.
     fn make_room(&self, agenda: &mut Agenda) {
         let mut blocks = self.blocks();
-        let is_wanted = blocks.wants_room || !blocks.wishes.is_empty() && blocks.slots.free() == 0;
-        if !is_wanted || blocks.trouble.is_stuck || blocks.trouble.has_lost {
+        if !blocks.wants_room || blocks.trouble.is_stuck || blocks.trouble.has_lost {
             return;
         }
         blocks.wants_room = false;
@@ -238,56 +230,11 @@ impl Cache {
         }
     }
 
-    /// Begins to copy blocks that the policy wants, within the limit.
-    fn promote(&self, agenda: &mut Agenda, port: &mut Port) {
-        let limit = self.copies_max();
-        while agenda.copies.count() < limit {
-            let mut blocks = self.blocks();
-            let Some(block) = blocks.wishes.pop_front() else { break };
-            let is_free = match mutants::is(Mutant::PromotedOverWrite) {
-                true => blocks.traffic.mover(block).is_none(),
-                false => {
-                    blocks.traffic.mover(block).is_none() && !blocks.traffic.has_writers(block)
-                }
-            };
-            let is_well = !blocks.trouble.has_lost && !blocks.trouble.is_stuck;
-            let is_there =
-                blocks.slots.find(block).is_some() || blocks.slots.partials.slot(block).is_some();
-            if !is_free || !is_well || is_there {
-                continue;
-            }
-            let Some(slot) = blocks.slots.take() else {
-                // It comes again when there is room.
-                blocks.wishes.push_front(block);
-                break;
-            };
-            blocks.traffic.begin_move(block, Mover::Promotion { is_cancelled: false });
-            drop(blocks);
-            let whole = std::iter::once(0..self.plan.block_bytes).collect();
-            self.begin_copy(&mut agenda.copies, Task::Promote { block, slot }, whole, port);
-        }
-    }
-
     /// How many blocks may be on their way while clients are busy.
     fn copies_max(&self) -> u64 {
         match self.orders.threshold_bytes() {
             0 => 0,
             bytes => (bytes / self.plan.block_bytes).max(1),
-        }
-    }
-
-    fn end_promotion(&self, block: u64, slot: u32, status: Result<(), Status>) {
-        let mut blocks = self.blocks();
-        let (mover, is_awaited) = blocks.traffic.end_move(block);
-        let is_good = mover == Mover::Promotion { is_cancelled: false }
-            && (status.is_ok() || mutants::is(Mutant::PromotedUnread));
-        match is_good {
-            true => blocks.enter(block, slot, false),
-            false => blocks.slots.give_back(slot),
-        }
-        drop(blocks);
-        if is_awaited {
-            self.events.room();
         }
     }
 
@@ -324,7 +271,11 @@ impl Cache {
             Some(true) => (HURRY_BYTES_MAX / self.plan.block_bytes).max(1),
             _ => self.copies_max().max(1),
         };
-        while agenda.copies.count() < limit {
+        let coming = match self.cleans(agenda) {
+            Some(true) => 0,
+            _ => self.blocks().slots.partials.filling()[1] * SECTOR / self.plan.block_bytes,
+        };
+        while agenda.copies.count() == 0 || agenda.copies.count() + coming < limit {
             let Some((slot, block)) = agenda.left.pop_front() else { break };
             self.begin_cleaning(agenda, slot, block, port);
         }
@@ -382,7 +333,7 @@ impl Cache {
         let left = blocks.slots.write_back_of(slot, self.plan.block_bytes);
         drop(blocks);
         agenda.cleaning += 1;
-        self.begin_copy(&mut agenda.copies, Task::Clean { block, slot }, left, port);
+        self.begin_copy(&mut agenda.copies, (slot, block), left, port);
     }
 
     /// All of the batch is on the origin, or failed.

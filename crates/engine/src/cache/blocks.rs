@@ -2,7 +2,7 @@
 //! request may go on. The lock is held for a look, never during I/O or while data is copied.
 //!
 //! 1. A slot is written to when the medium says that it is dirty, and not before.
-//! 2. A block that moves is read where it is right: until it has come, and after it has begun to
+//! 2. A block that moves is read where it is right: what has not come yet, and what has begun to
 //!    leave, at the origin.
 //! 3. A write of a block that leaves waits until the medium has forgotten the slot.
 //! 4. A clean slot that cannot be read is not used any more: its block is read at the origin, and
@@ -10,7 +10,7 @@
 //! 5. What a write brought into a new slot is read when the medium has its mapping, and zeroes
 //!    below a slot when it has forgotten that: earlier, a death would take back what was seen.
 
-use std::collections::{HashSet, VecDeque};
+use std::collections::HashSet;
 
 use crate::error::Status;
 use crate::mutants::{self, Mutant};
@@ -22,9 +22,6 @@ use super::metadata::bits::{Bits, words_of};
 use super::policy::{Admission, Fill, Miss, Policy, Uses};
 use super::slots::Slots;
 use super::traffic::{Mover, Traffic};
-
-/// Most promotions that wait to begin; the policy asks again for others.
-pub(super) const WISHES_MAX: usize = 64;
 
 /// Where a request goes with a part of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -92,8 +89,8 @@ pub(super) struct Blocks {
     pub(super) policy: Box<dyn Policy>,
     pub(super) stats: Stats,
     pub(super) trouble: Trouble,
-    /// Blocks that the policy wants to have.
-    pub(super) wishes: VecDeque<u64>,
+    /// Something may be copied for blocks that come.
+    pub(super) may_copy: bool,
     /// A block found no free slot.
     pub(super) wants_room: bool,
     /// Something for the background came.
@@ -128,7 +125,7 @@ impl Blocks {
             policy,
             stats: Stats::default(),
             trouble: Trouble::default(),
-            wishes: VecDeque::new(),
+            may_copy: true,
             wants_room: false,
             has_work: false,
             rounds: 0,
@@ -253,12 +250,6 @@ impl Blocks {
                 };
             }
             Some(Mover::Overwrite) => return self.wait(block),
-            Some(Mover::Promotion { .. })
-                if !mutants::is(Mutant::PromotedOverWrite)
-                    && !mutants::is(Mutant::CancelledLate) =>
-            {
-                self.traffic.change_move(block, Mover::Promotion { is_cancelled: true });
-            }
             _ => {}
         }
         self.stats.write_misses = self.stats.write_misses.wrapping_add(1);
@@ -266,7 +257,6 @@ impl Blocks {
         let may_be_new = is_whole && enters.is_some() && self.mode == Mode::Writeback;
         if may_be_new && self.traffic.is_quiet(block) {
             if let Some(slot) = self.slots.take() {
-                self.wishes.retain(|wish| *wish != block);
                 self.traffic.begin_move(block, Mover::Overwrite);
                 self.traffic.begin_request(block, true);
                 return Claim::Go(Way::New(slot));
@@ -313,14 +303,8 @@ impl Blocks {
                     Claim::Fail(Status::Io)
                 }
                 Some(Mover::Leaving | Mover::Zeroed | Mover::Overwrite) => self.wait(block),
-                mover => {
+                _ => {
                     let way = self.write_in_part(miss, false).unwrap_or(Way::Origin);
-                    if matches!(mover, Some(Mover::Promotion { .. }))
-                        && !mutants::is(Mutant::ZeroedUncancelled)
-                    {
-                        let mover = Mover::Promotion { is_cancelled: true };
-                        self.traffic.change_move(block, mover);
-                    }
                     self.traffic.begin_request(block, true);
                     Claim::Go(way)
                 }
@@ -412,19 +396,14 @@ impl Blocks {
 
     /// Asks the policy what becomes of a block that has no slot: whether it is to have one.
     fn ask(&mut self, miss: &Miss) -> Option<Fill> {
-        if !self.admits || self.mode == Mode::Passthrough || self.trouble.has_lost {
+        let is_well = !self.trouble.has_lost && !self.trouble.is_stuck;
+        if !self.admits || self.mode == Mode::Passthrough || !is_well {
             return None;
         }
-        let Admission::Enter(fill) = self.policy.miss(miss) else { return None };
-        if self.policy.takes_parts() {
-            return Some(fill);
+        match self.policy.miss(miss) {
+            Admission::Enter(fill) => Some(fill),
+            Admission::Pass => None,
         }
-        let is_new = self.traffic.mover(miss.block).is_none() && !self.wishes.contains(&miss.block);
-        if is_new && self.wishes.len() < WISHES_MAX {
-            self.wishes.push_back(miss.block);
-            self.has_work = true;
-        }
-        Some(fill)
     }
 
     /// The slot of a block with nothing under way is given up. A commit makes it free.
@@ -548,18 +527,12 @@ impl Blocks {
         self.traffic.end_request(block, is_write) | is_awaited
     }
 
-    /// Deliberate bugs: who moves a block hears of a write when that has ended.
+    /// Deliberate bug: write-back hears of a write when that has ended.
     fn see_late(&mut self, block: u64) {
-        let new = match self.traffic.mover(block) {
-            Some(Mover::Cleaning { .. }) if mutants::is(Mutant::RewriteSeenLate) => {
-                Mover::Cleaning { is_rewritten: true }
-            }
-            Some(Mover::Promotion { .. }) if mutants::is(Mutant::CancelledLate) => {
-                Mover::Promotion { is_cancelled: true }
-            }
-            _ => return,
-        };
-        self.traffic.change_move(block, new);
+        let is_cleaned = matches!(self.traffic.mover(block), Some(Mover::Cleaning { .. }));
+        if is_cleaned && mutants::is(Mutant::RewriteSeenLate) {
+            self.traffic.change_move(block, Mover::Cleaning { is_rewritten: true });
+        }
     }
 
     /// The number of the first commit that carries what changes now.

@@ -170,6 +170,7 @@ impl Cache {
             [key, value] => match setting(self.plan.args.policy, key, value) {
                 Ok(Some(threshold)) => {
                     self.orders.threshold_sectors.store(threshold, Ordering::Relaxed);
+                    self.blocks().may_copy = threshold > 0;
                     self.events.work();
                 }
                 Ok(None) => {}

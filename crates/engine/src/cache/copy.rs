@@ -1,4 +1,4 @@
-//! Copying blocks between the devices, piece by piece.
+//! Copying dirty blocks to the origin, piece by piece.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -10,7 +10,6 @@ use crate::pending::Pending;
 use crate::target::Port;
 use crate::units::MIB;
 
-use super::side::Side;
 use super::{Cache, TOKEN_COPY};
 
 /// Bytes of one I/O.
@@ -18,27 +17,13 @@ pub(super) const PIECE_BYTES: u64 = MIB;
 /// Pieces of a block in flight.
 const PIECES_MAX: u32 = 4;
 
-/// What a copy is for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Task {
-    /// From the origin into a slot.
-    Promote { block: u64, slot: u32 },
-    /// From a slot to the origin.
-    Clean { block: u64, slot: u32 },
-}
-
-impl Task {
-    fn place(self) -> (u64, u32) {
-        match self {
-            Task::Promote { block, slot } | Task::Clean { block, slot } => (block, slot),
-        }
-    }
-}
+/// A slot with its block.
+type Held = (u32, u64);
 
 /// A block on its way.
 #[derive(Debug)]
 struct Copying {
-    task: Task,
+    held: Held,
     /// Bytes of the block for which no I/O has begun.
     left: VecDeque<Range<u64>>,
     outstanding: u32,
@@ -59,26 +44,20 @@ impl Copies {
 }
 
 impl Cache {
-    /// Where a copy reads from, where it writes to, and the first byte of the block on each.
-    fn ends(&self, task: Task) -> [(&Side, u64); 2] {
-        let (block, slot) = task.place();
-        let origin = (&self.origin, block * self.plan.block_bytes);
-        let cache = (&self.cache, u64::from(slot) * self.plan.block_bytes);
-        match task {
-            Task::Promote { .. } => [origin, cache],
-            Task::Clean { .. } => [cache, origin],
-        }
+    /// The first byte of a block in its slot, and at the origin.
+    fn ends(&self, (slot, block): Held) -> [u64; 2] {
+        [u64::from(slot), block].map(|nth| nth * self.plan.block_bytes)
     }
 
     /// Begins to copy these bytes of a block; there are some.
     pub(super) fn begin_copy(
         &self,
         copies: &mut Copies,
-        task: Task,
+        held: Held,
         left: VecDeque<Range<u64>>,
         port: &mut Port,
     ) {
-        let copying = Copying { task, left, outstanding: 0, status: Ok(()) };
+        let copying = Copying { held, left, outstanding: 0, status: Ok(()) };
         let place = copies.running.insert(copying);
         self.go_on_copying(copies, place, port);
     }
@@ -86,7 +65,7 @@ impl Cache {
     /// Reads the next pieces.
     fn go_on_copying(&self, copies: &mut Copies, place: u32, port: &mut Port) {
         let copying = copies.running.value(place);
-        let [(side, start), _] = self.ends(copying.task);
+        let [start, _] = self.ends(copying.held);
         while copying.status.is_ok()
             && copying.outstanding < PIECES_MAX
             && let Some(first) = copying.left.front_mut()
@@ -98,7 +77,7 @@ impl Cache {
             }
             let buffer = port.pool.take(len as usize);
             let token = TOKEN_COPY | u64::from(place);
-            port.ios.push_back(DiskIo::new(side.disk(), Op::Read, at, buffer, token));
+            port.ios.push_back(DiskIo::new(self.cache.disk(), Op::Read, at, buffer, token));
             copying.outstanding += 1;
         }
     }
@@ -109,25 +88,26 @@ impl Cache {
         copies: &mut Copies,
         io: DiskIo,
         port: &mut Port,
-    ) -> Option<(Task, Result<(), Status>)> {
+    ) -> Option<(Held, Result<(), Status>)> {
         let place = io.token as u32;
         let copying = copies.running.value(place);
-        let [(_, from), (side, to)] = self.ends(copying.task);
+        let [from, to] = self.ends(copying.held);
         if io.op == Op::Read && io.result.is_ok() && copying.status.is_ok() {
             let at = to + (io.offset - from);
-            port.ios.push_back(DiskIo::new(side.disk(), Op::Write, at, io.buffer, io.token));
+            let disk = self.origin.disk();
+            port.ios.push_back(DiskIo::new(disk, Op::Write, at, io.buffer, io.token));
             return None;
         }
         if io.op == Op::Write {
-            side.count_write();
+            self.origin.count_write();
         }
         copying.status = copying.status.and(io.result);
         copying.outstanding -= 1;
         port.pool.put(io.buffer);
         let is_begun = copying.left.is_empty() || copying.status.is_err();
         if copying.outstanding == 0 && is_begun {
-            let Copying { task, status, .. } = copies.running.remove(place);
-            return Some((task, status));
+            let Copying { held, status, .. } = copies.running.remove(place);
+            return Some((held, status));
         }
         self.go_on_copying(copies, place, port);
         None

@@ -7,7 +7,7 @@ use crate::target::{
 };
 
 use super::metadata::counts::BLOCKS_MAX;
-use super::{Cache, SLOTS_MAX, background, blocks, commit, copy, fill, partial, parts};
+use super::{Cache, SLOTS_MAX, background, commit, copy, fill, partial, parts};
 
 /// Every stated maximum.
 pub fn limits() -> [Limit; 11] {
@@ -18,7 +18,7 @@ pub fn limits() -> [Limit; 11] {
         limit("cache_batch_bytes", background::BATCH_BYTES_MAX, "a write-back batch"),
         limit("cache_copies_bytes", background::HURRY_BYTES_MAX, "write-back in flight"),
         limit("cache_copy_bytes", copy::PIECE_BYTES, "one I/O of a copy"),
-        limit("cache_wishes", blocks::WISHES_MAX as u64, "blocks that wait to come into the cache"),
+        limit("cache_promotions", fill::PROMOTIONS_MAX as u64, "blocks that come as a whole"),
         limit("cache_partials", partial::PARTIALS_MAX as u64, "blocks in their slots in part"),
         limit("cache_fill_bytes", fill::FILLS_BYTES_MAX, "data of requests on its way to slots"),
         limit("cache_parts", parts::PARTS_MAX as u64, "blocks known to be dirty in part"),

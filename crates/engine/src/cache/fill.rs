@@ -15,6 +15,8 @@ use super::partial::PARTIALS_MAX;
 use super::policy::{Fill, Miss, Next};
 use super::{Cache, TOKEN_FILL};
 
+/// Most blocks that come at a time for a policy that has whole ones; it asks again for others.
+pub(super) const PROMOTIONS_MAX: usize = 64;
 /// Bytes of requests that are used for fills, in flight.
 pub(super) const FILLS_BYTES_MAX: u64 = 32 * MIB;
 
@@ -58,28 +60,48 @@ impl Blocks {
     /// Gives a slot to a block that the policy admits, for parts of it. Where the request goes.
     pub(super) fn enter_in_part(&mut self, miss: &Miss, fill: Fill) -> Way {
         let block = miss.block;
-        let is_free = self.traffic.mover(block).is_none() && !self.traffic.has_writers(block);
-        if !self.policy.takes_parts() || !is_free {
+        if !self.is_free(block) {
             return Way::Origin;
         }
-        let has_room = self.slots.partials.count() < PARTIALS_MAX;
-        let slot = if has_room { self.slots.take() } else { None };
-        let is_scarce = self.slots.free() * 2 < self.room();
-        if slot.is_none() || is_scarce {
-            self.wants_room = true;
-            self.has_work = true;
-        }
-        let Some(slot) = slot else { return Way::Origin };
-        self.slots.partials.begin(block, slot);
-        self.policy.enter(slot);
-        self.note_fill(miss, fill);
-        match miss.is_write {
+        let Some(slot) = self.begin_in_part(block) else { return Way::Origin };
+        let way = match miss.is_write {
             true => {
                 let id = self.slots.partials.write_begins(block, miss.sectors(), self.may_fill());
                 Way::Fill { slot, id }
             }
             false => self.read_filling(slot, miss),
+        };
+        if let Way::Fill { id, .. } = way {
+            self.slots.partials.wait_for(block, id);
         }
+        self.note_fill(miss, fill);
+        way
+    }
+
+    /// Whether a block may come: nothing moves it, and no write is on its way past the cache.
+    pub(super) fn is_free(&self, block: u64) -> bool {
+        let has_writers =
+            self.traffic.has_writers(block) && !mutants::is(Mutant::PromotedOverWrite);
+        self.traffic.mover(block).is_none() && !has_writers
+    }
+
+    /// A slot for parts of a block that comes, if there is one now.
+    pub(super) fn begin_in_part(&mut self, block: u64) -> Option<u32> {
+        let takes_parts = self.policy.takes_parts();
+        let most = if takes_parts { PARTIALS_MAX } else { PROMOTIONS_MAX };
+        let is_full = self.slots.partials.count() >= most || !takes_parts && !self.may_copy;
+        let slot = if is_full { None } else { self.slots.take() };
+        let is_scarce = takes_parts && self.slots.free() * 2 < self.room();
+        let is_lacking = slot.is_none() && (takes_parts || !is_full);
+        if is_lacking || is_scarce {
+            self.wants_room = true;
+            self.has_work = true;
+        }
+        self.slots.partials.begin(block, slot?);
+        if takes_parts {
+            self.policy.enter(slot?);
+        }
+        slot
     }
 
     fn read_filling(&mut self, slot: u32, miss: &Miss) -> Way {
@@ -121,7 +143,10 @@ impl Blocks {
         let is_whole = self.slots.partials.ended(block, id, is_done);
         if is_whole {
             self.slots.partials.end(block);
-            self.name(block, slot);
+            match self.policy.takes_parts() {
+                true => self.name(block, slot),
+                false => self.enter(block, slot, false),
+            }
         }
         is_whole
     }
@@ -157,8 +182,22 @@ impl Blocks {
     fn leave_in_part(&mut self, block: u64, slot: u32) {
         self.slots.partials.end(block);
         self.slots.give_back(slot);
-        self.policy.leave(slot, block);
-        self.stats.demotions += 1;
+        if self.policy.takes_parts() {
+            self.policy.leave(slot, block);
+            self.stats.demotions += 1;
+        }
+    }
+
+    /// What was to come as a whole and cannot, because an I/O failed, is given up.
+    fn leave_failed(&mut self) {
+        if self.policy.takes_parts() {
+            return;
+        }
+        for (block, slot) in self.slots.partials.given_up() {
+            if self.traffic.is_quiet(block) {
+                self.leave_in_part(block, slot);
+            }
+        }
     }
 
     /// No request is in flight: what is in its slot in part leaves. Whether it has left.
@@ -199,19 +238,19 @@ impl Cache {
             let io = DiskIo::new(self.cache.disk(), Op::Write, at, copy, token);
             self.background.run_errand(io);
         }
-        if !spares.is_empty() {
-            self.events.work();
-        }
     }
 
-    /// Reads gaps that the policy wants to have filled, within the limit.
-    pub(super) fn fill_gaps(&self, port: &mut Port) {
+    /// Reads gaps that the policy wants to have filled, within the limit, which blocks that are
+    /// being written back share.
+    pub(super) fn fill_gaps(&self, cleaning: u64, port: &mut Port) {
         let limit = self.orders.threshold_bytes();
         let block_bytes = self.plan.block_bytes;
+        self.blocks().leave_failed();
         loop {
             let mut blocks = self.blocks();
             let [_, of_gaps] = blocks.slots.partials.filling();
-            let is_over = limit == 0 || of_gaps > 0 && of_gaps * SECTOR >= limit;
+            let of_all = of_gaps * SECTOR + cleaning * block_bytes;
+            let is_over = limit == 0 || of_gaps > 0 && of_all >= limit;
             if is_over || blocks.trouble.has_lost {
                 return;
             }
@@ -251,7 +290,8 @@ impl Cache {
             let block = blocks.slots.partials.block(slot).expect("a fill keeps its slot");
             is_named = blocks.end_fill(block, slot, id, is_done);
         }
-        let has_work = is_named || blocks.slots.partials.has_gaps();
+        // A slot may be free again.
+        let has_work = is_named || !is_done || blocks.slots.partials.has_gaps();
         drop(blocks);
         port.pool.put(io.buffer);
         if has_work || self.orders.is_suspended() {

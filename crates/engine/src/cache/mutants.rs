@@ -61,7 +61,7 @@ list_mutants! {
     WholeTakenForPart,
     /// What is being written back is not written again after an error.
     PartsTakenEarly,
-    /// A write does not spoil the fills that it overlaps.
+    /// A write does not spoil what it overlaps of a fill.
     FillNotSpoiled,
     /// What a slot has of a block stays valid when it is written to at the origin.
     RewrittenPartValid,
@@ -85,12 +85,8 @@ list_mutants! {
     AbandonedReused,
     /// Of a word of version 1 that is in two blocks of mappings, the first is marked.
     MarkedShort,
-    /// Zeroes do not cancel the promotion of their block.
-    ZeroedUncancelled,
     /// A slot is given away while a read of it is on its way.
     LeftWhileRead,
-    /// A block whose copy failed comes into the cache.
-    PromotedUnread,
     /// Hints of another policy are believed.
     ForeignHints,
     /// What a server that died left is believed before it is durable.
@@ -107,6 +103,8 @@ list_mutants! {
     ZeroedPart,
     /// A block in part leaves its slot while a read of it is on its way.
     PartLeftWhileRead,
+    /// The rest of a block is read before the answer to the request that lets it come.
+    GapsFirst,
     }
 
     /// cache: what requests of several blocks and tables that change show; the simulation finds it.
@@ -125,8 +123,8 @@ list_mutants! {
     CleanedBesideWriter,
     /// Write-back hears of a write to what it copies when the write has ended.
     RewriteSeenLate,
-    /// A promotion hears of a write past the cache when the write has ended.
-    CancelledLate,
+    /// A fill hears of a write to the same sectors when the origin has answered that.
+    SpoiledLate,
     /// A flush covers what was written while it was under way.
     FlushMarkedLate,
     /// Requests that wait for a commit are woken before they can see that it is durable.

@@ -372,6 +372,7 @@ fn assemble(
     let slots = Slots::new(contents, plan.origin_blocks, plan.args.block_sectors);
     let mut blocks = Blocks::new(slots, version, policy, uses, plan.args.features.mode, admits);
     let fields = &writer.superblock().fields;
+    blocks.may_copy = plan.args.migration_threshold > 0;
     blocks.stats.read_hits = fields.read_hits.get().into();
     blocks.stats.read_misses = fields.read_misses.get().into();
     blocks.stats.write_hits = fields.write_hits.get().into();

@@ -303,6 +303,10 @@ impl Cache {
             self.events.room();
         }
         self.begin_fills(&bio, &spares, port);
+        // Also when it brought nothing: gaps may have waited for it.
+        if parts.iter().any(|part| matches!(part.way, Way::Fill { .. })) {
+            self.events.work();
+        }
         if falls_back {
             self.counts.fallbacks.fetch_add(1, Ordering::Relaxed);
         }

@@ -14,11 +14,6 @@ use super::numbers::ByNumber;
 /// What moves a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Mover {
-    /// It is copied to a slot. A write cancels that, and goes to the origin.
-    Promotion {
-        /// A write came.
-        is_cancelled: bool,
-    },
     /// A write of all of it goes to a slot that will hold it. Other writes wait.
     Overwrite,
     /// Its slot is copied to the origin. A write of the slot goes on; then the slot stays dirty.

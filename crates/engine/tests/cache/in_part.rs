@@ -19,7 +19,7 @@ const TABLE: &str = "64 1 metadata2 probation 0";
 const ORIGIN: u64 = 8 * BLOCK;
 
 /// Every sector of the origin has a value of its own.
-fn content(at: u64, len: u64) -> Vec<u8> {
+pub fn content(at: u64, len: u64) -> Vec<u8> {
     (at / SECTOR..(at + len) / SECTOR).flat_map(|sector| [(sector % 251 + 1) as u8; 512]).collect()
 }
 
@@ -33,12 +33,12 @@ fn opened(slots: u64) -> World {
     world
 }
 
-fn is_on(io: &DiskIo, device: &str) -> bool {
+pub fn is_on(io: &DiskIo, device: &str) -> bool {
     Disk::limits(&*io.disk).name == device
 }
 
 /// Bytes that were moved to or from a device since the history was cleared.
-fn moved(world: &World, device: &str, op: Op) -> u64 {
+pub fn moved(world: &World, device: &str, op: Op) -> u64 {
     let ios = world.history.iter().filter(|(name, did, ..)| name == device && *did == op);
     ios.map(|(.., len)| len).sum()
 }

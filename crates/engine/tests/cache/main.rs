@@ -16,6 +16,7 @@ mod mutants;
 mod oracle;
 mod parts;
 mod promises;
+mod promotion;
 mod readonly;
 mod tools;
 mod vectors;

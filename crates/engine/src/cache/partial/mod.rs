@@ -7,10 +7,11 @@
 //! A *fill* brings sectors into the slot: those of a client's read or write, when the origin has
 //! answered, or a *gap*, which the background reads. It begins when its request to the origin does.
 //!
-//! 1. A write makes what it writes invalid when it begins, and spoils each fill that it overlaps.
+//! 1. A write makes what it writes invalid when it begins, and spoils that much of each fill.
 //! 2. Of fills and writes that overlap only the first may get to the slot.
-//! 3. What a fill brought is valid when all of it is in the slot and no write has spoiled it.
+//! 3. What a fill brought is valid when all of it is in the slot, but for what writes have spoiled.
 //! 4. A slot is given up when nothing is under way in its block.
+//! 5. Gaps are read when the origin has answered the request that let the block come.
 
 use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
@@ -28,8 +29,19 @@ pub(super) const PARTIALS_MAX: usize = 1 << 16;
 struct Fill {
     id: u32,
     sectors: Range<u32>,
+    /// Sectors that were written to meanwhile, or more.
+    spoiled: Ranges,
     is_good: bool,
     is_gap: bool,
+}
+
+impl Fill {
+    fn spoil(&mut self, sectors: &Range<u32>) {
+        if overlap(&self.sectors, sectors) {
+            self.spoiled.cover(sectors.clone());
+            self.is_good &= !self.spoiled.contains(&self.sectors);
+        }
+    }
 }
 
 /// A block that is in its slot in part.
@@ -38,6 +50,8 @@ struct Partial {
     slot: u32,
     valid: Ranges,
     fills: Vec<Fill>,
+    /// The fill that let it come, until the origin has answered.
+    first: Option<u32>,
     /// What the background is to bring.
     wish: Range<u32>,
     /// It is in the queue of the background.
@@ -51,6 +65,9 @@ impl Partial {
 
     /// The first sectors of the wish that are missing, and not under way.
     fn gap(&self) -> Option<Range<u32>> {
+        if self.first.is_some() && !mutants::is(Mutant::GapsFirst) {
+            return None;
+        }
         let under_way = || self.fills.iter().map(|fill| fill.sectors.clone());
         let all = || self.valid.iter().chain(under_way());
         let mut start = self.wish.start;
@@ -152,8 +169,8 @@ impl Partials {
 
     /// A slot is to have parts of a block, and has none yet.
     pub(super) fn begin(&mut self, block: u64, slot: u32) {
-        let (valid, fills, wish) = (Ranges::default(), Vec::new(), 0..0);
-        let partial = Partial { slot, valid, fills, wish, is_queued: false };
+        let (valid, fills, first, wish) = (Ranges::default(), Vec::new(), None, 0..0);
+        let partial = Partial { slot, valid, fills, first, wish, is_queued: false };
         self.blocks.insert(block, partial);
         self.slots.insert(slot, block);
     }
@@ -177,9 +194,8 @@ impl Partials {
     pub(super) fn write_begins(&mut self, block: u64, sectors: Range<u32>, has_data: bool) -> u32 {
         let of = self.blocks.get_mut(&block).expect("it is there in part");
         let is_first = !of.overlaps(&sectors) || mutants::is(Mutant::FillsOverlap);
-        if !mutants::is(Mutant::FillNotSpoiled) {
-            let spoiled = of.fills.iter_mut().filter(|fill| overlap(&fill.sectors, &sectors));
-            spoiled.for_each(|fill| fill.is_good = false);
+        if !mutants::is(Mutant::FillNotSpoiled) && !mutants::is(Mutant::SpoiledLate) {
+            of.fills.iter_mut().for_each(|fill| fill.spoil(&sectors));
         }
         if !mutants::is(Mutant::RewrittenPartValid)
             && (has_data || !mutants::is(Mutant::ZeroedPart))
@@ -195,17 +211,29 @@ impl Partials {
         self.filling[usize::from(is_gap)] += u64::from(sectors.end - sectors.start);
         let id = self.last_id;
         let of = self.blocks.get_mut(&block).expect("it is there in part");
-        of.fills.push(Fill { id, sectors, is_good, is_gap });
+        of.fills.push(Fill { id, sectors, spoiled: Ranges::default(), is_good, is_gap });
         id
+    }
+
+    /// Gaps of a block wait for the answer to the request of this fill, with which it came.
+    pub(super) fn wait_for(&mut self, block: u64, id: u32) {
+        self.blocks.get_mut(&block).expect("it is there in part").first = Some(id);
     }
 
     /// The origin has answered. Whether the fill goes on, to the slot; else it has ended.
     pub(super) fn answered(&mut self, block: u64, id: u32, has_data: bool) -> bool {
         let of = self.blocks.get_mut(&block).expect("its fill is under way");
+        of.first = of.first.filter(|first| *first != id);
         let fill = of.fills.iter().find(|fill| fill.id == id).expect("it is under way");
         let goes_on = fill.is_good && has_data;
-        if !goes_on {
-            self.ended(block, id, has_data);
+        if mutants::is(Mutant::SpoiledLate) {
+            let sectors = fill.sectors.clone();
+            let others = of.fills.iter_mut().filter(|fill| fill.id != id);
+            others.for_each(|fill| fill.spoil(&sectors));
+        }
+        match goes_on {
+            true => self.enqueue(block),
+            false => drop(self.ended(block, id, has_data)),
         }
         goes_on
     }
@@ -214,7 +242,7 @@ impl Partials {
     pub(super) fn ended(&mut self, block: u64, id: u32, is_done: bool) -> bool {
         let of = self.blocks.get_mut(&block).expect("its fill is under way");
         let nth = of.fills.iter().position(|fill| fill.id == id).expect("it is under way");
-        let Fill { sectors, is_good, is_gap, .. } = of.fills.swap_remove(nth);
+        let Fill { sectors, spoiled, is_good, is_gap, .. } = of.fills.swap_remove(nth);
         self.under_way -= 1;
         self.filling[usize::from(is_gap)] -= u64::from(sectors.end - sectors.start);
         if is_good && !is_done {
@@ -222,7 +250,10 @@ impl Partials {
             of.wish = 0..0;
         }
         match is_done {
-            true if is_good => of.valid.add(sectors),
+            true if is_good => {
+                of.valid.add(sectors);
+                spoiled.iter().for_each(|gone| of.valid.remove(&gone));
+            }
             true => {}
             false if mutants::is(Mutant::ZeroedPart) => {}
             // What was valid before may be damaged by a write to the slot that failed.
@@ -267,9 +298,20 @@ impl Partials {
             let sectors = gap.start..gap.end.min(gap.start.saturating_add(sectors_max));
             let id = self.register(block, sectors.clone(), true, true);
             self.enqueue(block);
+            if self.queue.back() == Some(&block) {
+                // One block is brought after the other.
+                self.queue.rotate_right(1);
+            }
             return Some(Gap { block, id, sectors });
         }
         None
+    }
+
+    /// Blocks of which nothing is under way, and nothing more is to be brought, with their slots.
+    pub(super) fn given_up(&self) -> Vec<(u64, u32)> {
+        let is_over = |of: &Partial| of.wish.is_empty() && of.fills.is_empty();
+        let over = self.blocks.iter().filter(|(_, of)| is_over(of));
+        over.map(|(block, of)| (*block, of.slot)).collect()
     }
 
     /// The slot may have lost what it has of a block.

@@ -9,7 +9,7 @@
 //!
 //! | policy | what it does |
 //! |---|---|
-//! | [`Smq`] | the kernel's: blocks climb levels, and are whole; hints are on the medium |
+//! | [`Smq`] | the kernel's: blocks climb levels, and come as a whole; hints are on the medium |
 //! | [`Probation`] | ours: blocks enter in part, and stay if they are used again |
 
 mod ghosts;
@@ -98,7 +98,8 @@ pub trait Policy: Debug + Send {
     /// Its name in tables, and on the medium beside its hints.
     fn name(&self) -> &'static str;
 
-    /// Whether blocks may be in their slots in part. Else it hears of one when all of it is there.
+    /// Whether blocks may stay in their slots in part. Else all of one is brought, and the policy
+    /// hears of it when it is there.
     fn takes_parts(&self) -> bool;
 
     /// Its version on the medium. Hints of another major version (the first number) are dropped.

@@ -343,7 +343,10 @@ impl Policy for Smq {
         }
     }
 
-    fn gap(&mut self, _: u32, _: &Miss, _: u32) -> Fill {
+    fn gap(&mut self, _: u32, miss: &Miss, _: u32) -> Fill {
+        // Until all of a block is there, the kernel counts misses of it.
+        self.access();
+        self.hotspots.miss(miss.block);
         Fill::Whole
     }
 

@@ -22,14 +22,19 @@ pub(crate) const STORIES: &[Story] = &[
 ];
 
 impl Cache {
-    /// The policy wants to have a block.
-    fn wish(&self, block: u64) {
+    /// The policy wants to have a block. Whether that is there, or has a slot.
+    fn wish(&self, block: u64) -> bool {
         let mut blocks = self.blocks();
-        if !blocks.wishes.contains(&block) {
-            blocks.wishes.push_back(block);
+        let (is_quiet, is_there) = (blocks.is_free(block), blocks.slots.find(block).is_some());
+        let has_slot = is_there
+            || blocks.slots.partials.slot(block).is_some()
+            || is_quiet && blocks.begin_in_part(block).is_some();
+        if blocks.slots.partials.slot(block).is_some() {
+            blocks.slots.partials.wish(block, 0..u32::MAX);
         }
         drop(blocks);
         self.events.work();
+        has_slot
     }
 
     /// What is wrong with the accounts, if anything. Nobody is at work.

@@ -122,8 +122,14 @@ impl World {
         let mut prng = Prng::new(prng.next_u64());
         Box::new(move || {
             for _ in 0..1 + prng.below(4) {
-                cache.wish(blocks[prng.below(blocks.len() as u64) as usize]);
-                (0..prng.below(40)).for_each(|_| shuttle::thread::yield_now());
+                let block = blocks[prng.below(blocks.len() as u64) as usize];
+                let mut turns = prng.below(40);
+                // It may have to wait for room, and for writers.
+                while turns > 0 && !cache.wish(block) {
+                    shuttle::thread::yield_now();
+                    turns -= 1;
+                }
+                (0..turns).for_each(|_| shuttle::thread::yield_now());
             }
         })
     }
