@@ -14,7 +14,7 @@
 //! | `request` | the life of a request |
 //! | `changes`, `commit` | what memory knows and the medium does not, and how it gets there |
 //! | `partial`, `fill` | blocks that are in their slots in part, and what brings the rest |
-//! | `copy`, `background` | blocks come, go, and are written back |
+//! | `copy`, `background` | blocks go, and are written back |
 //! | `control`, `counts` | status, messages, suspend; counters |
 //! | `xml` | metadata as text, as thin-provisioning-tools have it |
 //! | `repair` | what can be kept of damaged metadata |

@@ -1,5 +1,5 @@
 //! Blocks that come as a whole, as the policy `smq` wants them: what that moves, before a miss is
-//! answered and in all, and who waits for it.
+//! answered and in all, and which requests wait for it.
 
 use std::sync::Arc;
 
