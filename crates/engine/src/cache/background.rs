@@ -213,13 +213,13 @@ impl Cache {
         if !blocks.wants_room || blocks.trouble.is_stuck || blocks.trouble.has_lost {
             return;
         }
-        blocks.wants_room = false;
         let wanted = blocks.room();
         // Blocks in part have a bound of their own.
         let is_full = blocks.slots.partials.count() >= PARTIALS_MAX;
         let mut coming = if is_full { 0 } else { blocks.slots.free() }
-            + blocks.changes.leaving.len() as u32
+            + blocks.changes.leaving()
             + agenda.left.len() as u32
+            + agenda.copied.len() as u32
             + agenda.cleaning as u32;
         while coming < wanted {
             let Some(next) = blocks.policy.next() else { break };
@@ -228,6 +228,8 @@ impl Cache {
                 None => break,
             }
         }
+        // What is written back for that is to leave then.
+        blocks.wants_room = blocks.slots.free() == 0 && coming > 0;
     }
 
     /// How many blocks may be on their way while clients are busy.

@@ -27,6 +27,8 @@ pub(super) struct Changes {
     pub(super) fresh: Vec<u32>,
     /// Slots that hold nothing any more, with the blocks that they held.
     pub(super) leaving: Vec<(u32, u64)>,
+    /// How many of those a commit under way has.
+    committing: u32,
     /// Words of slots that are to be marked: a request waits for that.
     pub(super) wanted: BTreeSet<u32>,
     /// Marks that were taken away, by words.
@@ -42,6 +44,7 @@ impl Changes {
             dirty: Bits::new(words_of(slots).div_ceil(PER_BLOCK)),
             fresh: Vec::new(),
             leaving: Vec::new(),
+            committing: 0,
             wanted: BTreeSet::new(),
             cleared: Vec::new(),
         }
@@ -90,12 +93,24 @@ impl Changes {
 
     /// All of them, to be committed; none are left.
     pub(super) fn take(&mut self, slots: u64) -> Changes {
-        let version = self.version;
-        std::mem::replace(self, Changes::new(version, slots))
+        let next =
+            Changes { committing: self.leaving.len() as u32, ..Changes::new(self.version, slots) };
+        std::mem::replace(self, next)
+    }
+
+    /// How many slots become free by commits.
+    pub(super) fn leaving(&self) -> u32 {
+        self.leaving.len() as u32 + self.committing
+    }
+
+    /// The commit under way is durable.
+    pub(super) fn committed(&mut self) {
+        self.committing = 0;
     }
 
     /// A commit with `failed` is not durable.
     pub(super) fn put_back(&mut self, failed: Changes) {
+        self.committing = 0;
         self.mappings.join(&failed.mappings);
         self.dirty.join(&failed.dirty);
         self.fresh.extend(failed.fresh);

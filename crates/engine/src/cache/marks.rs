@@ -22,6 +22,7 @@ impl Blocks {
             }
         }
         self.mark(wanted);
+        self.changes.committed();
         if mutants::is(Mutant::FreedEarly) {
             return;
         }

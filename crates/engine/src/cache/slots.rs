@@ -15,6 +15,7 @@
 use std::collections::VecDeque;
 use std::ops::Range;
 
+use super::held::{Held, NO_BLOCK};
 use super::index::Index;
 use super::metadata::Contents;
 use super::metadata::bits::{Bits, words_of};
@@ -23,46 +24,6 @@ use super::partial::Partials;
 use super::parts::Parts;
 use crate::mutants::{self, Mutant};
 use crate::units::SECTOR;
-
-/// A slot without a block.
-const NO_BLOCK: u64 = u64::MAX;
-
-/// Which block each slot holds: four bytes for each, and two more if the origin's blocks have
-/// longer numbers.
-#[derive(Debug)]
-struct Held {
-    low: Box<[u32]>,
-    high: Box<[u16]>,
-}
-
-impl Held {
-    /// Of slots that hold nothing.
-    fn new(slots: u64, origin_blocks: u64) -> Held {
-        let is_wide = origin_blocks > u64::from(u32::MAX);
-        let high = if is_wide { slots as usize } else { 0 };
-        Held { low: vec![u32::MAX; slots as usize].into(), high: vec![u16::MAX; high].into() }
-    }
-
-    /// The block in a slot, or [`NO_BLOCK`].
-    #[inline]
-    fn get(&self, slot: u32) -> u64 {
-        let low = self.low[slot as usize];
-        match self.high.get(slot as usize) {
-            Some(high) if (*high, low) == (u16::MAX, u32::MAX) => NO_BLOCK,
-            Some(high) => u64::from(*high) << 32 | u64::from(low),
-            None if low == u32::MAX => NO_BLOCK,
-            None => low.into(),
-        }
-    }
-
-    /// Blocks have numbers of 48 bits, of which the last one is of none.
-    fn put(&mut self, slot: u32, block: u64) {
-        self.low[slot as usize] = block as u32;
-        if let Some(high) = self.high.get_mut(slot as usize) {
-            *high = (block >> 32) as u16;
-        }
-    }
-}
 
 /// The slots.
 #[derive(Debug)]
@@ -116,7 +77,7 @@ impl Slots {
 
     /// How many there are.
     pub(super) fn count(&self) -> u32 {
-        self.held.low.len() as u32
+        self.held.count()
     }
 
     /// How many are free.

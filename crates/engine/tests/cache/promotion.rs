@@ -180,3 +180,17 @@ fn many_blocks_come_and_none_is_left_in_part() {
     assert_eq!(world.fact("cached_bytes"), named * BLOCK);
     assert!(named > 190, "{named}");
 }
+
+#[test]
+fn a_block_that_finds_only_dirty_ones_gets_room_without_coming_again() {
+    let mut world = World::opened("64 1 metadata2 smq 2 migration_threshold 0", 4, BLOCKS * BLOCK);
+    for block in 0..4 {
+        world.write(block * BLOCK, &vec![block as u8 + 1; BLOCK as usize]);
+    }
+    assert_eq!(world.fact("dirty_bytes"), 4 * BLOCK);
+    world.write(5 * BLOCK, &vec![6; BLOCK as usize]);
+    world.tick(SECOND / 10);
+    assert_eq!((world.fact("dirty_bytes"), world.fact("cached_bytes")), (3 * BLOCK, 3 * BLOCK));
+    world.write(5 * BLOCK, &vec![7; BLOCK as usize]);
+    assert_eq!(world.fact("cached_bytes"), 4 * BLOCK);
+}

@@ -10,6 +10,7 @@
 //! blocks leave from the lower half only, and levels are shared out again once a minute. By
 //! [`Rules::MENDED`] time is counted in accesses, and blocks enter where they can leave.
 
+use super::super::held::Held;
 use super::super::index::Index;
 use super::levels::{Entries, LEVELS, Queue};
 use super::uses::Uses;
@@ -88,10 +89,9 @@ struct Hotspots {
     queue: Queue,
     index: Index,
     /// The piece of each entry, and during which tick it was missed last, but for its upper bits.
-    pieces: Vec<u64>,
+    pieces: Held,
     missed: Vec<u16>,
     ticks: u32,
-    max: usize,
     blocks: u64,
     record: Record,
     jump: u8,
@@ -109,10 +109,9 @@ impl Hotspots {
             entries: Entries::new(max),
             queue: Queue::with_top(HOTSPOT_TOP, top),
             index: Index::new(max as u64),
-            pieces: Vec::with_capacity(max),
+            pieces: Held::new(max as u64, shape.origin_blocks.div_ceil(blocks)),
             missed: Vec::with_capacity(max),
             ticks: 0,
-            max,
             blocks,
             record: Record::default(),
             jump: 0,
@@ -122,7 +121,7 @@ impl Hotspots {
     /// Something of a block's piece was missed. Returns the piece's level.
     fn miss(&mut self, block: u64) -> u8 {
         let piece = block / self.blocks;
-        if let Some(entry) = self.index.find(piece, |entry| self.pieces[entry as usize]) {
+        if let Some(entry) = self.index.find(piece, |entry| self.pieces.get(entry)) {
             self.record.count(self.entries.level(entry));
             let missed = &mut self.missed[entry as usize];
             let now = self.ticks as u16;
@@ -132,22 +131,21 @@ impl Hotspots {
         }
         self.record.misses += 1;
         let before = self.ticks.wrapping_sub(1) as u16;
-        let entry = match self.pieces.len() < self.max {
+        let entry = match (self.missed.len() as u32) < self.pieces.count() {
             true => {
-                self.pieces.push(piece);
                 self.missed.push(before);
-                self.pieces.len() as u32 - 1
+                self.missed.len() as u32 - 1
             }
             false => {
                 let oldest = self.queue.oldest(LEVELS).expect("it is full");
                 self.queue.remove(&mut self.entries, oldest);
-                let left = self.pieces[oldest as usize];
-                self.index.remove(left, |entry| self.pieces[entry as usize]);
-                self.pieces[oldest as usize] = piece;
+                let left = self.pieces.get(oldest);
+                self.index.remove(left, |entry| self.pieces.get(entry));
                 self.missed[oldest as usize] = before;
                 oldest
             }
         };
+        self.pieces.put(entry, piece);
         self.index.insert(piece, entry);
         self.queue.push(&mut self.entries, entry);
         self.entries.level(entry)
