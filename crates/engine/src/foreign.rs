@@ -21,7 +21,7 @@ use rustix::fs::{FileType, fstat, fstatfs};
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
 use crate::error::{Error, Kind, Result};
-use crate::pmem::copy;
+use crate::pmem::copy::{self, SharedBytes};
 use crate::sigbus::{FOREIGN_MAX, Watch, Watched, watch};
 use crate::sync::statics::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering};
 
@@ -110,6 +110,14 @@ impl Foreign {
         // SAFETY: `place` checked the range; the mapping lives as long as `self`, and is no Rust
         // object, so `bytes` cannot overlap it.
         unsafe { copy::store_shared(place, bytes) }
+    }
+
+    /// A range of it, to copy to.
+    #[inline]
+    pub fn shared(&self, at: u64, len: usize) -> SharedBytes<'_> {
+        // SAFETY: `place` checked the range; the mapping lives as long as `self`, and is no Rust
+        // object.
+        unsafe { SharedBytes::new(self.place(at, len), len) }
     }
 
     /// The two bytes at `at`, which is a multiple of two.

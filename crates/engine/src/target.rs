@@ -17,6 +17,7 @@ use crate::bio::Bio;
 use crate::buffer::BufferPool;
 use crate::disk::{Disk, DiskErrors, DiskIo, troubles};
 use crate::error::{Result, Status};
+use crate::pmem::copy::SharedBytes;
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::{Arc, Mutex, lock};
 use crate::units::Nanos;
@@ -274,6 +275,13 @@ pub trait Target: Send + Sync + std::fmt::Debug {
 
     /// Serves `bio`, whose range is relative to the start of the table line.
     fn submit(&self, bio: Bio, port: &mut Port);
+
+    /// Reads the range that begins at `offset` into memory that others use too, if that takes no
+    /// more than a copy. `port` is the number of the caller's port. False: it takes a bio, and what
+    /// is in the memory until then means nothing.
+    fn read_into(&self, _offset: u64, _into: SharedBytes<'_>, _port: usize) -> bool {
+        false
+    }
 
     /// Takes back an I/O that this target emitted into `port`.
     fn complete(&self, io: DiskIo, port: &mut Port);

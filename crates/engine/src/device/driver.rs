@@ -7,7 +7,7 @@
 
 use std::collections::VecDeque;
 
-use super::{Device, PortSeat};
+use super::{Device, Intake, PortSeat};
 use crate::bio::Bio;
 use crate::buffer::BufferPool;
 use crate::disk::Ring;
@@ -56,6 +56,11 @@ impl Driver {
     /// The bios that the next [`Driver::pump`] submits, and memory for more of them.
     pub fn bios_and_pool(&mut self) -> (&mut VecDeque<Bio>, &mut BufferPool) {
         (&mut self.bios, &mut self.port.pool)
+    }
+
+    /// What the requests of a client need that has just asked.
+    pub fn intake(&mut self) -> Intake<'_> {
+        Intake::new(self.seat.device(), &mut self.port)
     }
 
     /// Bios that were submitted and have not come out as done.

@@ -16,6 +16,7 @@
 
 mod change;
 mod driver;
+mod intake;
 mod late;
 mod seat;
 mod table;
@@ -23,6 +24,7 @@ mod table;
 use crate::bio::Bio;
 use crate::disk::DiskIo;
 use crate::error::{Error, Kind, Result};
+use crate::pmem::copy::SharedBytes;
 use crate::sync::{Arc, Mutex, MutexGuard, lock};
 #[allow(unused_imports, reason = "for the documentation")]
 use crate::target::Target;
@@ -30,6 +32,7 @@ use crate::target::{Dirty, Events, Extent, Fact, Health, OnlyCached, Port, Targe
 use crate::units::{Nanos, SECTOR};
 
 pub use driver::Driver;
+pub use intake::Intake;
 pub use late::{InFlight, LATE_SECONDS, LateRequest};
 pub use table::LoadedTable;
 
@@ -168,6 +171,14 @@ impl Device {
     #[inline]
     pub fn submit(&self, bio: Bio, port: &mut Port) {
         self.seat(port).submit(bio, port);
+    }
+
+    /// Reads the range that begins at `offset` into memory that others use too, if that takes no
+    /// more than a copy; `port` is the number of the caller's port. False: submit a bio. What is in
+    /// the memory until then means nothing.
+    #[inline]
+    pub fn read_into(&self, offset: u64, into: SharedBytes<'_>, port: usize) -> bool {
+        self.seat_of(port).read_into(offset, into, port)
     }
 
     /// Takes back an I/O that came out of `port.ios`.
@@ -359,8 +370,13 @@ impl Device {
 
     #[inline]
     fn seat(&self, port: &Port) -> MutexGuard<'_, Seat> {
-        let seat = lock(&self.seats[port.id].0);
-        assert!(seat.is_attached(), "port {} has no seat at this device", port.id);
+        self.seat_of(port.id)
+    }
+
+    #[inline]
+    fn seat_of(&self, port: usize) -> MutexGuard<'_, Seat> {
+        let seat = lock(&self.seats[port].0);
+        assert!(seat.is_attached(), "port {port} has no seat at this device");
         seat
     }
 }

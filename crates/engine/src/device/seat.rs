@@ -17,9 +17,10 @@ use crate::disk::DiskIo;
 use crate::error::Status;
 use crate::mutants::{self, Mutant};
 use crate::pending::Pending;
+use crate::pmem::copy::SharedBytes;
 use crate::sync::Arc;
 use crate::target::Port;
-use crate::units::Nanos;
+use crate::units::{BIO_BYTES_MAX, Nanos, SECTOR};
 
 /// The device's state for one port.
 #[derive(Debug, Default)]
@@ -118,6 +119,17 @@ impl Seat {
             lines => self.split.submit(lines, table.index_at(bio.offset), bio, port),
         }
         self.settle(mark, port);
+    }
+
+    /// See [`Target::read_into`](crate::target::Target::read_into).
+    #[inline]
+    pub fn read_into(&self, offset: u64, into: SharedBytes<'_>, port: usize) -> bool {
+        let Some(table) = self.table.as_ref().filter(|_| !self.is_suspended) else { return false };
+        let Some(line) = table.line_at(offset) else { return false };
+        let len = into.len() as u64;
+        let is_inside = len > 0 && len <= BIO_BYTES_MAX && len <= line.end - offset;
+        let is_whole = (offset | len).is_multiple_of(SECTOR);
+        is_inside && is_whole && line.target.read_into(offset - line.start, into, port)
     }
 
     /// What a bio that is parked waits for.

@@ -84,6 +84,7 @@ use crate::bio::{Bio, Op};
 use crate::disk::{Disk, DiskIo};
 use crate::error::{Result, Status};
 use crate::per_port::PerPort;
+use crate::pmem::copy::SharedBytes;
 use crate::sync::Arc;
 use crate::sync::atomic::Ordering;
 use crate::target::{
@@ -187,6 +188,10 @@ impl Target for Pcache {
             Op::Flush => self.flush(bio, port),
             Op::Discard | Op::WriteZeroes => self.write_zeroes(bio, port),
         }
+    }
+
+    fn read_into(&self, offset: u64, into: SharedBytes<'_>, port: usize) -> bool {
+        self.read_hits_into(offset, into, port)
     }
 
     fn complete(&self, io: DiskIo, port: &mut Port) {

@@ -12,6 +12,7 @@ use crate::bio::{Bio, Op};
 use crate::disk::DiskIo;
 use crate::error::Status;
 use crate::mutants::{self, Mutant};
+use crate::pmem::copy::SharedBytes;
 use crate::sync::atomic::Ordering;
 use crate::target::Port;
 
@@ -59,6 +60,30 @@ impl Pcache {
         }
         self.counters.read_misses.raise(port.id);
         self.read_gaps(bio, &gaps, port);
+    }
+
+    /// Copies a range that the cache has into memory that others use too. False: a part of it is
+    /// not there, cannot be read, or its segment was reused meanwhile. Never with checksums: what
+    /// is checked must not change any more.
+    pub(super) fn read_hits_into(&self, offset: u64, into: SharedBytes<'_>, port: usize) -> bool {
+        if self.crcs.is_some() {
+            return false;
+        }
+        let (mut at, end) = (offset, offset + into.len() as u64);
+        while at < end {
+            let piece = self.index.lookup(at, end, |place| self.is_live(place));
+            let Some(place) = piece.place else { return false };
+            let into = into.part((at - offset) as usize, piece.len as usize);
+            let is_read = self.segments.load_shared(place.segment, place.offset, into).is_ok();
+            let is_still = self.segments.is_still(place) || mutants::is(Mutant::HitNotRechecked);
+            if !is_read || !is_still {
+                return false;
+            }
+            self.index.note_use(piece.offset, piece.len);
+            at += piece.len;
+        }
+        self.counters.read_hits.raise(port);
+        true
     }
 
     /// Whether a place's segment still has its generation.

@@ -15,6 +15,7 @@
 
 use crate::error::Status;
 use crate::mutants::{self, Mutant};
+use crate::pmem::copy::SharedBytes;
 use crate::slots::SlotState;
 use crate::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering, fence};
 use crate::sync::{Mutex, lock};
@@ -484,6 +485,16 @@ impl Segments {
     /// Loads cached bytes.
     pub fn load(&self, segment: u32, offset: u32, into: &mut [u8]) -> Result<(), Status> {
         self.media.pmem.load(self.data_at(segment, offset), into)
+    }
+
+    /// The same, into memory that others use too.
+    pub fn load_shared(
+        &self,
+        segment: u32,
+        offset: u32,
+        into: SharedBytes<'_>,
+    ) -> Result<(), Status> {
+        self.media.pmem.load_shared(self.data_at(segment, offset), into)
     }
 }
 

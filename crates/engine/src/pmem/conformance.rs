@@ -2,14 +2,19 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
+use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+
 use super::sim::SimPmem;
 use super::{Persistence, Pmem};
+use crate::foreign::Foreign;
 use crate::prng::Prng;
 
 /// The part of the medium that the suite uses, twice: once there, once here.
 struct Twin<'a> {
     pmem: &'a dyn Pmem,
     model: Vec<u8>,
+    /// Memory that others could use too.
+    shared: Foreign,
     prng: Prng,
 }
 
@@ -45,12 +50,21 @@ impl Twin<'_> {
         self.pmem.load(at as u64, &mut found[8..8 + len]).unwrap();
         assert!(found[8..8 + len] == self.model[at..at + len], "{at}+{len} differs");
         assert_eq!([&found[..8], &found[8 + len..]], [[0xA5; 8]; 2], "load writes its range only");
+        found.fill(0x5A);
+        self.shared.store(0, &found);
+        self.pmem.load_shared(at as u64, self.shared.shared(8, len)).unwrap();
+        self.shared.load(0, &mut found);
+        assert!(found[8..8 + len] == self.model[at..at + len], "{at}+{len} differs, shared");
+        assert_eq!([&found[..8], &found[8 + len..]], [[0x5A; 8]; 2], "and that its range only");
     }
 }
 
 /// Runs the suite on a medium of at least 64 KiB, whose content it overwrites.
 pub(super) fn conformance(pmem: &dyn Pmem) {
-    let mut twin = Twin { pmem, model: vec![0; 64 << 10], prng: Prng::new(1) };
+    let file = memfd_create("conformance", MemfdFlags::CLOEXEC).unwrap();
+    ftruncate(&file, 128 << 10).unwrap();
+    let shared = Foreign::map(&file, 0, 128 << 10).unwrap();
+    let mut twin = Twin { pmem, model: vec![0; 64 << 10], shared, prng: Prng::new(1) };
     twin.pmem.zero(0, twin.model.len() as u64);
     for length in LENGTHS {
         for offset in 0..64 {

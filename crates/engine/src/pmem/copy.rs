@@ -16,6 +16,7 @@
 
 use std::arch::asm;
 use std::ffi::c_void;
+use std::marker::PhantomData;
 
 #[cfg(not(target_arch = "x86_64"))]
 use portable as arch;
@@ -211,18 +212,8 @@ pub(super) unsafe fn zero_raw(primitive: Primitive, dst: *mut u8, len: usize) {
 /// # Safety
 /// `src` is readable for `into.len()` bytes and does not overlap `into`.
 pub(crate) unsafe fn load_raw(src: *const u8, into: &mut [u8]) {
-    type Memcpy = unsafe extern "C" fn(*mut c_void, *const c_void, usize) -> *mut c_void;
-    let mut memcpy: Memcpy = libc::memcpy;
-    // The C library's copy is assembly chosen for this CPU, so nothing beats it; but a compiler
-    // that knows it is calling memcpy may assume that nobody else stores to `src`. This empty
-    // block hides the function's identity: what is called could be any foreign code, such as a
-    // loop of single loads.
-    // SAFETY: no instruction, so the pointer passes unchanged; the caller vouches for `src`, and
-    // `into` is exclusively ours.
-    unsafe {
-        asm!("/* {0} */", inout(reg) memcpy, options(nostack, preserves_flags));
-        memcpy(into.as_mut_ptr().cast(), src.cast(), into.len());
-    }
+    // SAFETY: the caller vouches for `src`, and `into` is exclusively ours.
+    unsafe { copy_hidden(into.as_mut_ptr(), src, into.len()) }
 }
 
 /// Stores `bytes` to `dst`, which others may be loading and storing, as any program would.
@@ -230,13 +221,74 @@ pub(crate) unsafe fn load_raw(src: *const u8, into: &mut [u8]) {
 /// # Safety
 /// `dst` is writable for `bytes.len()` bytes and does not overlap `bytes`.
 pub(crate) unsafe fn store_shared(dst: *mut u8, bytes: &[u8]) {
+    // SAFETY: the caller vouches for `dst`.
+    unsafe { copy_hidden(dst, bytes.as_ptr(), bytes.len()) }
+}
+
+/// Copies between places of which others may use either meanwhile.
+///
+/// # Safety
+/// `src` is readable and `dst` writable for `len` bytes, and they do not overlap.
+unsafe fn copy_hidden(dst: *mut u8, src: *const u8, len: usize) {
     type Memcpy = unsafe extern "C" fn(*mut c_void, *const c_void, usize) -> *mut c_void;
     let mut memcpy: Memcpy = libc::memcpy;
-    // As in `load_raw`: a compiler must not assume that nobody else uses `dst`.
-    // SAFETY: no instruction, so the pointer passes unchanged; the caller vouches for `dst`.
+    // The C library's copy is assembly chosen for this CPU, so nothing beats it; but a compiler
+    // that knows it is calling memcpy may assume that nobody else uses these bytes. This empty
+    // block hides the function's identity: what is called could be any foreign code, such as a
+    // loop of single loads.
+    // SAFETY: no instruction, so the pointer passes unchanged; the caller vouches for the ranges.
     unsafe {
         asm!("/* {0} */", inout(reg) memcpy, options(nostack, preserves_flags));
-        memcpy(dst.cast(), bytes.as_ptr().cast(), bytes.len());
+        memcpy(dst.cast(), src.cast(), len);
+    }
+}
+
+/// Memory that others load and store while this exists, as a place to copy to. It is no Rust
+/// object: nothing refers to its bytes.
+#[derive(Clone, Copy, Debug)]
+pub struct SharedBytes<'a> {
+    start: *mut u8,
+    len: usize,
+    lives: PhantomData<&'a u8>,
+}
+
+impl SharedBytes<'_> {
+    /// `len` bytes at `start`.
+    ///
+    /// # Safety
+    /// They are writable for as long as the value lives, and belong to no Rust object.
+    pub(crate) unsafe fn new<'a>(start: *mut u8, len: usize) -> SharedBytes<'a> {
+        SharedBytes { start, len, lives: PhantomData }
+    }
+
+    /// Bytes.
+    #[expect(clippy::len_without_is_empty, reason = "nobody asks whether it is empty")]
+    pub fn len(self) -> usize {
+        self.len
+    }
+
+    /// The bytes `from..from + len` of it. Panics if there are none such.
+    pub fn part(self, from: usize, len: usize) -> Self {
+        assert!(from <= self.len && len <= self.len - from, "{from}+{len} of {}", self.len);
+        // SAFETY: `from` is within the range, or one past its end.
+        Self { start: unsafe { self.start.add(from) }, len, ..self }
+    }
+
+    /// Copies `bytes` there, which are as many.
+    pub fn store(self, bytes: &[u8]) {
+        assert_eq!(bytes.len(), self.len, "both sides of a copy have the same length");
+        // SAFETY: `new` was promised that the range is writable and belongs to no Rust object, so
+        // it does not overlap `bytes`.
+        unsafe { store_shared(self.start, bytes) }
+    }
+
+    /// Copies what is at `src` there.
+    ///
+    /// # Safety
+    /// As many bytes are readable at `src`, and are no part of this memory's mapping.
+    pub(super) unsafe fn copy_from(self, src: *const u8) {
+        // SAFETY: the caller's promise, and that of `new`.
+        unsafe { copy_hidden(self.start, src, self.len) }
     }
 }
 

@@ -23,7 +23,7 @@ use rustix::fs::{FallocateFlags, fallocate};
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, MsyncFlags, ProtFlags, madvise, mmap, msync, munmap};
 
-use super::copy::{self, CAN_FLUSH, CopyPlan, Primitive};
+use super::copy::{self, CAN_FLUSH, CopyPlan, Primitive, SharedBytes};
 use super::media::{self, Access, Nature, Opened};
 use super::{Medium, Persistence, Pmem};
 use crate::area::Area;
@@ -158,6 +158,32 @@ impl DaxPmem {
         self.mapping.watch.has_damage() || self.whole.is_cut()
     }
 
+    /// Lets `copy` take the `len` bytes at `at`, whose address it is given: they are readable for
+    /// as long as the call lasts.
+    #[inline]
+    fn load_with(
+        &self,
+        at: u64,
+        len: usize,
+        copy: impl FnOnce(*const u8),
+    ) -> std::result::Result<(), Status> {
+        let place = self.mapping.place(at, len as u64);
+        let range = place.addr()..place.addr() + len;
+        // Before: so that lost pages are touched a bounded number of times. After: because this
+        // load itself may have found the damage.
+        let is_there = self.start + at + len as u64 <= self.whole.left_bytes();
+        if !is_there || self.mapping.watch.is_damaged(range.clone()) {
+            return Err(Status::Io);
+        }
+        copy(place);
+        if !self.mapping.watch.is_damaged(range) {
+            return Ok(());
+        }
+        // Then loads beyond the new end fail without touching each page there.
+        self.whole.look(&self.file);
+        Err(Status::Io)
+    }
+
     /// The address of a range to store to; `None` if nothing can be stored any more.
     fn place_for_store(&self, at: u64, len: u64) -> Option<*mut u8> {
         assert_eq!(self.access, Access::Exclusive, "a medium opened to look at is not stored to");
@@ -190,22 +216,13 @@ impl Pmem for DaxPmem {
     }
 
     fn load(&self, at: u64, into: &mut [u8]) -> std::result::Result<(), Status> {
-        let place = self.mapping.place(at, into.len() as u64);
-        let range = place.addr()..place.addr() + into.len();
-        // Before: so that lost pages are touched a bounded number of times. After: because this
-        // load itself may have found the damage.
-        let is_there = self.start + at + into.len() as u64 <= self.whole.left_bytes();
-        if !is_there || self.mapping.watch.is_damaged(range.clone()) {
-            return Err(Status::Io);
-        }
-        // SAFETY: `place` checked the range; the mapping is readable and lives as long as `self`.
-        unsafe { copy::load_raw(place, into) };
-        if !self.mapping.watch.is_damaged(range) {
-            return Ok(());
-        }
-        // Then loads beyond the new end fail without touching each page there.
-        self.whole.look(&self.file);
-        Err(Status::Io)
+        // SAFETY: `load_with` gives out a place with as many readable bytes.
+        self.load_with(at, into.len(), |place| unsafe { copy::load_raw(place, into) })
+    }
+
+    fn load_shared(&self, at: u64, into: SharedBytes<'_>) -> std::result::Result<(), Status> {
+        // SAFETY: as in `load`, and this mapping is no other one.
+        self.load_with(at, into.len(), |place| unsafe { into.copy_from(place) })
     }
 
     fn drain(&self) -> std::result::Result<(), Status> {

@@ -26,6 +26,7 @@ pub mod sim;
 
 use crate::error::Status;
 use crate::sigbus;
+use copy::SharedBytes;
 
 /// A process maps at most this many cache devices.
 pub const MAPPINGS_MAX: usize = sigbus::MEDIA_MAX;
@@ -80,6 +81,17 @@ pub trait Pmem: Send + Sync + std::fmt::Debug {
     /// mixture, and the caller must find out by other means (generations) that it must not use
     /// them.
     fn load(&self, at: u64, into: &mut [u8]) -> Result<(), Status>;
+
+    /// As [`Pmem::load`], into memory that others use too.
+    fn load_shared(&self, at: u64, into: SharedBytes<'_>) -> Result<(), Status> {
+        let mut piece = [0; 4096];
+        for from in (0..into.len()).step_by(piece.len()) {
+            let bytes = (into.len() - from).min(piece.len());
+            self.load(at + from as u64, &mut piece[..bytes])?;
+            into.part(from, bytes).store(&piece[..bytes]);
+        }
+        Ok(())
+    }
 
     /// After this, all of this thread's stores have left the CPU.
     fn drain(&self) -> Result<(), Status>;

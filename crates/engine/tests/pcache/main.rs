@@ -24,6 +24,7 @@ mod pace;
 mod pressure;
 mod refusals;
 mod rescue;
+mod shared;
 mod together;
 mod vectors;
 mod world;
