@@ -15,13 +15,14 @@ use std::os::fd::OwnedFd;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use udm::bio::{Bio, Op};
-use udm::buffer::BufferPool;
-use udm::device::{Device, LoadedTable};
-use udm::disk::RamDisk;
+use udm::device::{Device, Driver, LoadedTable};
+use udm::disk::{DiskIo, RamDisk};
 use udm::error::Status;
+use udm::pmem::copy::SharedBytes;
 use udm::simple::{Linear, LinearArgs};
 use udm::sync::Arc;
 use udm::table::Table;
+use udm::target::{Port, Target, TargetLimits, Wake};
 use udm::units::{BIO_BYTES_MAX, KIB, SECTOR};
 use udm_export::vhost::chain::{Chain, Shape};
 use udm_export::vhost::counts::Counts;
@@ -104,12 +105,59 @@ struct Bench {
     requests: Vec<Request>,
     in_flight: VecDeque<Bio>,
     facts: Facts,
-    pool: BufferPool,
+    driver: Driver,
     device: Vec<u8>,
 }
 
 fn base(shape: &Shape) -> u32 {
     if shape.features & feature::RING_PACKED != 0 { BEGIN } else { 0 }
+}
+
+/// Has the first half of its data at hand.
+#[derive(Debug)]
+struct AtHand;
+
+impl Target for AtHand {
+    fn name(&self) -> &'static str {
+        "at-hand"
+    }
+
+    fn submit(&self, bio: Bio, port: &mut Port) {
+        port.finish(bio, Ok(()));
+    }
+
+    fn read_into(&self, offset: u64, into: SharedBytes<'_>, _port: usize) -> bool {
+        let end = offset + into.len() as u64;
+        assert!(end <= STORED_BYTES && (offset | end).is_multiple_of(SECTOR), "{offset}..{end}");
+        into.store(&vec![7; into.len()]);
+        offset < STORED_BYTES / 2
+    }
+
+    fn complete(&self, _io: DiskIo, _port: &mut Port) {
+        unreachable!("asks for no I/O");
+    }
+
+    fn limits(&self) -> TargetLimits {
+        TargetLimits { block_bytes: SECTOR as u32, has_discard: true }
+    }
+
+    fn status(&self) -> String {
+        String::new()
+    }
+
+    fn table(&self) -> String {
+        String::new()
+    }
+}
+
+struct Nobody;
+
+impl Wake for Nobody {
+    fn wake(&self) {}
+}
+
+fn at_hand() -> Arc<Device> {
+    Device::with_table("at-hand", LoadedTable::single(Arc::new(AtHand), STORED_BYTES)).unwrap()
 }
 
 impl Bench {
@@ -136,7 +184,7 @@ impl Bench {
             requests: (0..ENTRIES).map(|_| Request::default()).collect(),
             in_flight: VecDeque::new(),
             facts: Facts { id: [b'x'; ID_BYTES], is_write_through: features & 1 == 0 },
-            pool: BufferPool::new(),
+            driver: Driver::new(&at_hand(), Arc::new(Nobody)).unwrap(),
             device: vec![0; STORED_BYTES as usize],
         })
     }
@@ -195,9 +243,8 @@ impl Bench {
             }
             let request = &mut self.requests[usize::from(head)];
             std::mem::swap(&mut request.chain, &mut chain);
-            let begun =
-                request.begin(&self.memory, &self.facts, &mut self.pool, u64::from(head))?;
-            match begun {
+            let mut intake = self.driver.intake();
+            match request.begin(&self.memory, &self.facts, &mut intake, u64::from(head))? {
                 Begun::Bio(bio) => {
                     check_bio(&bio);
                     self.in_flight.push_back(bio);

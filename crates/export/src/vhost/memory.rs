@@ -7,6 +7,7 @@
 use std::os::fd::OwnedFd;
 
 use udm::foreign::Foreign;
+use udm::pmem::copy::SharedBytes;
 use udm::sync::Arc;
 use udm::units::GIB;
 
@@ -127,6 +128,17 @@ impl Memory {
     #[inline]
     pub fn has(&self, guest: u64, len: u64) -> bool {
         self.visit(guest, len, |_, _, _, _| Ok(())).is_ok()
+    }
+
+    /// A range as a place to copy to, if it lies in one region; ask `check` of its memory after
+    /// that.
+    #[inline]
+    pub fn shared(&self, guest: u64, len: usize) -> Option<(&Foreign, SharedBytes<'_>)> {
+        let after = self.regions.partition_point(|mapped| mapped.region.guest <= guest);
+        let mapped = &self.regions[after.checked_sub(1)?];
+        let at = guest - mapped.region.guest;
+        let is_inside = at < mapped.region.len && len as u64 <= mapped.region.len - at;
+        is_inside.then(|| (&*mapped.foreign, mapped.foreign.shared(at, len)))
     }
 
     /// Copies what is at `guest`.

@@ -7,11 +7,12 @@
 
 use udm::bio::{Bio, Op};
 use udm::buffer::{Buffer, BufferPool};
+use udm::device::Intake;
 use udm::error::Status;
 use udm::units::{BIO_BYTES_MAX, Nanos, SECTOR};
 
 use super::chain::{Chain, Piece, bytes_of};
-use super::memory::Memory;
+use super::memory::{Memory, check};
 use super::proto::{Violation, u32_at, u64_at, wrong};
 
 /// Bytes of a request's header.
@@ -92,7 +93,7 @@ impl Request {
         &mut self,
         memory: &Memory,
         facts: &Facts,
-        pool: &mut BufferPool,
+        intake: &mut Intake<'_>,
         token: u64,
     ) -> Result<Begun, Violation> {
         let (readable, writable) = (bytes_of(&self.chain.readable), bytes_of(&self.chain.writable));
@@ -104,8 +105,14 @@ impl Request {
         let mut header = [0; HEADER_BYTES as usize];
         gather(&self.chain.readable, 0, &mut header, memory)?;
         let (kind, sector) = (u32_at(&header, 0), u64_at(&header, 8));
+        let pool = &mut *intake.pool;
         let bio = match kind {
-            READ => self.read(sector, writable - 1, pool, token),
+            READ => {
+                if let Some(len) = self.read_in_place(sector, writable - 1, memory, intake)? {
+                    return self.answer(OK, len, memory).map(Begun::Done);
+                }
+                self.read(sector, writable - 1, intake.pool, token)
+            }
             WRITE => self.write(sector, readable - HEADER_BYTES, memory, facts, pool, token)?,
             FLUSH => Ok(Bio::flush(token)),
             DISCARD => self.range(Op::Discard, memory, facts, token)?,
@@ -124,6 +131,28 @@ impl Request {
             }
             Err(status) => self.answer(status, 0, memory).map(Begun::Done),
         }
+    }
+
+    /// Reads straight into the guest's memory, if that is one piece and the data is at hand.
+    /// Returns how many bytes.
+    fn read_in_place(
+        &self,
+        sector: u64,
+        len: u64,
+        memory: &Memory,
+        intake: &Intake<'_>,
+    ) -> Result<Option<u32>, Violation> {
+        let Some(first) = self.chain.writable.first().filter(|first| u64::from(first.len) >= len)
+        else {
+            return Ok(None);
+        };
+        let Ok(offset) = offset_of(sector, len) else { return Ok(None) };
+        let Some((foreign, into)) = memory.shared(first.guest, len as usize) else {
+            return Ok(None);
+        };
+        let is_read = intake.read_into(offset, into);
+        check(foreign)?;
+        Ok(is_read.then_some(len as u32))
     }
 
     fn read(&self, sector: u64, len: u64, pool: &mut BufferPool, token: u64) -> Result<Bio, u8> {

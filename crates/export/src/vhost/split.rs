@@ -60,6 +60,9 @@ pub struct Split {
     parts: Parts,
     /// The next entry to take, counted for ever.
     next: u16,
+    /// The driver has made the entries before this one available: what is read of its memory only
+    /// when all of those were taken, because it writes there as often as it asks.
+    known: u16,
     /// The next entry to fill, counted for ever.
     used: u16,
     /// What `used` was when the driver was last asked whether it wants a call.
@@ -80,7 +83,8 @@ impl Split {
         let parts = Parts::find(&shape, memory)?;
         let used = parts.used.foreign.u16_at(parts.used.at + 2).load(Ordering::Acquire);
         parts.used.check()?;
-        Ok(Split { shape, parts, next, used, called_at: used, table: Vec::new() })
+        let table = Vec::new();
+        Ok(Split { shape, parts, next, known: next, used, called_at: used, table })
     }
 
     /// Its memory is another one now.
@@ -102,6 +106,7 @@ impl Split {
     /// The next request is the one after all that were used, and after `in_flight` more.
     pub fn go_on_after(&mut self, in_flight: usize) {
         self.next = self.used.wrapping_add(in_flight as u16);
+        self.known = self.next;
     }
 
     /// The number of the next request.
@@ -112,7 +117,7 @@ impl Split {
     /// Whether the driver has made a request available.
     #[inline]
     pub fn has_request(&self) -> Result<bool, Violation> {
-        Ok(self.available()? > 0)
+        Ok(self.known != self.next || self.available()? > 0)
     }
 
     /// How many requests the driver has made available.
@@ -130,7 +135,10 @@ impl Split {
     /// Reads the next request into `chain`, and returns its head; `None` if there is none. It stays
     /// the next one until [`Split::accept`].
     pub fn peek(&mut self, memory: &Memory, chain: &mut Chain) -> Result<Option<u16>, Violation> {
-        if !self.has_request()? {
+        if self.known == self.next {
+            self.known = self.next.wrapping_add(self.available()?);
+        }
+        if self.known == self.next {
             return Ok(None);
         }
         let Place { foreign, at } = &self.parts.available;

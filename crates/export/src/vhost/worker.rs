@@ -46,6 +46,9 @@ const PARKED_SECONDS_MAX: u64 = 2;
 const LOOK_NS: Nanos = SECOND;
 /// Looks at a ring before the rest of the loop has its turn: less than a microsecond.
 const GLANCES: u32 = 16;
+/// A driver that looks sees the first answers of a turn while the next requests are served: after
+/// this many.
+const SHOWN: u32 = 8;
 /// Time between two tries to get memory that other clients hold.
 const STARVED_LOOK_NS: Nanos = SECOND / 100;
 
@@ -283,9 +286,12 @@ impl Serving {
     /// Takes requests as long as there are some, and memory for them. Returns whether it took any.
     fn fetch(&mut self) -> std::result::Result<bool, Violation> {
         (self.is_starved, self.is_full) = (false, false);
-        let mut has_any = false;
+        let mut count = 0;
         let memory = self.orders.memory.clone();
-        while let Some(id) = self.ring.peek(&memory, &mut self.chain)? {
+        // No more than a ring full, so that everything else has its turn.
+        while count < u32::from(self.ring.entries())
+            && let Some(id) = self.ring.peek(&memory, &mut self.chain)?
+        {
             let bytes = held_bytes(&self.chain);
             // What is longer is refused, and held by nobody.
             let bytes = if bytes > BIO_BYTES_MAX + HEADER_BYTES { 0 } else { bytes };
@@ -296,22 +302,37 @@ impl Serving {
             if request.phase == Phase::InFlight {
                 return wrong(format!("request {id} is available again while it is in flight"));
             }
-            has_any = true;
+            count += 1;
             std::mem::swap(&mut request.chain, &mut self.chain);
             request.place = self.ring.accept(id);
-            let (bios, pool) = self.driver.bios_and_pool();
-            match request.begin(&memory, &self.facts, pool, id.into())? {
+            match request.begin(&memory, &self.facts, &mut self.driver.intake(), id.into())? {
                 Begun::Bio(bio) => {
-                    bios.push_back(bio);
                     self.requests.begin(id, bytes);
+                    self.driver.submit(bio);
+                    // Now its buffer is near, and good for the next one.
+                    self.answer_done(&memory)?;
                 }
                 Begun::Done(written) => self.ring.answer(id, written),
             }
+            if count % SHOWN == 0 {
+                self.ring.publish()?;
+            }
         }
-        if has_any {
+        if count > 0 {
             self.ring.refuse_kicks();
         }
-        Ok(has_any)
+        Ok(count > 0)
+    }
+
+    /// Answers the bios that have come back.
+    fn answer_done(&mut self, memory: &Memory) -> std::result::Result<(), Violation> {
+        while let Some(mut bio) = self.driver.pop_done() {
+            let id = bio.token as u16;
+            let written = self.requests.end(id).finish(&bio, memory)?;
+            self.ring.answer(id, written);
+            self.driver.pool().put(take_buffer(&mut bio));
+        }
+        Ok(())
     }
 
     /// Whether a request of this many bytes may be taken now.
