@@ -177,9 +177,10 @@ pub unsafe extern "C" fn udm_open(
 }
 
 /// Connects to a server of vhost-user-blk: `udm create --export`, or one of another kind. `uri` is
-/// "vhost-user:///PATH". With "?poll=auto" after it, udm_reap looks at the memory that it shares
-/// with the server before it sleeps, as long as answers come so soon that it pays and at most a
-/// tenth of the time in vain; with "?poll=always" it never sleeps. `flags` is 0.
+/// "vhost-user:///PATH". udm_reap looks at the memory that it shares with the server before it
+/// sleeps, as long as answers come so soon that it pays and at most a tenth of the time in vain;
+/// with "?poll=never" after the path it sleeps immediately, with "?poll=always" never. `flags` is
+/// 0.
 ///
 /// Everything else is as with udm_open, but: udm_status fails (EOPNOTSUPP), a request may have at
 /// most as many bytes as the server takes (31.5 MiB if it is udm; more ends with EINVAL), UDM_FUA

@@ -125,7 +125,7 @@ fn the_example_copies_a_file_to_a_server_and_back() {
     let (source, copy) = (folder.path().join("source"), folder.path().join("copy"));
     let bytes: Vec<u8> = (0..3_002_368_u32).map(|n| (n / 7 + n / 4096 + 1) as u8).collect();
     std::fs::write(&source, &bytes).unwrap();
-    for words in ["", "?poll=auto"] {
+    for words in ["", "?poll=never"] {
         let (volume, server, uri) = serve(folder.path(), words);
         assert_eq!(run(&program, &[source.to_str().unwrap(), &uri]), "3002368 bytes\n");
         run(&program, &["--from", &uri, copy.to_str().unwrap()]);
@@ -140,7 +140,7 @@ fn the_example_copies_a_file_to_a_server_and_back() {
 fn a_program_whose_server_goes_hears_that() {
     let folder = tempfile::tempdir().unwrap();
     let program = compiled("tests/lost.c", folder.path());
-    for words in ["", "?poll=auto", "?poll=always"] {
+    for words in ["", "?poll=never", "?poll=always"] {
         let uri = format!("vhost-user://{}/socket{words}", folder.path().display());
         let options = Options::without_memory();
         let path = folder.path().join("disk");

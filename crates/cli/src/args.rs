@@ -473,9 +473,9 @@ Which door for what:
                           nbd+unix:///PATH, and nbd-client
   another host            nbds://ADDR:PORT?tls=FOLDER: NBD over TLS
 
-vhost-user:///PATH?poll=auto looks at rings before it sleeps, as long as it pays and at most a tenth
-of the time in vain; ?poll=always never sleeps, and takes a processor for each ring. `udm info`
-prints how much of it was in vain.
+vhost-user:///PATH looks at rings before it sleeps, as long as it pays and at most a tenth of the
+time in vain; `udm info` prints how much of it was. ?poll=never sleeps immediately; ?poll=always
+never does, and takes a processor for each ring.
 
 ublk:N?queues=Q&depth=D names the disk, and says how many queues it has and how many requests each
 takes at a time. A disk whose server was killed waits for the next one: `udm create` with the same
@@ -486,7 +486,7 @@ Examples:
   udm export vol nbd://127.0.0.1:10809
   udm export vol nbd://127.0.0.1:10809/vol      beside other devices, which `nbdinfo --list` shows
   udm export vol 'nbds://0.0.0.0:10809?tls=/etc/udm/pki'
-  udm export vol 'vhost-user:///run/udm/vol.vhost?poll=auto'")]
+  udm export vol 'vhost-user:///run/udm/vol.vhost?poll=always'")]
 pub struct ExportArgs {
     /// The device's name
     pub name: DeviceName,

@@ -9,7 +9,7 @@ use crate::{nbd, ublk, vhost};
 
 /// All forms, for people.
 pub const FORMS: &str = "ublk:[NUMBER], nbd+unix:///PATH, nbd://ADDR:PORT[/NAME], \
-    nbds://ADDR:PORT?tls=FOLDER, or vhost-user:///PATH[?poll=auto]";
+    nbds://ADDR:PORT?tls=FOLDER, or vhost-user:///PATH[?poll=never]";
 
 /// The address of a door.
 #[derive(Clone, Debug, PartialEq, Eq)]

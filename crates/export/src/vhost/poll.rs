@@ -39,9 +39,9 @@ const GAPS: u64 = 8;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Poll {
     /// Sleep immediately.
-    #[default]
     Never,
     /// Look as long as it pays.
+    #[default]
     Auto,
     /// Never sleep.
     Always,

@@ -1,5 +1,5 @@
-//! Where a vhost-user server listens, as users write it: `vhost-user:///PATH`, and `?poll=auto` to
-//! look at the rings before sleeping, `mode=` and `owner=` for who may connect.
+//! Where a vhost-user server listens, as users write it: `vhost-user:///PATH`, with `?poll=` for
+//! how long the rings are looked at before sleeping, `mode=` and `owner=` for who may connect.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -55,7 +55,7 @@ impl FromStr for Uri {
 
 impl fmt::Display for Uri {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let poll = (self.poll != Poll::Never).then(|| format!("poll={}", self.poll.name()));
+        let poll = (self.poll != Poll::default()).then(|| format!("poll={}", self.poll.name()));
         let options: Vec<String> = poll.into_iter().chain(self.access.options()).collect();
         let mark = if options.is_empty() { "" } else { "?" };
         write!(f, "{SCHEME}{}{mark}{}", self.path.display(), options.join("&"))
@@ -69,12 +69,12 @@ mod tests {
 
     #[test]
     fn uris_are_printed_as_they_are_read_and_wrong_ones_refused() {
-        for rest in ["", "?poll=auto", "?poll=always&mode=0660&owner=root:kvm"] {
+        for rest in ["", "?poll=never", "?poll=always&mode=0660&owner=root:kvm"] {
             let text = format!("vhost-user:///run/udm/a b.sock{rest}");
             assert_eq!(text.parse::<Uri>().unwrap().to_string(), text);
         }
-        let never = "vhost-user:///a?poll=never".parse::<Uri>().unwrap();
-        assert_eq!((never.to_string(), never.poll), ("vhost-user:///a".into(), Poll::Never));
+        let auto = "vhost-user:///a?poll=auto".parse::<Uri>().unwrap();
+        assert_eq!((auto.to_string(), auto.poll), ("vhost-user:///a".into(), Poll::Auto));
         for (text, word) in [
             ("vhost-user://x", "absolute path of a socket after vhost-user://"),
             ("vhost-user:///", "absolute path"),
