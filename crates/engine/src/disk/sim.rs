@@ -53,6 +53,8 @@ struct State {
     is_holding: bool,
     faults: Vec<Fault>,
     prng: Prng,
+    /// What a failed flush has lost can be read until a crash.
+    shows_lost: bool,
     /// Who must hear of a failed flush, if all are to hear who must.
     debts: Option<Debts>,
 }
@@ -105,6 +107,7 @@ impl SimDisk {
             is_holding,
             faults: Vec::new(),
             prng: Prng::new(0),
+            shows_lost: false,
             debts: None,
         };
         SimDisk { limits, counters: Counters::default(), state: Mutex::new(state) }
@@ -128,6 +131,11 @@ impl SimDisk {
     /// From now on, failed flushes are said to all who must know, as files do it.
     pub fn say_to_all(&self) {
         lock(&self.state).debts = Some(Debts::default());
+    }
+
+    /// From now on, what a failed flush has lost can be read until a crash, as in a page cache.
+    pub fn show_lost(&self) {
+        lock(&self.state).shows_lost = true;
     }
 
     /// Removes all faults. I/O that was stuck is held like any other.
@@ -433,7 +441,7 @@ impl State {
 
     /// What a failed flush does to what was not durable.
     fn lose(&mut self) {
-        let State { visible, durable, volatile, prng, .. } = self;
+        let State { visible, durable, volatile, prng, shows_lost, .. } = self;
         volatile.retain(|sector, versions| {
             let (_, newest) = versions.last().expect("a volatile sector has a version");
             match prng.below(4) {
@@ -441,7 +449,7 @@ impl State {
                 1 => {
                     durable.insert(*sector, newest.clone());
                 }
-                2 => {
+                2 if !*shows_lost => {
                     match durable.get(sector) {
                         Some(old) => visible.insert(*sector, old.clone()),
                         None => visible.remove(sector),

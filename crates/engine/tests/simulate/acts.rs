@@ -308,11 +308,11 @@ impl Run {
         if !self.setup.is_on_disk() {
             return self.machine.pmem.fail_drains_from(after);
         }
-        // Not flushes: until the server hears of a failed one, it may read what that has lost.
         let op = if prng.one_in(4) { Op::Read } else { Op::Write };
         let fault = Fault::new(Effect::Fail(Status::Io)).times(1 + after);
         let is_meta = self.setup.is_cache() && prng.one_in(2);
         let medium = if is_meta { &self.machine.meta } else { &self.machine.ssd };
+        let op = if self.setup.is_cache() && prng.one_in(2) { Op::Flush } else { op };
         medium.inject(fault.of(op));
     }
 

@@ -106,7 +106,7 @@ impl Machine {
             disk.hold(true);
             Arc::new(disk)
         };
-        Machine {
+        let machine = Machine {
             ssd: held(setup.cache_bytes(), "ssd"),
             meta: held(cached::METADATA_BYTES, "meta"),
             disk: held((setup.cuts.1 - setup.cuts.0) * SECTOR, "sim"),
@@ -123,6 +123,17 @@ impl Machine {
                 _ => udm::writecache::shared_words(8),
             })),
             attaches: 0,
+        };
+        machine.prepare_flushes();
+        machine
+    }
+
+    /// Flushes of a cache's fast disks may fail. What they lose can be read all the same: a server
+    /// that has not heard of it yet may read it.
+    fn prepare_flushes(&self) {
+        for disk in [&self.ssd, &self.meta].into_iter().filter(|_| self.has_meta) {
+            disk.show_lost();
+            disk.say_to_all();
         }
     }
 
@@ -224,6 +235,7 @@ impl Machine {
         if self.cuts.is_some() {
             self.aside = after(&self.aside);
         }
+        self.prepare_flushes();
         self.forget_shared();
     }
 
