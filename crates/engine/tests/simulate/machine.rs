@@ -128,8 +128,8 @@ impl Machine {
         machine
     }
 
-    /// Flushes of a cache's fast disks may fail. What they lose can be read all the same: a server
-    /// that has not heard of it yet may read it.
+    /// Flushes of a cache's fast disks may fail. What they lose can still be read: a server that
+    /// has not heard of it yet may do so.
     fn prepare_flushes(&self) {
         for disk in [&self.ssd, &self.meta].into_iter().filter(|_| self.has_meta) {
             disk.show_lost();
