@@ -10,8 +10,6 @@ WORLDS ?= 1000000
 # Seconds for `make soak`, which takes SECONDS=n too, and the seed that it begins with.
 SOAK_SECONDS ?= $(or $(SECONDS),600)
 SEED ?= $(shell date +%s)
-# Most tests wait for servers that they started, so more of them run than there are processors.
-TEST = RUST_TEST_THREADS=$${RUST_TEST_THREADS:-6} $(CARGO) test --workspace --locked
 # The crash-state explorer whole, with deliberate bugs to find; its short form is a test like others.
 EXPLORE = $(CARGO) test --locked -p udm --features mutants --test explore
 # The same for the target cache.
@@ -69,7 +67,7 @@ test:
 	@scripts/install-tools.sh
 	$(CARGO) fmt --all --check
 	rustfmt --check --edition 2024 lab/*.rs fuzz/fuzz_targets/*.rs
-	$(TEST)
+	@CARGO=$(CARGO) scripts/run-tests.sh
 
 # What takes longer: lints, every deliberate bug and race is found, all crash states and studies,
 # fuzzing, and servers are killed for two minutes.

@@ -13,7 +13,7 @@ export PATH=$PATH:/usr/sbin:/sbin
 # program:Debian package
 tools="fio:fio nbdinfo:libnbd-bin nbdcopy:libnbd-bin nbdkit:nbdkit qemu-io:qemu-utils qemu-img:qemu-utils
        mke2fs:e2fsprogs e2fsck:e2fsprogs debugfs:e2fsprogs zstd:zstd strace:strace valgrind:valgrind
-       cache_check:thin-provisioning-tools openssl:openssl"
+       cache_check:thin-provisioning-tools openssl:openssl jq:jq"
 lab_tools="qemu-system-x86_64:qemu-system-x86 busybox:busybox-static cpio:cpio dmsetup:dmsetup gcc:gcc pgrep:procps
            mkfs.ext4:e2fsprogs ldd:libc-bin nbd-client:nbd-client mkfs.xfs:xfsprogs"
 if [ "${1:-}" = lab ]; then tools="$tools $lab_tools"; fi

@@ -53,18 +53,19 @@ pub fn sleeps_of_threads(name: &str) -> f64 {
     sleeps.sum()
 }
 
-/// What a child has spent, in nanoseconds, with its threads that have ended; the kernel rounds it
-/// to its ticks.
+/// What a child has spent, in nanoseconds, with its threads that have ended. It has not been waited
+/// for yet, so that the number is its own. Not from `/proc/PID/stat`, which counts in ticks of
+/// 10 ms: a short measurement may see none.
 pub fn of_child(pid: u32) -> f64 {
-    let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    ticks(&text) as f64 * 1e9 / rustix::param::clock_ticks_per_second() as f64
-}
-
-/// User's and system's ticks of a line of `/proc/PID/stat`.
-fn ticks(text: &str) -> u64 {
-    // Fields are counted after the name, which may hold anything.
-    let fields = text.rsplit(')').next().unwrap_or_default().split_whitespace();
-    fields.skip(11).take(2).map(|word| word.parse().unwrap_or(0)).sum()
+    let mut clock: libc::clockid_t = 0;
+    // SAFETY: the call writes one number, to a place that is ours.
+    let status = unsafe { libc::clock_getcpuclockid(pid.cast_signed(), &mut clock) };
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the call writes one `timespec`, to a place that is ours.
+    if status != 0 || unsafe { libc::clock_gettime(clock, &mut time) } != 0 {
+        return 0.0;
+    }
+    time.tv_sec as f64 * 1e9 + time.tv_nsec as f64
 }
 
 /// Processor time of some requests, in nanoseconds for each.
@@ -146,9 +147,14 @@ mod tests {
     }
 
     #[test]
-    fn the_kernels_line_is_understood() {
-        let line = "12 (a b) c) S 1 1 1 0 -1 0 0 0 0 0 100 20 3 4 20 0 5 0";
-        assert_eq!(ticks(line), 120);
-        assert!(of_child(std::process::id()) >= 0.0);
+    fn a_child_is_seen_before_a_tick_of_the_kernel_is_over() {
+        let mut child = std::process::Command::new("sleep").arg("60").spawn().expect("sleep");
+        let start = std::time::Instant::now();
+        while of_child(child.id()) == 0.0 && start.elapsed().as_secs() < 10 {}
+        let spent = of_child(child.id());
+        child.kill().expect("it sleeps");
+        child.wait().expect("it is ours");
+        assert!(0.0 < spent && spent < 5e9, "{spent}");
+        assert_eq!(of_child(child.id()), 0.0, "there is none any more");
     }
 }
