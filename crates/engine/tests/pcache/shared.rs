@@ -1,8 +1,20 @@
 //! Reads into memory that others use too: what takes no more than a copy, and nothing else.
 
+use std::fmt;
+use std::sync::{Arc, Mutex};
+
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use udm::bio::Op;
+use udm::device::{Device, LoadedTable};
+use udm::disk::RamDisk;
+use udm::error::Status;
 use udm::foreign::Foreign;
+use udm::local::{Local, ManualClock};
+use udm::pcache::{OpenOptions, Pcache, TableArgs, shared_words};
+use udm::pmem::sim::SimPmem;
+use udm::pmem::{Medium, Pmem};
+use udm::shm::SharedWords;
+use udm::table::Word;
 use udm::target::Target;
 
 use crate::world::{Setup, World};
@@ -54,4 +66,99 @@ fn data_with_checksums_is_checked_where_nobody_else_stores() {
     world.write(8192, &[7; 4096], false);
     assert_eq!(read(&world, &memory, 8192, 4096), None);
     assert_eq!(world.read(8192, 4096), [7; 4096]);
+}
+
+/// What others do before the next load of the medium goes on.
+type Meddle = Box<dyn FnOnce() + Send>;
+
+/// A medium of which a reader may be held up just before it copies.
+struct Slow {
+    pmem: SimPmem,
+    meddle: Mutex<Option<Meddle>>,
+}
+
+impl fmt::Debug for Slow {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.pmem.fmt(formatter)
+    }
+}
+
+impl Pmem for Slow {
+    fn len_bytes(&self) -> u64 {
+        self.pmem.len_bytes()
+    }
+
+    fn medium(&self) -> &Medium {
+        self.pmem.medium()
+    }
+
+    fn store(&self, at: u64, bytes: &[u8]) {
+        self.pmem.store(at, bytes);
+    }
+
+    fn zero(&self, at: u64, len: u64) {
+        self.pmem.zero(at, len);
+    }
+
+    fn load(&self, at: u64, into: &mut [u8]) -> Result<(), Status> {
+        let meddle = self.meddle.lock().unwrap().take();
+        if let Some(meddle) = meddle {
+            meddle();
+        }
+        self.pmem.load(at, into)
+    }
+
+    fn drain(&self) -> Result<(), Status> {
+        self.pmem.drain()
+    }
+
+    fn sync(&self) -> Result<(), Status> {
+        self.pmem.sync()
+    }
+}
+
+/// A device over a slow medium.
+fn slow_device() -> (Arc<Slow>, Arc<Device>) {
+    let setup = Setup::small();
+    let pmem = SimPmem::new(setup.cache_bytes, setup.persistence);
+    let pmem = Arc::new(Slow { pmem, meddle: Mutex::default() });
+    let backing = Arc::new(RamDisk::new(setup.backing_bytes, 512));
+    let words = SharedWords::private(shared_words(setup.stripes));
+    let options = OpenOptions {
+        geometry: setup.geometry,
+        stripes: setup.stripes,
+        ..OpenOptions::new(0x1_0001)
+    };
+    let args = TableArgs::parse(&Word::list(setup.table)).unwrap();
+    let len = setup.backing_bytes;
+    let pcache = Pcache::open(args, len, pmem.clone(), backing, words, &options).unwrap();
+    let table = LoadedTable::single(Arc::new(pcache), len);
+    (pmem, Device::with_table("slow", table).unwrap())
+}
+
+/// A hit was found, and before its copy others wrote until its place held something else.
+#[test]
+fn a_hit_whose_place_is_reused_meanwhile_is_not_shown() {
+    for is_in_place in [true, false] {
+        let (pmem, device) = slow_device();
+        let mut writer =
+            Local::without_kernel(&device).unwrap().with_background(ManualClock::default());
+        let mut reader = Local::without_kernel(&device).unwrap();
+        writer.write_at(&[7; 4096], 8192, false).unwrap();
+        *pmem.meddle.lock().unwrap() = Some(Box::new(move || {
+            writer.write_at(&[8; 4096], 8192, false).unwrap();
+            for nth in 0..64 {
+                writer.write_at(&[9; 64 << 10], (1 << 20) + nth * (64 << 10), false).unwrap();
+            }
+        }));
+        if is_in_place {
+            let memory = memory();
+            let into = memory.shared(0, 4096);
+            assert!(!device.read_into(8192, into, reader.port_id()), "its place was reused");
+        }
+        let mut bytes = [0; 4096];
+        reader.read_at(&mut bytes, 8192).unwrap();
+        assert_eq!(bytes, [8; 4096]);
+        assert!(pmem.meddle.lock().unwrap().is_none(), "the reader was held up");
+    }
 }
