@@ -116,7 +116,10 @@ impl Pcache {
         let mut work = self.background.lock();
         let stripe = self.stripes.of(piece.offset);
         let _guard = self.stripes.lock(stripe);
-        let now = self.index.lookup(piece.offset, piece.offset + piece.len, |p| self.is_live(p));
+        // What is next to it in another region is another stripe's; the next look finds it.
+        let region_end = (piece.offset / REGION_BYTES + 1) * REGION_BYTES;
+        let end = region_end.min(piece.offset + piece.len);
+        let now = self.index.lookup(piece.offset, end, |place| self.is_live(place));
         if now.place != Some(place) {
             return true;
         }

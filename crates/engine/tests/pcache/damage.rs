@@ -74,6 +74,25 @@ fn a_heal_that_a_power_cut_loses_leaves_the_damage_known() {
     }
 }
 
+/// Data on both sides of a region's border that stands together in the cache, which the simulation
+/// met: it is one piece to read, and each side is dropped by itself.
+#[test]
+fn damage_at_the_border_of_two_regions_is_read_again_from_the_origin() {
+    const BORDER: u64 = 4 << 20;
+    for damaged in [0, 1] {
+        let mut world = World::new(Setup::small().table(CRC));
+        world.open();
+        let data = [[5; 8192], [6; 8192]].concat();
+        world.write(BORDER - 8192, &data, true);
+        world.drain();
+        assert_eq!(find(&world, 6), find(&world, 5) + 8192, "one piece");
+        corrupt(&world, [5, 6][damaged]);
+        assert_eq!(world.read(BORDER - 8192, 16384), data);
+        assert_eq!(world.read(BORDER - 8192, 16384), data);
+        assert!(world.fact("damaged_reads_total") >= 1);
+    }
+}
+
 #[test]
 fn damaged_clean_data_is_read_again_from_the_origin() {
     let mut world = World::new(Setup::small().table(CRC));
