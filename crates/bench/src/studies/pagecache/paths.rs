@@ -41,7 +41,10 @@ const BUFFERED_WARM: usize = 3;
 /// Published for sequential writes to an NVMe device: direct is twice as fast as buffered.
 const PUBLISHED_RATIO: f64 = 2.0;
 /// How often all pages are dropped and read, to see where they are counted.
-const STEPS: usize = 9;
+const PASSES: usize = 9;
+/// One look's share of a pass: little enough that most of them are spared by what others of the
+/// machine cache and drop, and more than the kernel counts late (about 1 MiB per processor).
+const STEP_BYTES: u64 = 8 * MIB;
 
 /// What a way reached with a load, repeat by repeat.
 #[derive(Debug, Default)]
@@ -222,7 +225,10 @@ fn counted_where(place: &Place, study: &mut Study) -> Result<()> {
         plot.add(*name, seen.over_time().map(|(at, grown)| (at, grown[nth])).collect());
     }
     study.plots.push(plot);
-    let steps: Vec<[f64; 4]> = (0..STEPS).map(|_| step(place)).collect::<Result<_>>()?;
+    let mut steps = Vec::new();
+    for _ in 0..PASSES {
+        steps.extend(grown_in_steps(place)?);
+    }
     let [meant, other] = if place.name == "file" { [1, 0] } else { [0, 1] };
     let parts = |nth: usize| -> Vec<f64> { steps.iter().map(|grown| grown[nth]).collect() };
     let what =
@@ -241,16 +247,14 @@ fn counted_where(place: &Place, study: &mut Study) -> Result<()> {
     Ok(())
 }
 
-/// How much each of /proc/meminfo's four grows while all of `place` is read, as parts of it.
-fn step(place: &Place) -> Result<[f64; 4]> {
+/// How much each of /proc/meminfo's four grows while a step of `place` is read, as parts of it.
+fn grown_in_steps(place: &Place) -> Result<Vec<[f64; 4]>> {
     place.cool()?;
-    let before = Meminfo::now().values();
-    place.read_again()?;
-    let mut grown = Meminfo::now().values();
-    for (grown, before) in grown.iter_mut().zip(before) {
-        *grown = (*grown - before).max(0.0) / place.bytes as f64;
-    }
-    Ok(grown)
+    let mut values = vec![Meminfo::now().values()];
+    place.read_in_steps(STEP_BYTES, || values.push(Meminfo::now().values()))?;
+    let pairs = values.windows(2);
+    let grown = |nth: usize, pair: &[[f64; 4]]| (pair[1][nth] - pair[0][nth]).max(0.0);
+    Ok(pairs.map(|pair| [0, 1, 2, 3].map(|nth| grown(nth, pair) / STEP_BYTES as f64)).collect())
 }
 
 /// What is seen of one pass over all of `place`.

@@ -118,11 +118,21 @@ impl Place {
 
     /// Flushes it, and reads all of it through the page cache.
     pub fn read_again(&self) -> Result<()> {
+        self.read_in_steps(self.bytes, || ())
+    }
+
+    /// Flushes it, and reads all of it through the page cache, without reading ahead; calls `seen`
+    /// after each step of `step_bytes`, which are whole MiB.
+    pub fn read_in_steps(&self, step_bytes: u64, mut seen: impl FnMut()) -> Result<()> {
         self.held.sync_data().with_context(|| self.path.display().to_string())?;
         let mut file = File::open(&self.path).with_context(|| self.path.display().to_string())?;
+        let _ = rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::Random);
         let mut bytes = vec![0; MIB as usize];
-        for _ in 0..self.bytes / MIB {
+        for nth in 1..=self.bytes / MIB {
             file.read_exact(&mut bytes).with_context(|| self.path.display().to_string())?;
+            if nth % (step_bytes / MIB) == 0 {
+                seen();
+            }
         }
         Ok(())
     }
