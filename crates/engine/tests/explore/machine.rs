@@ -299,6 +299,8 @@ impl Machine {
                 self.take_stock()
             }
             Step::Reformat => {
+                // A write that ends after the drain is dirty, and a formatter refuses it.
+                self.end_posted()?;
                 self.ask(Ask::Flush, true)?;
                 self.drain()?;
                 self.remove()?;
