@@ -9,29 +9,29 @@ export RUST_TEST_THREADS=${RUST_TEST_THREADS:-4}
 logs=$(mktemp -d)
 trap 'rm -rf "$logs"' EXIT
 
-# A line for each program: its package's folder, where it expects to run, and its path.
+# A line for each program: its package's folder, where it expects to run, a tab, and its path.
 "$cargo" test --workspace --locked --no-run --message-format=json-render-diagnostics |
-  jq -r 'select(.profile.test? and .executable) | "\(.manifest_path | rtrimstr("/Cargo.toml")) \(.executable)"' |
+  jq -r 'select(.profile.test? and .executable) | "\(.manifest_path | rtrimstr("/Cargo.toml"))\t\(.executable)"' |
   sort > "$logs/programs"
 [ -s "$logs/programs" ]
 
 run() {
-  local folder=$1 program=$2 log status=0
-  log=$3/${program##*/}
+  local folder=${1%%$'\t'*} program=${1##*$'\t'} logs=$2 log status=0
+  log=$logs/${program##*/}
   cd "$folder"
   SECONDS=0
   CARGO_MANIFEST_DIR=$folder "$program" > "$log" 2>&1 < /dev/null || status=$?
   # One write, so that two programs' lines do not mix.
   { echo "== ${program##*/}: $SECONDS s"; cat "$log"; } > "$log.shown"
   cat "$log.shown"
-  [ $status -eq 0 ] || echo "${program##*/} (status $status)" >> "$3/failed"
+  [ $status -eq 0 ] || echo "${program##*/} (status $status)" >> "$logs/failed"
 }
 export -f run
 
 # The longest first, so that it is not alone in the end.
 { grep /commands- "$logs/programs"; grep -v /commands- "$logs/programs"; } |
-  xargs -P 2 -L 1 bash -c 'run "$1" "$2" "$0"' "$logs"
-"$cargo" test --workspace --locked --doc
+  xargs -P 2 -n 1 -d '\n' bash -c 'run "$1" "$0"' "$logs"
+"$cargo" test --workspace --locked --doc || echo "examples in the documentation" >> "$logs/failed"
 if [ -e "$logs/failed" ]; then
   echo "FAILED:" >&2
   cat "$logs/failed" >&2
