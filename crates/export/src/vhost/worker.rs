@@ -267,13 +267,11 @@ impl Serving {
         let memory = &self.orders.memory;
         let is_whole = self.violation.is_none();
         let finish = |mut bio: Bio, _: &mut VecDeque<Bio>, pool: &mut BufferPool| {
-            let id = bio.token as u16;
-            let request = requests.end(id);
             if is_whole && result.is_ok() {
-                match request.finish(&bio, memory) {
-                    Ok(written) => ring.answer(id, written),
-                    Err(violation) => result = Err(violation),
-                }
+                let answer = requests.finish(&bio, memory);
+                result = answer.map(|(id, written)| ring.answer(id, written));
+            } else {
+                requests.end(bio.token as u16);
             }
             pool.put(take_buffer(&mut bio));
         };
@@ -327,10 +325,10 @@ impl Serving {
     /// Answers the bios that have come back.
     fn answer_done(&mut self, memory: &Memory) -> std::result::Result<(), Violation> {
         while let Some(mut bio) = self.driver.pop_done() {
-            let id = bio.token as u16;
-            let written = self.requests.end(id).finish(&bio, memory)?;
-            self.ring.answer(id, written);
+            let answer = self.requests.finish(&bio, memory);
             self.driver.pool().put(take_buffer(&mut bio));
+            let (id, written) = answer?;
+            self.ring.answer(id, written);
         }
         Ok(())
     }
@@ -471,6 +469,12 @@ impl Requests {
         (request.seen, request.is_late) = (None, false);
         self.in_flight += 1;
         self.held_bytes += bytes;
+    }
+
+    /// A bio has come back: the request's name, and how many bytes the driver finds.
+    fn finish(&mut self, bio: &Bio, memory: &Memory) -> std::result::Result<(u16, u32), Violation> {
+        let id = bio.token as u16;
+        Ok((id, self.end(id).finish(bio, memory)?))
     }
 
     fn end(&mut self, id: u16) -> &Request {
