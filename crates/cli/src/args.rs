@@ -486,7 +486,7 @@ Examples:
   udm export vol nbd://127.0.0.1:10809
   udm export vol nbd://127.0.0.1:10809/vol      beside other devices, which `nbdinfo --list` shows
   udm export vol 'nbds://0.0.0.0:10809?tls=/etc/udm/pki'
-  udm export vol 'vhost-user:///run/udm/vol.vhost?poll=always'")]
+  udm export vol vhost-user:///run/udm/vol.vhost")]
 pub struct ExportArgs {
     /// The device's name
     pub name: DeviceName,
