@@ -269,13 +269,14 @@ impl Cache {
         if !agenda.is_writing {
             return;
         }
-        let limit = match self.cleans(agenda) {
-            Some(true) => (HURRY_BYTES_MAX / self.plan.block_bytes).max(1),
-            _ => self.copies_max().max(1),
-        };
-        let coming = match self.cleans(agenda) {
-            Some(true) => 0,
-            _ => self.blocks().slots.partials.filling()[1] * SECTOR / self.plan.block_bytes,
+        // What blocks that come are still to bring counts, too, but in a hurry.
+        let block_bytes = self.plan.block_bytes;
+        let (limit, coming) = match self.cleans(agenda) {
+            Some(true) => ((HURRY_BYTES_MAX / block_bytes).max(1), 0),
+            _ => {
+                let [_, of_gaps] = self.blocks().slots.partials.filling();
+                (self.copies_max().max(1), of_gaps * SECTOR / block_bytes)
+            }
         };
         while agenda.copies.count() == 0 || agenda.copies.count() + coming < limit {
             let Some((slot, block)) = agenda.left.pop_front() else { break };

@@ -17,13 +17,13 @@ pub(super) const PIECE_BYTES: u64 = MIB;
 /// Pieces of a block in flight.
 const PIECES_MAX: u32 = 4;
 
-/// A slot with its block.
-type Held = (u32, u64);
+/// A slot, and the block that it holds.
+type Mapping = (u32, u64);
 
 /// A block on its way.
 #[derive(Debug)]
 struct Copying {
-    held: Held,
+    mapping: Mapping,
     /// Bytes of the block for which no I/O has begun.
     left: VecDeque<Range<u64>>,
     outstanding: u32,
@@ -45,7 +45,7 @@ impl Copies {
 
 impl Cache {
     /// The first byte of a block in its slot, and at the origin.
-    fn ends(&self, (slot, block): Held) -> [u64; 2] {
+    fn ends(&self, (slot, block): Mapping) -> [u64; 2] {
         [u64::from(slot), block].map(|nth| nth * self.plan.block_bytes)
     }
 
@@ -53,11 +53,11 @@ impl Cache {
     pub(super) fn begin_copy(
         &self,
         copies: &mut Copies,
-        held: Held,
+        mapping: Mapping,
         left: VecDeque<Range<u64>>,
         port: &mut Port,
     ) {
-        let copying = Copying { held, left, outstanding: 0, status: Ok(()) };
+        let copying = Copying { mapping, left, outstanding: 0, status: Ok(()) };
         let place = copies.running.insert(copying);
         self.go_on_copying(copies, place, port);
     }
@@ -65,7 +65,7 @@ impl Cache {
     /// Reads the next pieces.
     fn go_on_copying(&self, copies: &mut Copies, place: u32, port: &mut Port) {
         let copying = copies.running.value(place);
-        let [start, _] = self.ends(copying.held);
+        let [start, _] = self.ends(copying.mapping);
         while copying.status.is_ok()
             && copying.outstanding < PIECES_MAX
             && let Some(first) = copying.left.front_mut()
@@ -88,10 +88,10 @@ impl Cache {
         copies: &mut Copies,
         io: DiskIo,
         port: &mut Port,
-    ) -> Option<(Held, Result<(), Status>)> {
+    ) -> Option<(Mapping, Result<(), Status>)> {
         let place = io.token as u32;
         let copying = copies.running.value(place);
-        let [from, to] = self.ends(copying.held);
+        let [from, to] = self.ends(copying.mapping);
         if io.op == Op::Read && io.result.is_ok() && copying.status.is_ok() {
             let at = to + (io.offset - from);
             let disk = self.origin.disk();
@@ -106,8 +106,8 @@ impl Cache {
         port.pool.put(io.buffer);
         let is_begun = copying.left.is_empty() || copying.status.is_err();
         if copying.outstanding == 0 && is_begun {
-            let Copying { held, status, .. } = copies.running.remove(place);
-            return Some((held, status));
+            let Copying { mapping, status, .. } = copies.running.remove(place);
+            return Some((mapping, status));
         }
         self.go_on_copying(copies, place, port);
         None

@@ -32,6 +32,7 @@ mod tests {
     #![allow(clippy::unwrap_used)]
     use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 
+    use super::super::tests::Deaf;
     use super::super::{Driver, LoadedTable};
     use super::*;
     use crate::bio::Bio;
@@ -39,7 +40,7 @@ mod tests {
     use crate::foreign::Foreign;
     use crate::sync::{Arc, Mutex, lock};
     use crate::table::Table;
-    use crate::target::{Target, TargetLimits, Wake};
+    use crate::target::{Target, TargetLimits};
 
     /// Has everything at hand.
     #[derive(Debug, Default)]
@@ -77,12 +78,6 @@ mod tests {
         }
     }
 
-    struct Nobody;
-
-    impl Wake for Nobody {
-        fn wake(&self) {}
-    }
-
     #[test]
     fn what_is_read_in_place_is_in_one_line_of_a_device_that_serves() {
         let file = memfd_create("intake", MemfdFlags::CLOEXEC).unwrap();
@@ -92,7 +87,7 @@ mod tests {
         let table = Table::parse("0 8 ready\n8 131072 ready").unwrap();
         let table = LoadedTable::new(&table, targets.iter().map(|t| t.clone() as _).collect());
         let device = Device::with_table("ready", table).unwrap();
-        let mut driver = Driver::new(&device, Arc::new(Nobody)).unwrap();
+        let mut driver = Driver::new(&device, Arc::new(Deaf)).unwrap();
         let mut read = |offset, len| driver.intake().read_into(offset, memory.shared(0, len));
         assert!(read(512, 1024) && read(4096, 4096));
         let mut bytes = [0; 2];

@@ -311,7 +311,7 @@ impl Target for Narrow {
 }
 
 /// Nobody.
-struct Deaf;
+pub(super) struct Deaf;
 
 impl Wake for Deaf {
     fn wake(&self) {
