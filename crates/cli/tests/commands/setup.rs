@@ -183,8 +183,8 @@ fn a_cache_that_writes_through_never_has_dirty_data() {
     bench.create(&["--fast", "ssd.img", "--export", &uri]);
     assert!(read_export(&bench.udm, &uri)[..8 << 20] == data);
     assert_eq!(bench.udm.json(&["remove", "vol"])["dirty_bytes"], 0);
-    // A server that is killed takes nothing with it, either, though the next one cannot know that
-    // nothing was dirty: it takes all blocks for dirty and writes them back.
+    // A server that is killed takes nothing with it, either. But blocks that were written to lately
+    // are marked: between its two halves a write makes its block dirty. The next one cleans them.
     bench.create(&[&words[..], &["--export", &uri]].concat());
     let data = pattern(4, 8 << 20);
     write_export(&bench.udm, &uri, &data);
