@@ -95,6 +95,8 @@ list_mutants! {
     UnsettledSeen,
     /// Zeroes are read that the server's death would still take back.
     UnsettledZeroesSeen,
+    /// Zeroes below a slot count as durable though a flush of somebody else has lost them.
+    ZeroedByFailedFlush,
     /// A block that was written to in too many places is not written back in some of them.
     PartsCutShort,
     /// Zeroes of a part of a dirty block are not written back.

@@ -51,6 +51,8 @@ pub(super) struct Stage {
     unread: Vec<u32>,
     /// The origin is flushed, for slots that are given up.
     is_settling: bool,
+    /// How often the origin had lost something when it began.
+    doubts: u64,
 }
 
 /// A flush under way.
@@ -199,7 +201,7 @@ impl Cache {
             bio.note |= losses_note(doubts);
         }
         let (status, unread, is_settling) = (Ok(()), Vec::new(), false);
-        let stage = Stage { bio, len, outstanding, status, parts, unread, is_settling };
+        let stage = Stage { bio, len, outstanding, status, parts, unread, is_settling, doubts };
         let place = u64::from(self.jobs.stages.of(port).insert(stage));
         port.ios.range_mut(first..).for_each(|io| io.token |= place);
     }
@@ -274,7 +276,7 @@ impl Cache {
     }
 
     fn end_stage(&self, stage: Stage, port: &mut Port) {
-        let Stage { mut bio, len, status, parts, unread, is_settling, .. } = stage;
+        let Stage { mut bio, len, mut status, parts, unread, is_settling, doubts, .. } = stage;
         let is_write = bio.op != Op::Read;
         let (mut tells, mut round) = (false, 0);
         if is_settling && status.is_err() {
@@ -282,6 +284,11 @@ impl Cache {
             self.doubt();
         }
         let mut blocks = self.blocks();
+        // A flush of somebody else may have failed meanwhile, and lost the zeroes below a slot.
+        let is_sure = blocks.trouble.doubts == doubts || mutants::is(Mutant::ZeroedByFailedFlush);
+        if is_settling && !is_sure {
+            status = Err(Status::Io);
+        }
         let (mut from, mut spares) = (bio.progress, Vec::new());
         for part in parts.iter().filter(|part| part.block != TAIL) {
             let place = (bio.offset + from, from, part.len);

@@ -11,6 +11,7 @@ use udm::cache::metadata::superblock::CLEAN_SHUTDOWN;
 use udm::cache::metadata::{Contents, Superblock, load};
 use udm::disk::{Disk, DiskIo, Effect, Fault};
 use udm::error::Status;
+use udm::prng::Prng;
 use udm::target::Target;
 use udm::units::SECOND;
 
@@ -34,6 +35,7 @@ pub const SCENES: &[fn()] = &[
     what_a_dead_server_left_is_durable_before_it_is_believed,
     a_read_does_not_show_a_write_that_a_death_would_take_back,
     a_read_does_not_show_zeroes_that_a_death_would_take_back,
+    a_flush_that_failed_beside_zeroes_does_not_cost_their_block,
     crate::basics::passthrough_gives_up_what_is_written_to,
     crate::parts::scattered_writes_are_all_written_back,
     crate::parts::zeroes_of_a_part_are_written_back,
@@ -190,6 +192,32 @@ pub fn a_read_does_not_show_zeroes_that_a_death_would_take_back() {
     assert_eq!(read_and_die(&mut world), 7);
     zero(&mut world);
     assert_eq!(read_and_go_on(&mut world), 0);
+}
+
+/// The flush of another client loses the zeroes, and the one that follows them is good.
+#[test]
+pub fn a_flush_that_failed_beside_zeroes_does_not_cost_their_block() {
+    for seed in 0..20 {
+        let mut world = World::opened(TABLE, 4, ORIGIN);
+        world.bring(3);
+        world.write(3 * BLOCK, &[7; BLOCK as usize]);
+        world.write(6 * BLOCK, &[1; 512]);
+        world.holds = Box::new(|io| is_on(io, "origin") && io.op == Op::Flush);
+        world.submit(Bio::flush(1));
+        world.settle();
+        world.submit(Bio::bare(Op::WriteZeroes, 3 * BLOCK, BLOCK, false, 2));
+        world.settle();
+        assert_eq!(world.held.len(), 2, "of the client, and after the zeroes");
+        world.disks[2].inject(Fault::new(Effect::Fail(Status::Io)).of(Op::Flush).times(1));
+        world.release();
+        let mut done = world.port.done.drain(..).map(|bio| (bio.token, bio.status));
+        assert!(done.all(|(_, status)| status == Err(Status::Io)));
+        drop(done);
+        world.tick(2 * SECOND);
+        world.crash(&mut Prng::new(seed));
+        world.open();
+        assert_eq!(world.read(3 * BLOCK, BLOCK as usize), [7; BLOCK as usize], "{seed}");
+    }
 }
 
 /// The write was refused, and a crash may leave it or not: until a commit says which, nobody can.
