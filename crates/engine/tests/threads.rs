@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use udm::device::Device;
 use udm::disk::RamDisk;
@@ -25,7 +25,7 @@ const OPERATIONS: u64 = 20_000;
 const OWN: u64 = 1 << 20;
 
 /// Real time, fast enough that nothing waits for seconds to pass.
-struct Fast(std::time::Instant);
+struct Fast(Instant);
 
 impl Clock for Fast {
     fn now(&mut self) -> Nanos {
@@ -66,9 +66,9 @@ fn compare(what: &str, at: u64, found: &[u8], expected: &[u8]) {
 
 /// Writes, zeroes and reads one thread's part of the device, and returns what it should hold.
 /// Requests are multiples of `unit` bytes.
-fn work(device: &Arc<Device>, thread: u64, unit: u64) -> Vec<u8> {
+fn work(device: &Arc<Device>, thread: u64, unit: u64, seed: u64) -> Vec<u8> {
     let mut local = Local::without_kernel(device).unwrap();
-    let mut prng = Prng::new(thread);
+    let mut prng = Prng::new(seed + thread);
     let mut model = vec![0; OWN as usize];
     let mut into = vec![0; 16 << 10];
     for nth in 0..OPERATIONS {
@@ -95,7 +95,8 @@ fn work(device: &Arc<Device>, thread: u64, unit: u64) -> Vec<u8> {
     model
 }
 
-/// The device of a table over a small cache, `M` in memory or `S` on a disk, and its origin `O`.
+/// The device of a table over a small cache, `M` in memory `S` on a disk with
+/// metadata on `D`, and its origin `O`.
 fn device(table: &str) -> (Arc<Device>, Arc<RamDisk>) {
     let geometry = Geometry { segment_bytes: 64 << 10, device_bytes_min: 0 };
     let pmem = SimPmem::new(20480 + 64 * geometry.segment_bytes, Persistence::Cpu);
@@ -103,6 +104,7 @@ fn device(table: &str) -> (Arc<Device>, Arc<RamDisk>) {
     let mut devices = NamedDevices::new();
     devices.add_pmem("M", Arc::new(pmem));
     devices.add_disk("S", Arc::new(RamDisk::new(2 * MIB, 512)));
+    devices.add_disk("D", Arc::new(RamDisk::new(MIB, 512)));
     devices.add_disk("O", origin.clone());
     let table = Table::parse(&format!("0 {} {table}", THREADS * OWN / 512)).unwrap();
     let geometry = Some(geometry);
@@ -111,12 +113,14 @@ fn device(table: &str) -> (Arc<Device>, Arc<RamDisk>) {
     (Device::with_table("busy", table).unwrap(), origin)
 }
 
-fn share(table: &str, unit: u64) {
+fn share(table: &str, unit: u64, seed: u64) {
+    // Shown when it fails.
+    println!("{table}, seed {seed}");
     let (device, origin) = device(table);
     let is_over = AtomicBool::new(false);
     let models: Vec<Vec<u8>> = std::thread::scope(|scope| {
         scope.spawn(|| {
-            let clock = Fast(std::time::Instant::now());
+            let clock = Fast(Instant::now());
             let mut keeper = Local::without_kernel(&device).unwrap().with_background(clock);
             while !is_over.load(Ordering::Relaxed) || device.dirty().bytes > 0 {
                 device.set_draining(is_over.load(Ordering::Relaxed));
@@ -125,12 +129,14 @@ fn share(table: &str, unit: u64) {
             }
         });
         let device = &device;
-        let workers: Vec<_> =
-            (0..THREADS).map(|thread| scope.spawn(move || work(device, thread, unit))).collect();
+        let workers: Vec<_> = (0..THREADS)
+            .map(|thread| scope.spawn(move || work(device, thread, unit, seed)))
+            .collect();
         let models: Vec<_> = workers.into_iter().map(|worker| worker.join()).collect();
         is_over.store(true, Ordering::Relaxed);
         models.into_iter().map(|model| model.unwrap()).collect()
     });
+    println!("{}", device.status().join("; "));
     for (thread, model) in models.iter().enumerate() {
         let mut found = vec![0; OWN as usize];
         origin.peek(thread as u64 * OWN, &mut found);
@@ -138,20 +144,57 @@ fn share(table: &str, unit: u64) {
     }
 }
 
+/// Each table, and what its requests are multiples of.
+const PCACHE: [(&str, u64); 1] = [("pcache M O", 512)];
+const WRITECACHE_IN_MEMORY: [(&str, u64); 2] =
+    [("writecache p O M 512 0", 512), ("writecache p O M 4096 2 autocommit_blocks 16", 4096)];
+const WRITECACHE_ON_A_DISK: [(&str, u64); 2] = [
+    ("writecache s O S 512 4 autocommit_blocks 16 pause_writeback 0", 512),
+    // Torn blocks.
+    ("writecache s O S 4096 4 autocommit_blocks 16 pause_writeback 0 atomic_blocks false", 4096),
+];
+const CACHE: [(&str, u64); 2] =
+    [("cache D S O 64 1 writeback default 0", 512), ("cache D S O 64 1 writethrough smq 0", 512)];
+
+fn share_each(tables: &[(&str, u64)], seed: u64) {
+    for (table, unit) in tables {
+        share(table, *unit, seed);
+    }
+}
+
 #[test]
 fn threads_share_a_small_pcache() {
-    share("pcache M O", 512);
+    share_each(&PCACHE, 0);
 }
 
 #[test]
 fn threads_share_a_small_writecache_in_memory() {
-    share("writecache p O M 512 0", 512);
-    share("writecache p O M 4096 2 autocommit_blocks 16", 4096);
+    share_each(&WRITECACHE_IN_MEMORY, 0);
 }
 
 #[test]
 fn threads_share_a_small_writecache_on_a_disk() {
-    share("writecache s O S 512 4 autocommit_blocks 16 pause_writeback 0", 512);
-    let torn = "writecache s O S 4096 4 autocommit_blocks 16 pause_writeback 0 atomic_blocks false";
-    share(torn, 4096);
+    share_each(&WRITECACHE_ON_A_DISK, 0);
+}
+
+#[test]
+fn threads_share_a_small_cache() {
+    share_each(&CACHE, 0);
+}
+
+/// For `THREADS_SECONDS`, from `THREADS_SEED`: threads meet otherwise each time.
+#[test]
+#[ignore = "takes as long as it is given: scripts/soak.sh runs it"]
+fn soak() {
+    let number = |name: &str| std::env::var(name).ok().map(|word| word.parse::<u64>().unwrap());
+    let end = Instant::now() + Duration::from_secs(number("THREADS_SECONDS").unwrap_or(10));
+    let first = number("THREADS_SEED").unwrap_or(0);
+    let mut seed = first;
+    while Instant::now() < end {
+        for tables in [&PCACHE[..], &WRITECACHE_IN_MEMORY, &WRITECACHE_ON_A_DISK, &CACHE] {
+            share_each(tables, seed);
+        }
+        seed += THREADS;
+    }
+    println!("threads: {} rounds over 7 tables from seed {first}", (seed - first) / THREADS);
 }

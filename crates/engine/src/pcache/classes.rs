@@ -23,6 +23,16 @@ impl Segments {
         info.class.store(class as u8, Ordering::Relaxed);
     }
 
+    /// Sets whether two keys may name the same place of a segment.
+    pub(super) fn set_shared(&self, segment: u32, is_shared: bool) {
+        self.segments[segment as usize].is_shared.store(is_shared, Ordering::Relaxed);
+    }
+
+    /// Whether two keys may name the same place of a segment.
+    pub(super) fn is_shared(&self, segment: u32) -> bool {
+        self.segments[segment as usize].is_shared.load(Ordering::Relaxed)
+    }
+
     /// How many segments got a class so far.
     pub fn turns(&self) -> u64 {
         self.turns.load(Ordering::Relaxed)

@@ -90,6 +90,8 @@ list_mutants! {
     KeptUnchecked,
     /// What collection drops is taken out of the index although that has something newer.
     DroppedUnchecked,
+    /// A place that two keys may name is taken for that of the passed one.
+    SharedPlaceTrusted,
     /// A key that is logged again takes no reference: its segment is reused.
     KeptUnreferenced,
     /// The superblock of a format comes first.

@@ -10,12 +10,15 @@
 //! While writes would wait for room (see pressure.rs) nothing is kept in its place, because that
 //! room could not be freed soon: the hottest data is moved, and the rest is dropped.
 //!
+//! The index has places, not keys. Where two keys may name one place, which only keys of zeroes do,
+//! it does not say that the data is the passed key's, and the data goes with its segment, too.
+//!
 //! If there is no room for data that is to move, it stays where it is for another lap and loses a
 //! use; so hot data is not dropped because collection began a moment too late.
 
 use crate::mutants::{self, Mutant};
 use crate::sync::atomic::Ordering;
-use crate::units::BLOCK;
+use crate::units::{BLOCK, SECTOR};
 
 use super::Pcache;
 use super::index::Place;
@@ -168,6 +171,7 @@ impl Pcache {
             let judge = |uses| self.collector.retention().judge(class, uses);
             let (len, verdict) = self.judge(at, end, place, class, judge);
             let run = Run { offset: at, len, place };
+            let verdict = verdict.filter(|_| !self.may_be_anothers(run));
             at += len;
             keeper.has_kept |= matches!(verdict, Some(Verdict::Keep | Verdict::Move(_)));
             match verdict {
@@ -201,6 +205,7 @@ impl Pcache {
             let place = place.plus(at - offset);
             let (len, verdict) = self.judge(at, end, place, class, judge);
             let run = Run { offset: at, len, place };
+            let verdict = verdict.filter(|_| !self.may_be_anothers(run));
             at += len;
             match verdict {
                 Some(Verdict::Move(uses)) if keeper.spend(len) => {
@@ -263,6 +268,22 @@ impl Pcache {
             len += more;
         }
         (len, verdict)
+    }
+
+    /// Whether the index may have this place from another key than the one that is passed: a newer
+    /// one, which need not be on the backing device. Zeroes are stored once for many keys, so a
+    /// block that was zeroed, written and zeroed again may have two keys with the same place.
+    fn may_be_anothers(&self, run: Run) -> bool {
+        if !self.segments.is_shared(run.place.segment) || mutants::is(Mutant::SharedPlaceTrusted) {
+            return false;
+        }
+        let mut sector = [0; SECTOR as usize];
+        // What cannot be read may be zeroes, too.
+        (0..run.len).step_by(sector.len()).all(|at| {
+            let place = run.place.plus(at);
+            let loaded = self.segments.load(place.segment, place.offset, &mut sector);
+            loaded.is_err() || sector.iter().all(|&byte| byte == 0)
+        })
     }
 
     /// Whether the index still has the whole run where it was. The stripe is locked.

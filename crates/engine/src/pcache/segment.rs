@@ -52,6 +52,9 @@ pub struct Segment {
     pub(super) turn: AtomicU64,
     /// How many keys had been logged when data of it was last kept in its place.
     pub(super) kept_at: AtomicU64,
+    /// Whether two keys may name the same place of it: it has zeroes, which are stored once for
+    /// many keys, or it may have some of a server before this one.
+    pub(super) is_shared: AtomicBool,
 }
 
 /// A piece of a data segment, taken for a key: it holds a reference.
@@ -143,6 +146,7 @@ impl Segments {
                 class: AtomicU8::new(Class::Window as u8),
                 turn: AtomicU64::new(0),
                 kept_at: AtomicU64::new(0),
+                is_shared: AtomicBool::new(false),
             })
             .collect();
         // Every head may pin a whole segment: few heads on few segments.
@@ -243,6 +247,7 @@ impl Segments {
     pub fn mark_data(&self, segment: u32) {
         self.mark(segment, false);
         self.set_class(segment, Class::Main);
+        self.set_shared(segment, true);
     }
 
     /// Marks a segment as a stretch of the log.
@@ -364,6 +369,7 @@ impl Segments {
         }
         let segment = self.take_free(&mut lock(&self.allocator), LOG_RESERVE + reserve)?;
         self.set_class(segment, self.class_of_head(nth));
+        self.set_shared(segment, false);
         let references = &self.segments[segment as usize].references;
         references.fetch_add(REFERENCES_AHEAD, Ordering::Relaxed);
         let place = HeadPlace { segment, offset: 0, keys: 0 }.pack();

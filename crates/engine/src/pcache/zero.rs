@@ -136,6 +136,7 @@ impl Pcache {
             let Some(space) = taken else {
                 return Ok(None);
             };
+            self.segments.set_shared(space.segment, true);
             let place = self.segments.data_at(space.segment, space.offset);
             self.media.pmem.zero(place, u64::from(space.len));
             let is_fenced = !mutants::is(Mutant::ZeroesUnfenced);

@@ -16,12 +16,13 @@ pub fn written(nth: usize) -> Vec<Step> {
         Some(2) => hot_laps(),
         Some(3) => pressed_laps(),
         Some(4) => outlived(),
+        Some(5) => zeroed_again(),
         Some(_) => log_laps(),
     }
 }
 
 /// How many there are.
-pub const WRITTEN: usize = SHORT.len() + 6;
+pub const WRITTEN: usize = SHORT.len() + 7;
 
 const SHORT: &[&[Step]] = &[
     &[],
@@ -132,6 +133,18 @@ fn outlived() -> Vec<Step> {
         steps.extend([w(nth % 4 * 2, 2), Flush, Drain]);
     }
     steps.extend([Tick(250), r(8, 1), Check]);
+    steps
+}
+
+/// A slot is zeroed, written and zeroed again, so two keys name the same place. The first two are
+/// written back; the last write fails and is tried again when collection has passed the first key.
+fn zeroed_again() -> Vec<Step> {
+    let mut steps = vec![z(12, 1), Flush, w(12, 1), Flush, z(12, 1), HoldWrites, Tick(11)];
+    steps.extend([OneWrite, OneWrite, Tick(11), OneWrite, OneWrite, Tick(11), FailWrite, OneWrite]);
+    steps.extend((0..20).flat_map(|nth| [w(nth % 4, 8), Tick(1)]));
+    steps.extend([Check, Release, Drain, Check]);
+    steps.extend((0..12).flat_map(|nth| [w(nth % 4, 8), Flush, Drain]));
+    steps.push(Check);
     steps
 }
 
