@@ -53,7 +53,7 @@ help:
 	@echo "make explore   crash states and deliberate bugs; EXPLORE_SEED=n replays one history"
 	@echo "make schedules interleavings of threads and deliberate races; CONTRIBUTING.md says how to replay"
 	@echo "make torture   real servers that are killed, files that are moved, for SECONDS ($(TORTURE_SECONDS))"
-	@echo "make soak      simulation, threads, crash states, schedules, torture for SECONDS ($(SOAK_SECONDS)), from SEED"
+	@echo "make soak      simulation, histories, crash states, threads, torture for SECONDS ($(SOAK_SECONDS)), from SEED"
 	@echo "make fuzz      every fuzz target for SECONDS ($(FUZZ_SECONDS)) each"
 
 build:

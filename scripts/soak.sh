@@ -1,7 +1,7 @@
 #!/bin/bash
-# The long forms of the tests that take a seed, on all cores: a sixth of the time each for the
-# simulation of the whole system, for real threads on small caches, for crash states, for those of
-# the target cache, for schedules of threads, and for torture.
+# The long forms of the tests that take a seed: an eighth of the time each for the simulation of the
+# whole system, for real threads on small caches, for histories of busy pcaches and writecaches, for
+# crash states, for those of the target cache, for schedules of threads, and for torture.
 #
 #   scripts/soak.sh [SECONDS [SEED]]
 #
@@ -11,7 +11,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 seconds=${1:-600}
 seed=${2:-1}
-part=$(((seconds + 5) / 6))
+part=$(((seconds + 7) / 8))
 
 # Optimised, but with every assertion; in a folder of its own, so that nothing else is rebuilt.
 export CARGO_TARGET_DIR=${CARGO_TARGET_DIR:-target}/soak
@@ -25,6 +25,14 @@ cargo test -q --release --locked -p udm --test simulate -- --seconds "$part" --s
 echo "== threads: $part seconds from seed $seed"
 THREADS_SECONDS=$part THREADS_SEED=$seed \
   cargo test -q --release --locked -p udm --test threads soak -- --ignored --nocapture
+
+echo "== busy pcaches: $part seconds from seed $seed"
+PCACHE_SECONDS=$part PCACHE_FROM=$seed \
+  cargo test -q --release --locked -p udm --test pcache soak -- --ignored --nocapture
+
+echo "== busy writecaches: $part seconds from seed $seed"
+WRITECACHE_SECONDS=$part WRITECACHE_FROM=$seed \
+  cargo test -q --release --locked -p udm --test writecache soak -- --ignored --nocapture
 
 echo "== crash states: $part seconds from seed $seed"
 EXPLORE_SECONDS=$part EXPLORE_SEED=$seed \

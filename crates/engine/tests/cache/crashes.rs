@@ -354,8 +354,13 @@ pub fn explore(seeds: std::ops::Range<u64>, crashes: u64) -> Option<String> {
     None
 }
 
-/// Seeds that found a defect once: zeroes that another client's failed flush had lost.
-const REGRESSIONS: [u64; 1] = [1_122_334_547];
+/// Seeds that found a defect once.
+const REGRESSIONS: [u64; 2] = [
+    // Zeroes that another client's failed flush had lost.
+    1_122_334_547,
+    // Of the net: a read that began before a durable write had ended was to show that.
+    20_261_123_652,
+];
 
 #[test]
 fn no_crash_loses_what_was_promised() {

@@ -33,8 +33,16 @@ pub struct Oracle {
     sectors: Vec<Sector>,
 }
 
-/// What a power cut or a reader must find at least: the place of a version for each sector.
-pub type Snapshot = Vec<usize>;
+/// For each sector, the places of two versions at one moment.
+pub type Snapshot = Vec<Seen>;
+
+/// What a reader that begins now must find at least.
+#[derive(Clone, Copy, Debug)]
+pub struct Seen {
+    done: usize,
+    /// If a disk may forget, because a flush has failed.
+    floor: usize,
+}
 
 impl Oracle {
     /// Of zeroes.
@@ -74,12 +82,13 @@ impl Oracle {
 
     /// What is done now.
     pub fn done(&self) -> Snapshot {
-        self.sectors.iter().map(Sector::done).collect()
+        let seen = |sector: &Sector| Seen { done: sector.done(), floor: sector.floor };
+        self.sectors.iter().map(seen).collect()
     }
 
     /// What was done then is durable.
     pub fn flushed(&mut self, done: &Snapshot) {
-        for (sector, done) in self.sectors.iter_mut().zip(done) {
+        for (sector, Seen { done, .. }) in self.sectors.iter_mut().zip(done) {
             if !sector.versions[*done].is_doubtful {
                 sector.floor = sector.floor.max(*done);
             }
@@ -104,8 +113,8 @@ impl Oracle {
         value: u64,
         has_failed: bool,
     ) -> Result<(), String> {
-        let sector = &self.sectors[at];
-        let from = if has_failed { sector.floor.min(done[at]) } else { done[at] };
+        let (sector, seen) = (&self.sectors[at], done[at]);
+        let from = if has_failed { seen.floor } else { seen.done };
         match sector.may_show(from, value) {
             true => Ok(()),
             false => Err(format!("sector {at} shows {value}, of {:?}", sector.versions)),

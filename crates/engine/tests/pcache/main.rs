@@ -10,6 +10,7 @@ mod sectors;
 
 mod basics;
 mod builder;
+mod busy;
 mod conformance;
 mod cuts;
 mod damage;

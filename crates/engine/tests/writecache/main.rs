@@ -10,6 +10,7 @@ mod golden;
 mod sectors;
 
 mod basics;
+mod busy;
 mod crafted;
 mod defects;
 mod errors;

@@ -1,0 +1,194 @@
+//! Random histories of a small device, nearly all of which is cached and written again and again,
+//! while its origin is slow and fails now and then: slots are reused all the time. Compared with an
+//! array of sectors, as the histories of model.rs.
+
+use std::cell::Cell;
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+use udm::bio::{Bio, Op};
+use udm::buffer::Buffer;
+use udm::disk::DiskIo;
+use udm::prng::Prng;
+use udm::target::Target;
+use udm::units::{KIB, SECOND};
+
+use crate::sectors::{Model, SECTOR};
+use crate::world::World;
+
+const OPTIONS: [&str; 5] = [
+    "",
+    "autocommit_blocks 3",
+    "high_watermark 100 low_watermark 100",
+    "high_watermark 20 low_watermark 20",
+    "max_age 500",
+];
+const STEPS: u64 = 1000;
+
+/// A world, and what it must show.
+struct Busy {
+    prng: Prng,
+    world: World,
+    model: Model,
+    sectors: usize,
+    /// Sectors of a block.
+    block: usize,
+    /// This many writes of the origin fail.
+    failures: Rc<Cell<u64>>,
+}
+
+fn is_write_back(io: &DiskIo) -> bool {
+    io.op == Op::Write && io.disk.limits().name == "origin"
+}
+
+impl Busy {
+    fn new(seed: u64) -> Busy {
+        let mut prng = Prng::new(seed);
+        let mode = ["p", "s"][prng.below(2) as usize];
+        let block_bytes = 512 << prng.below(4);
+        let options = OPTIONS[prng.below(OPTIONS.len() as u64) as usize];
+        let pause = if mode == "s" && prng.one_in(2) { " pause_writeback 0" } else { "" };
+        let words = format!("{options}{pause}");
+        let count = words.split_whitespace().count();
+        let table = format!("{mode} O C {block_bytes} {count} {words}");
+        let origin_bytes = (32 << prng.below(4)) * KIB;
+        let mut world = World::new(&table, (24 << prng.below(3)) * KIB, origin_bytes);
+        let failures = Rc::new(Cell::new(0_u64));
+        let left = Rc::clone(&failures);
+        world.refuses = Box::new(move |io| {
+            let fails = is_write_back(io) && left.get() > 0;
+            left.set(left.get() - u64::from(fails));
+            fails
+        });
+        world.open();
+        let sectors = origin_bytes as usize / SECTOR;
+        let block = block_bytes as usize / SECTOR;
+        Busy { prng, world, model: Model::new(sectors), sectors, block, failures }
+    }
+
+    /// As [`World::run`], but a bio does not wait for what is held, and may wait for longer:
+    /// write-back rests after failures.
+    fn run(&mut self, bio: Bio) -> Bio {
+        self.world.submit(bio);
+        for _ in 0..1000 {
+            if let Some(done) = self.world.done() {
+                return done;
+            }
+            self.world.release();
+            if let Some(done) = self.world.done() {
+                return done;
+            }
+            self.world.tick(SECOND / 4);
+            if let Some(parked) = self.world.port.parked.pop_front() {
+                self.world.submit(parked);
+            }
+        }
+        panic!("a bio waited for ever: {}", self.world.target().status());
+    }
+
+    fn request(&mut self, kind: u64, why: &str) {
+        let blocks = self.sectors / self.block;
+        let longest = if self.prng.one_in(8) { 24 } else { 4 };
+        let first = self.prng.below(blocks as u64) as usize;
+        let count = (1 + self.prng.below(longest) as usize).min(blocks - first) * self.block;
+        let first = first * self.block;
+        let (offset, len) = ((first * SECTOR) as u64, count * SECTOR);
+        let fua = self.prng.one_in(8);
+        match kind {
+            0..5 => {
+                let data = self.model.write(first, count, false);
+                let bio = Bio::write(offset, Buffer::from_bytes(&data), fua, 0);
+                self.run(bio).status.unwrap();
+            }
+            5 | 6 => {
+                let op = if self.prng.one_in(2) { Op::Discard } else { Op::WriteZeroes };
+                self.model.write(first, count, true);
+                self.run(Bio::bare(op, offset, len as u64, fua, 0)).status.unwrap();
+            }
+            _ => {
+                let read = self.run(Bio::read(offset, Buffer::zeroed(len), 0));
+                read.status.unwrap();
+                let found = read.buffer.as_slice();
+                assert!(found == self.model.current(first, count), "{why}: read {first}+{count}");
+                return;
+            }
+        }
+        if fua {
+            self.model.flushed(first..first + count);
+        }
+    }
+
+    fn event(&mut self, why: &str) {
+        match self.prng.below(40) {
+            0..8 => {
+                self.run(Bio::flush(0)).status.unwrap();
+                self.model.flushed(0..self.sectors);
+            }
+            8..22 => self.world.tick(SECOND * self.prng.below(3) / 2),
+            22..29 => self.world.holds = Box::new(is_write_back),
+            29..34 => self.failures.set(1 + self.prng.below(3)),
+            34 => {
+                self.world.release();
+                self.world.remove();
+                self.model.flushed(0..self.sectors);
+                self.world.open();
+            }
+            35 | 36 => {
+                self.world.kill();
+                self.world.open();
+            }
+            37 => {
+                self.world.power_cut(&mut self.prng);
+                self.world.try_open(false).unwrap_or_else(|error| panic!("{why}: {error}"));
+                let found = self.world.content();
+                self.model.adopt(&found, why);
+            }
+            _ => self.drain(why),
+        }
+    }
+
+    fn drain(&mut self, why: &str) {
+        self.world.release();
+        self.world.drain();
+        let image = self.world.origin.image();
+        assert!(image == self.model.current(0, self.sectors), "{why}: the drained origin");
+    }
+}
+
+fn history(seed: u64) {
+    let mut busy = Busy::new(seed);
+    for step in 0..STEPS {
+        let why = format!("seed {seed}, step {step}, {}", busy.world.table);
+        if !busy.world.held.is_empty() && busy.prng.one_in(6) {
+            busy.world.release();
+        }
+        match busy.prng.below(12) {
+            kind @ 0..10 => busy.request(kind, &why),
+            _ => busy.event(&why),
+        }
+    }
+    let why = format!("seed {seed}, at the end");
+    busy.world.release();
+    assert!(busy.world.content() == busy.model.current(0, busy.sectors), "{why}");
+    busy.drain(&why);
+}
+
+#[test]
+fn busy_histories_keep_the_promises() {
+    (0..60).for_each(history);
+}
+
+/// For `WRITECACHE_SECONDS`, from the seed `WRITECACHE_FROM`.
+#[test]
+#[ignore = "takes as long as it is given: scripts/soak.sh runs it"]
+fn soak() {
+    let number = |name: &str| std::env::var(name).ok().map(|word| word.parse::<u64>().unwrap());
+    let end = Instant::now() + Duration::from_secs(number("WRITECACHE_SECONDS").unwrap_or(10));
+    let first = number("WRITECACHE_FROM").unwrap_or(0);
+    let mut seed = first;
+    while Instant::now() < end {
+        history(seed);
+        seed += 1;
+    }
+    println!("writecache: {} busy histories from seed {first}", seed - first);
+}
