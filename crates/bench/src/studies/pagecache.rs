@@ -33,6 +33,8 @@ const MODES: [(&str, IoMode); 4] = [
 const PERCENTS: [f64; 7] = [1.0, 50.0, 75.0, 90.0, 99.0, 99.9, 99.99];
 /// The watcher looks at the page cache this often.
 const LOOKS_EVERY: Duration = Duration::from_micros(500);
+/// With fewer looks than this, to have seen nothing unwritten says nothing.
+const LOOKS_MIN: u64 = 20;
 /// Writes under way may lie on top of a lazy file's window.
 const SLACK_BYTES: u64 = MIB;
 
@@ -128,7 +130,11 @@ fn once(path: &Path, mode: IoMode, job: &Job, found: &mut Found) -> Result<()> {
     })?;
     // The watcher sleeps at times, and a short job may end before it gets to run.
     let at_end = disk.cached().map(|cached| cached.unclean_bytes);
-    let most = most.zip(at_end).map(|(most, at_end)| most.max(at_end));
+    let most = most.zip(at_end).and_then(|((most, looks), at_end)| {
+        let most = most.max(at_end);
+        let is_known = most > 0 || looks >= LOOKS_MIN || mode == IoMode::Direct;
+        is_known.then_some(most)
+    });
     let flush_seconds = flush(&device)?;
     let bytes = reached.writes.count() as f64 * job.bs as f64;
     found.rates.push(bytes / 1e6 / (reached.seconds + flush_seconds).max(1e-9));
@@ -151,14 +157,15 @@ fn flush(device: &Arc<udm::device::Device>) -> Result<f64> {
     Ok(begun.elapsed().as_secs_f64())
 }
 
-/// The most that was unwritten; `None` where the kernel does not say.
-fn watch(disk: &FileDisk, is_over: &AtomicBool) -> Option<u64> {
-    let mut most = 0;
+/// The most that was unwritten, and after how many looks; `None` where the kernel does not say.
+fn watch(disk: &FileDisk, is_over: &AtomicBool) -> Option<(u64, u64)> {
+    let (mut most, mut looks) = (0, 0);
     while !is_over.load(Ordering::Relaxed) {
         most = disk.cached()?.unclean_bytes.max(most);
+        looks += 1;
         std::thread::sleep(LOOKS_EVERY);
     }
-    Some(most)
+    Some((most, looks))
 }
 
 fn show(study: &mut Study, title: &str, found: &[Found]) {
@@ -205,7 +212,10 @@ fn show(study: &mut Study, title: &str, found: &[Found]) {
     study.tables.push(table);
     study.plots.extend([plot, unwritten]);
     let lazy = &found[MODES.len() - 1];
-    if !lazy.most_unclean.is_empty() {
+    if lazy.most_unclean.is_empty() && !lazy.rates.is_empty() {
+        let why = "the kernel does not say, or there were too few looks";
+        study.notes.push(format!("lazy, {title}: what was unwritten is not known: {why}."));
+    } else if !lazy.most_unclean.is_empty() {
         let window = (LAZY_WINDOW_BYTES + SLACK_BYTES) as f64;
         let parts: Vec<f64> = lazy.most_unclean.iter().map(|most| most / window).collect();
         let what = format!("lazy, {title}: unwritten / (window + 1 MiB)");
