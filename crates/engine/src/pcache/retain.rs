@@ -10,8 +10,9 @@
 //! While writes would wait for room (see pressure.rs) nothing is kept in its place, because that
 //! room could not be freed soon: the hottest data is moved, and the rest is dropped.
 //!
-//! The index has places, not keys. Where two keys may name one place, which only keys of zeroes do,
-//! it does not say that the data is the passed key's, and the data goes with its segment, too.
+//! The index has places, not keys. Zeroes are stored once, so an old key of zeroes and a new, dirty
+//! one may name the same place, and the index does not say whose it is: collection leaves it alone,
+//! and the zeroes go with their segment. (Data that was kept has two keys, too; both are CLEAN.)
 //!
 //! If there is no room for data that is to move, it stays where it is for another lap and loses a
 //! use; so hot data is not dropped because collection began a moment too late.
@@ -205,10 +206,10 @@ impl Pcache {
             let place = place.plus(at - offset);
             let (len, verdict) = self.judge(at, end, place, class, judge);
             let run = Run { offset: at, len, place };
-            let verdict = verdict.filter(|_| !self.may_be_anothers(run));
             at += len;
             match verdict {
-                Some(Verdict::Move(uses)) if keeper.spend(len) => {
+                // A write may wait for this: only what would be moved is looked at.
+                Some(Verdict::Move(uses)) if !self.may_be_anothers(run) && keeper.spend(len) => {
                     keeper.has_kept |= self.rescue(run, uses, &mut keeper.scratch);
                 }
                 Some(_) => {
