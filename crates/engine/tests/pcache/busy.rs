@@ -4,19 +4,18 @@
 
 use std::cell::Cell;
 use std::rc::Rc;
-use std::time::{Duration, Instant};
 
 use udm::bio::{Bio, Op};
-use udm::buffer::Buffer;
 use udm::pcache::layout::Geometry;
 use udm::pmem::Persistence;
 use udm::prng::Prng;
 use udm::target::Target;
 use udm::units::{KIB, SECOND};
 
-use crate::sectors::{Model, SECTOR};
+use crate::sectors::{Model, Requests, SECTOR};
 use crate::world::{Setup, World};
 
+// What most people have, twice.
 const TABLES: [&str; 6] = [
     "C B 0",
     "C B 0",
@@ -96,33 +95,10 @@ impl Busy {
     }
 
     fn request(&mut self, kind: u64, why: &str) {
-        let longest = if self.prng.one_in(8) { 48 } else { 12 };
-        let first = self.prng.below(self.sectors as u64) as usize;
-        let count = (1 + self.prng.below(longest) as usize).min(self.sectors - first);
-        let (offset, len) = ((first * SECTOR) as u64, count * SECTOR);
-        let fua = self.prng.one_in(8);
-        match kind {
-            0..5 => {
-                let data = self.model.write(first, count, false);
-                let bio = Bio::write(offset, Buffer::from_bytes(&data), fua, 0);
-                self.run(bio).status.unwrap();
-            }
-            5 | 6 => {
-                let op = if self.prng.one_in(2) { Op::Discard } else { Op::WriteZeroes };
-                self.model.write(first, count, true);
-                self.run(Bio::bare(op, offset, len as u64, fua, 0)).status.unwrap();
-            }
-            _ => {
-                let read = self.run(Bio::read(offset, Buffer::zeroed(len), 0));
-                read.status.unwrap();
-                let found = read.buffer.as_slice();
-                assert!(found == self.model.current(first, count), "{why}: read {first}+{count}");
-                return;
-            }
-        }
-        if fua {
-            self.model.flushed(first..first + count);
-        }
+        let requests = Requests { unit: 1, units_max: [12, 48] };
+        let bio = requests.next(kind, &mut self.prng, &mut self.model);
+        let bio = self.run(bio);
+        requests.end(&bio, &mut self.model, why);
     }
 
     fn event(&mut self, why: &str) {
@@ -192,13 +168,5 @@ fn busy_histories_keep_the_promises() {
 #[test]
 #[ignore = "takes as long as it is given: scripts/soak.sh runs it"]
 fn soak() {
-    let number = |name: &str| std::env::var(name).ok().map(|word| word.parse::<u64>().unwrap());
-    let end = Instant::now() + Duration::from_secs(number("PCACHE_SECONDS").unwrap_or(10));
-    let first = number("PCACHE_FROM").unwrap_or(0);
-    let mut seed = first;
-    while Instant::now() < end {
-        history(seed);
-        seed += 1;
-    }
-    println!("pcache: {} busy histories from seed {first}", seed - first);
+    crate::sectors::soak("pcache", history);
 }

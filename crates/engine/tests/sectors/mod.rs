@@ -1,6 +1,12 @@
 //! What a device must hold, sector by sector: the model that random histories of every cache are
 //! compared with, before crashes and after.
 
+use std::time::{Duration, Instant};
+
+use udm::bio::{Bio, Op};
+use udm::buffer::Buffer;
+use udm::prng::Prng;
+
 /// Bytes of a sector.
 pub const SECTOR: usize = 512;
 
@@ -54,6 +60,67 @@ impl Model {
             *versions = vec![version];
         }
     }
+}
+
+/// Random requests of whole units.
+pub struct Requests {
+    /// Sectors of a unit.
+    pub unit: usize,
+    /// Most units of most requests, and of one in eight.
+    pub units_max: [u64; 2],
+}
+
+impl Requests {
+    /// Of ten kinds five are writes, two are zeroes, three are reads. The model has what it writes.
+    pub fn next(&self, kind: u64, prng: &mut Prng, model: &mut Model) -> Bio {
+        let units = model.versions.len() / self.unit;
+        let longest = self.units_max[usize::from(prng.one_in(8))];
+        let first = prng.below(units as u64) as usize;
+        let count = (1 + prng.below(longest) as usize).min(units - first) * self.unit;
+        let first = first * self.unit;
+        let (offset, len) = ((first * SECTOR) as u64, count * SECTOR);
+        let fua = prng.one_in(8);
+        match kind {
+            0..5 => {
+                let data = model.write(first, count, false);
+                Bio::write(offset, Buffer::from_bytes(&data), fua, 0)
+            }
+            5 | 6 => {
+                let op = if prng.one_in(2) { Op::Discard } else { Op::WriteZeroes };
+                model.write(first, count, true);
+                Bio::bare(op, offset, len as u64, fua, 0)
+            }
+            _ => Bio::read(offset, Buffer::zeroed(len), 0),
+        }
+    }
+
+    /// Compares what was read, and notes what is durable.
+    pub fn end(&self, bio: &Bio, model: &mut Model, why: &str) {
+        bio.status.unwrap();
+        let (first, count) = (bio.offset as usize / SECTOR, bio.len as usize / SECTOR);
+        if bio.op == Op::Read {
+            let is_current = bio.buffer.as_slice() == model.current(first, count);
+            assert!(is_current, "{why}: read {first}+{count}");
+        } else if bio.fua {
+            model.flushed(first..first + count);
+        }
+    }
+}
+
+/// Plays histories for `ENGINE_SECONDS`, from the seed `ENGINE_FROM`.
+pub fn soak(engine: &str, history: impl Fn(u64)) {
+    let number = |what: &str| {
+        let word = std::env::var(format!("{}_{what}", engine.to_uppercase())).ok()?;
+        Some(word.parse::<u64>().unwrap())
+    };
+    let end = Instant::now() + Duration::from_secs(number("SECONDS").unwrap_or(10));
+    let first = number("FROM").unwrap_or(0);
+    let mut seed = first;
+    while Instant::now() < end {
+        history(seed);
+        seed += 1;
+    }
+    println!("{engine}: {} busy histories from seed {first}", seed - first);
 }
 
 fn content(sector: usize, version: u64) -> [u8; SECTOR] {

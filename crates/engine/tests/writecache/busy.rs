@@ -4,16 +4,14 @@
 
 use std::cell::Cell;
 use std::rc::Rc;
-use std::time::{Duration, Instant};
 
 use udm::bio::{Bio, Op};
-use udm::buffer::Buffer;
 use udm::disk::DiskIo;
 use udm::prng::Prng;
 use udm::target::Target;
 use udm::units::{KIB, SECOND};
 
-use crate::sectors::{Model, SECTOR};
+use crate::sectors::{Model, Requests, SECTOR};
 use crate::world::World;
 
 const OPTIONS: [&str; 5] = [
@@ -87,35 +85,10 @@ impl Busy {
     }
 
     fn request(&mut self, kind: u64, why: &str) {
-        let blocks = self.sectors / self.block;
-        let longest = if self.prng.one_in(8) { 24 } else { 4 };
-        let first = self.prng.below(blocks as u64) as usize;
-        let count = (1 + self.prng.below(longest) as usize).min(blocks - first) * self.block;
-        let first = first * self.block;
-        let (offset, len) = ((first * SECTOR) as u64, count * SECTOR);
-        let fua = self.prng.one_in(8);
-        match kind {
-            0..5 => {
-                let data = self.model.write(first, count, false);
-                let bio = Bio::write(offset, Buffer::from_bytes(&data), fua, 0);
-                self.run(bio).status.unwrap();
-            }
-            5 | 6 => {
-                let op = if self.prng.one_in(2) { Op::Discard } else { Op::WriteZeroes };
-                self.model.write(first, count, true);
-                self.run(Bio::bare(op, offset, len as u64, fua, 0)).status.unwrap();
-            }
-            _ => {
-                let read = self.run(Bio::read(offset, Buffer::zeroed(len), 0));
-                read.status.unwrap();
-                let found = read.buffer.as_slice();
-                assert!(found == self.model.current(first, count), "{why}: read {first}+{count}");
-                return;
-            }
-        }
-        if fua {
-            self.model.flushed(first..first + count);
-        }
+        let requests = Requests { unit: self.block, units_max: [4, 24] };
+        let bio = requests.next(kind, &mut self.prng, &mut self.model);
+        let bio = self.run(bio);
+        requests.end(&bio, &mut self.model, why);
     }
 
     fn event(&mut self, why: &str) {
@@ -182,13 +155,5 @@ fn busy_histories_keep_the_promises() {
 #[test]
 #[ignore = "takes as long as it is given: scripts/soak.sh runs it"]
 fn soak() {
-    let number = |name: &str| std::env::var(name).ok().map(|word| word.parse::<u64>().unwrap());
-    let end = Instant::now() + Duration::from_secs(number("WRITECACHE_SECONDS").unwrap_or(10));
-    let first = number("WRITECACHE_FROM").unwrap_or(0);
-    let mut seed = first;
-    while Instant::now() < end {
-        history(seed);
-        seed += 1;
-    }
-    println!("writecache: {} busy histories from seed {first}", seed - first);
+    crate::sectors::soak("writecache", history);
 }
