@@ -95,8 +95,8 @@ fn work(device: &Arc<Device>, thread: u64, unit: u64, seed: u64) -> Vec<u8> {
     model
 }
 
-/// The device of a table over a small cache, `M` in memory `S` on a disk with
-/// metadata on `D`, and its origin `O`.
+/// The device of a table over a small cache, `M` in memory or `S` on a disk, and its origin `O`.
+/// The metadata of a `cache` is on `D`.
 fn device(table: &str) -> (Arc<Device>, Arc<RamDisk>) {
     let geometry = Geometry { segment_bytes: 64 << 10, device_bytes_min: 0 };
     let pmem = SimPmem::new(20480 + 64 * geometry.segment_bytes, Persistence::Cpu);
@@ -150,7 +150,7 @@ const WRITECACHE_IN_MEMORY: [(&str, u64); 2] =
     [("writecache p O M 512 0", 512), ("writecache p O M 4096 2 autocommit_blocks 16", 4096)];
 const WRITECACHE_ON_A_DISK: [(&str, u64); 2] = [
     ("writecache s O S 512 4 autocommit_blocks 16 pause_writeback 0", 512),
-    // Torn blocks.
+    // Blocks that a power cut may tear.
     ("writecache s O S 4096 4 autocommit_blocks 16 pause_writeback 0 atomic_blocks false", 4096),
 ];
 const CACHE: [(&str, u64); 2] =
@@ -194,7 +194,8 @@ fn soak() {
         for tables in [&PCACHE[..], &WRITECACHE_IN_MEMORY, &WRITECACHE_ON_A_DISK, &CACHE] {
             share_each(tables, seed);
         }
+        // Each thread has a seed of its own.
         seed += THREADS;
     }
-    println!("threads: {} rounds over 7 tables from seed {first}", (seed - first) / THREADS);
+    println!("threads: {} rounds over all tables from seed {first}", (seed - first) / THREADS);
 }
