@@ -151,6 +151,7 @@ pub struct SetupArgs {
     #[arg(long, value_name = "FAST", requires = "origin")]
     pub fast: Option<String>,
     /// The target; else that of the cache on FAST, else pcache for memory and writecache for disks
+    /// (cache, for writethrough)
     #[arg(long, value_name = "TARGET", requires = "origin", value_parser = cache_names())]
     pub target: Option<String>,
     /// writeback (a write is done when the cache has it) or writethrough (when SLOW has it, too),

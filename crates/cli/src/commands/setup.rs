@@ -2,8 +2,8 @@
 //! kernel's own tools would be told.
 //!
 //! Nothing is written here. What the fast device holds already decides first (the same command
-//! goes on with its own cache), then `--target`, then what the device is. The table goes the way
-//! of every table, with all that is refused there.
+//! goes on with its own cache), then `--target`, then what the device is, and `--mode`. The table
+//! goes the way of every table, with all that is refused there.
 
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
@@ -171,7 +171,8 @@ fn choose(
         (Some(held), _) => Ok((held, format!("{}, which {path} holds", held.name))),
         (None, Some(asked)) => Ok((asked, format!("{}, as --target says", asked.name))),
         (None, None) => {
-            let kind = targets::chosen_for(nature).context("no target is for such a device")?;
+            let kind = targets::chosen_for(nature, args.mode)
+                .context("no target is for such a device")?;
             let what = match nature {
                 Fast::Memory => {
                     let description = &pmem.medium().description;
@@ -179,7 +180,13 @@ fn choose(
                 }
                 Fast::Disk => "reached as a disk".to_owned(),
             };
-            Ok((kind, format!("{}, because {path} is {what}", kind.name)))
+            // The mode is a reason where the device alone would be another target's.
+            let usual = targets::chosen_for(nature, None);
+            let mode = match usual.is_some_and(|usual| usual.name == kind.name) {
+                true => "",
+                false => ", and --mode asks for what it has",
+            };
+            Ok((kind, format!("{}, because {path} is {what}{mode}", kind.name)))
         }
     }
 }

@@ -62,6 +62,11 @@ fn the_fast_device_chooses_the_target() {
     let on_disk = "0 131072 writecache s /x/slow.img /x/ssd.img 4096 0";
     assert_eq!(table(&["--fast", "ssd.img"]), on_disk);
     assert_eq!(table(&["--fast", "ssd.img", "--mode", "writeback"]), on_disk);
+    assert_eq!(
+        table(&["--fast", "ssd.img", "--mode", "writethrough"]),
+        "0 131072 cache /x/ssd.img?size=5M /x/ssd.img?offset=5M&size=27M /x/slow.img 128 2 \
+         metadata2 writethrough smq 0"
+    );
     // How it is to be reached says what it is.
     assert!(table(&["--fast", "ssd.img?persist=msync"]).contains("pcache"));
     assert!(table(&["--fast", &format!("{fast}?io=buffered")]).contains("writecache s"));
@@ -193,6 +198,37 @@ fn a_cache_that_writes_through_never_has_dirty_data() {
     bench.create(&["--fast", "ssd.img", "--export", &uri]);
     assert!(read_export(&bench.udm, &uri)[..8 << 20] == data);
     assert_eq!(bench.udm.json(&["remove", "vol", "--drain"])["dirty_bytes"], 0);
+}
+
+#[test]
+fn writethrough_on_a_disk_is_a_cache_that_is_never_dirty() {
+    let bench = Bench::new();
+    let uri = bench.udm.uri("vol.sock");
+    let words = ["--fast", "ssd.img", "--mode", "writethrough", "--export", &uri];
+    let made = bench.create(&words);
+    let why = "cache, because ssd.img is reached as a disk, and --mode asks for what it has";
+    assert_eq!(made["why"], why, "{made}");
+    let data = pattern(3, 8 << 20);
+    write_export(&bench.udm, &uri, &data);
+    let info = bench.udm.json(&["info", "vol"]);
+    assert_eq!(info["dirty_bytes"], 0, "{info}");
+    // The origin alone has what was written, and the fast device may die.
+    assert!(std::fs::read(bench.udm.path("slow.img")).unwrap()[..8 << 20] == data);
+    bench.udm.ok(&["remove", "vol"]);
+    // The same words go on with it, whatever chose it.
+    let made = bench.create(&words);
+    assert_eq!(made["why"], "cache, which ssd.img holds");
+    assert!(made["table"].as_str().unwrap().contains(" writethrough "), "{made}");
+    assert!(read_export(&bench.udm, &uri)[..8 << 20] == data);
+    bench.udm.ok(&["remove", "vol", "--drain", "--wipe"]);
+    // A writecache that is there is not overwritten because of a mode.
+    bench.create(&["--fast", "ssd.img"]);
+    bench.udm.ok(&["remove", "vol"]);
+    let before = std::fs::read(bench.udm.path("ssd.img")).unwrap();
+    let line = bench.refused(&["--fast", "ssd.img", "--mode", "writethrough"]);
+    assert!(line.contains("writecache: it has no mode writethrough"), "{line}");
+    assert!(line.trim_end().ends_with("leave --mode out"), "{line}");
+    assert!(std::fs::read(bench.udm.path("ssd.img")).unwrap() == before);
 }
 
 #[test]
@@ -339,8 +375,12 @@ fn slips_are_refused_before_anything_is_written() {
         (&["--fast", "ssd.img?readonly"], "writes to both"),
         (&["--fast", "ssd.img?offset=32M"], "ssd.img?offset=65536"),
         (&["--fast", "ssd.img", "--block-size", "1000"], "power of two"),
-        (&["--fast", "ssd.img", "--mode", "writethrough"], "no mode writethrough"),
-        (&["--fast", &fast, "--mode", "writethrough"], "no mode writethrough"),
+        (
+            &["--fast", "ssd.img", "--target", "writecache", "--mode", "writethrough"],
+            "writecache: it has no mode writethrough",
+        ),
+        (&["--fast", &fast, "--mode", "writethrough"], "pcache: it has no mode writethrough"),
+        (&["--fast", "ssd.img", "--mode", "writethrough", "--block-size", "4K"], "32.0 KiB"),
         (&["--fast", "ssd.img", "--policy", "probation"], "one policy"),
         (&["--fast", &fast, "--block-size", "4K"], "no blocks of one size"),
     ] {

@@ -1,7 +1,9 @@
 //! The target type cache.
 
 use super::WordRole::{Cache as CacheWord, Metadata, Origin};
-use super::{CacheType, Features, Opening, Plan, Setup, TargetType, boxed, carve};
+use super::{
+    CacheMode, CacheType, Fast, Features, Opening, Plan, Setup, TargetType, boxed, carve,
+};
 use crate::cache::drain::Devices;
 use crate::cache::{Cache, Coming, OpenOptions, TableArgs, View, WORDS, inspect, limits, wipe};
 use crate::disk::Disk;
@@ -36,7 +38,7 @@ pub(super) const CACHE: TargetType = TargetType {
         has_log: false,
         has_metadata_device: true,
         words_to_accept_damage: "",
-        setup: Setup { is_for: None, words: carve::words },
+        setup: Setup { is_for: Some((Fast::Disk, CacheMode::Writethrough)), words: carve::words },
         shape_of: carve::shape_of,
         is_at: |pmem, _| inspect::is_cache(pmem),
         inspect: |pmem, _, _| inspect::contents(pmem),

@@ -3,7 +3,7 @@
 use super::WordRole::{Cache, Origin};
 use super::setup::invalid;
 use super::{
-    BuildOptions, CachePlan, CacheType, CutCache, Fast, Features, Opening, Plan, Setup, TargetType,
+    BuildOptions, CacheMode, CachePlan, CacheType, CutCache, Fast, Features, Opening, Plan, Setup, TargetType,
     Wanted, boxed, refuse_read_only,
 };
 use crate::crew;
@@ -44,7 +44,7 @@ pub(super) const PCACHE: TargetType = TargetType {
         has_log: true,
         has_metadata_device: false,
         words_to_accept_damage: "log_damage truncate",
-        setup: Setup { is_for: Some(Fast::Memory), words: setup_words },
+        setup: Setup { is_for: Some((Fast::Memory, CacheMode::Writeback)), words: setup_words },
         shape_of: |pmem| contents::shape_of(pmem, Geometry::KERNEL),
         is_at: |pmem, _| is_pcache(pmem, Geometry::KERNEL),
         inspect: |pmem, _, keeper| contents::contents(pmem.clone(), Geometry::KERNEL, keeper),

@@ -58,8 +58,8 @@ pub struct Wanted<'a> {
 /// How a type of cache is set up in one step.
 #[derive(Debug)]
 pub struct Setup {
-    /// It is chosen for such a device, where nobody names a target.
-    pub is_for: Option<Fast>,
+    /// It is chosen for such a device and such a mode, where nobody names a target.
+    pub is_for: Option<(Fast, CacheMode)>,
     /// The words of the line after the target's name.
     pub(super) words: fn(&Wanted<'_>) -> Result<String>,
 }
@@ -71,12 +71,16 @@ pub fn held(pmem: &Arc<dyn Pmem>) -> Option<&'static TargetType> {
     all.find(|(_, cache)| (cache.is_at)(pmem, 0)).map(|(kind, _)| kind)
 }
 
-/// The type that is chosen for such a device.
-pub fn chosen_for(nature: Fast) -> Option<&'static TargetType> {
-    let is_for = |kind: &&TargetType| {
-        kind.cache.as_ref().is_some_and(|cache| cache.setup.is_for == Some(nature))
+/// The type that is chosen for such a device. Where no type for it has the mode, it is the type
+/// that the device has without one, which says what it lacks.
+pub fn chosen_for(nature: Fast, mode: Option<CacheMode>) -> Option<&'static TargetType> {
+    let find = |mode| {
+        TARGETS.into_iter().find(|kind| {
+            let cache = kind.cache.as_ref();
+            cache.is_some_and(|cache| cache.setup.is_for == Some((nature, mode)))
+        })
     };
-    TARGETS.into_iter().find(is_for)
+    mode.and_then(find).or_else(|| find(CacheMode::Writeback))
 }
 
 impl TargetType {
@@ -106,10 +110,14 @@ impl Wanted<'_> {
     /// An error unless writes are to be written back, by the one policy that there is.
     pub(super) fn only_writes_back(&self) -> Result<()> {
         if self.mode == Some(CacheMode::Writethrough) {
-            return invalid(
+            let other = match self.found {
+                None => ", or give --target cache",
+                Some(_) => "",
+            };
+            return invalid(&format!(
                 "it has no mode writethrough: a write is done when the cache has it; leave --mode \
-                 out",
-            );
+                 out{other}"
+            ));
         }
         if self.policy.is_some() {
             return invalid("it has one policy: leave --policy out");
@@ -178,8 +186,17 @@ mod tests {
 
     #[test]
     fn each_sort_of_device_has_a_cache() {
-        assert_eq!(chosen_for(Fast::Memory).unwrap().name, "pcache");
-        assert_eq!(chosen_for(Fast::Disk).unwrap().name, "writecache");
+        let (back, through) = (Some(CacheMode::Writeback), Some(CacheMode::Writethrough));
+        for (nature, mode, name) in [
+            (Fast::Memory, None, "pcache"),
+            (Fast::Memory, back, "pcache"),
+            (Fast::Memory, through, "pcache"),
+            (Fast::Disk, None, "writecache"),
+            (Fast::Disk, back, "writecache"),
+            (Fast::Disk, through, "cache"),
+        ] {
+            assert_eq!(chosen_for(nature, mode).unwrap().name, name, "{nature:?} {mode:?}");
+        }
     }
 
     #[test]
@@ -230,10 +247,15 @@ mod tests {
     #[test]
     fn what_a_target_does_not_have_is_an_error_that_says_so() {
         let through = Wanted { mode: Some(CacheMode::Writethrough), ..wanted() };
+        let words = ["s", "1024", "0"].map(str::to_owned).into();
+        let held = Wanted { found: Some(Shape { sectors: 1, words }), ..through.clone() };
         for target in ["pcache", "writecache"] {
-            assert!(
-                line(target, &through).unwrap_err().starts_with(&format!("{target}: it has no"))
-            );
+            let error = line(target, &through).unwrap_err();
+            assert!(error.starts_with(&format!("{target}: it has no mode")), "{error}");
+            assert!(error.ends_with("or give --target cache"), "{error}");
+            // That would be refused for the cache that is there.
+            let error = line(target, &held).unwrap_err();
+            assert!(error.ends_with("leave --mode out"), "{error}");
         }
         let back = Wanted { mode: Some(CacheMode::Writeback), ..wanted() };
         assert_eq!(line("pcache", &back), line("pcache", &wanted()));

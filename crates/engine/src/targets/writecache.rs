@@ -3,7 +3,7 @@
 use super::WordRole::{Cache, Origin, Other};
 use super::setup::invalid;
 use super::{
-    BuildOptions, CachePlan, CacheType, CutCache, Fast, Features, Opening, Plan, Setup, TargetType,
+    BuildOptions, CacheMode, CachePlan, CacheType, CutCache, Fast, Features, Opening, Plan, Setup, TargetType,
     Wanted, boxed, refuse_read_only,
 };
 use crate::crew;
@@ -52,7 +52,7 @@ pub(super) const WRITECACHE: TargetType = TargetType {
         has_log: false,
         has_metadata_device: false,
         words_to_accept_damage: "lost_entries accept",
-        setup: Setup { is_for: Some(Fast::Disk), words: setup_words },
+        setup: Setup { is_for: Some((Fast::Disk, CacheMode::Writeback)), words: setup_words },
         shape_of: contents::shape_of,
         is_at: |pmem, start| is_writecache(&Medium::Pmem(pmem.clone()), start),
         inspect: contents::contents,
