@@ -252,8 +252,11 @@ pub fn run(server: Arc<Server>, stops: &Receiver<Stop>) -> Result<()> {
             // The connection's thread needs a moment to hand the answer on; the process must not
             // end under it. It drops its receiver when that is done.
             let mut left = server.close(trouble.as_deref());
-            if wipe && left["dirty_bytes"] == 0 && trouble.is_none() {
-                server.wipe(&mut left);
+            if let Some(progress) = wipe
+                && left["dirty_bytes"] == 0
+                && trouble.is_none()
+            {
+                server.wipe(&mut left, &progress);
             }
             let _ = asked.send(Ok(left));
             while asked.send(Ok(Value::Null)).is_ok() {}

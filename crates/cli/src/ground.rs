@@ -4,6 +4,7 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
+use udm::attaching::AttachProgress;
 use udm::device::{Device, LoadedTable};
 use udm::disk::TableClaims;
 use udm::error::{Kind, Result};
@@ -35,10 +36,10 @@ pub fn build(
 
 /// Wipes the caches of a table. A device that the end of a service has not let go of yet is waited
 /// for.
-pub fn wipe(table: &Table, runtime: &RuntimeDir) -> Result<()> {
+pub fn wipe(table: &Table, runtime: &RuntimeDir, progress: &Arc<AttachProgress>) -> Result<()> {
     let deadline = Instant::now() + AFTERLIFE_MAX;
     loop {
-        match world::wipe(table, &SystemOpener::with_memory_in(runtime.path())) {
+        match world::wipe(table, &SystemOpener::with_memory_in(runtime.path()), progress) {
             Err(error) if error.kind() == Kind::Busy && Instant::now() < deadline => {
                 thread::sleep(BUSY_EVERY);
             }

@@ -1,9 +1,10 @@
 //! What the control protocol's methods mean: each is a few lines between JSON and the device.
 //!
-//! Long work sends several answers if the caller wants them: `Drain`, and `Remove` with `drain`,
-//! send their progress, the others that they are still at work (`work.rs`). When the caller is
-//! gone, the next answer cannot be sent and the work stops there, with everything safe.
+//! Long work sends several answers if the caller wants them: `Drain`, and `Remove` with `drain` or
+//! `wipe`, send their progress, the others that they are still at work (`work.rs`). When the caller
+//! is gone, the next answer cannot be sent and the work stops there, with everything safe.
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::sync_channel;
 use std::thread;
@@ -21,7 +22,7 @@ use crate::control::{Answer, Call, INTERFACE, MESSAGE_BYTES_MAX};
 use crate::runtime::{DeviceName, GONE_LOGS_MAX};
 use crate::served::REST_MAX;
 use crate::server::{CONNECTIONS_MAX, SEND_TIMEOUT, SILENCE_MAX, Server, Stop};
-use crate::work::{self, Say, Watch, Work};
+use crate::work::{self, Ending, Say, Watch, Work};
 use crate::{log, metrics};
 
 /// The interface, in Varlink's own language.
@@ -81,12 +82,12 @@ pub fn answer(server: &Server, call: &Call, send: &mut Say<'_>) -> Result<()> {
     }
     match result {
         Ok(Done::Value(value)) => send(Answer::done(value)),
-        Ok(Done::Removed(removed)) => {
-            let answer = match removed.recv()? {
+        Ok(Done::Removed(ending)) => {
+            let answer = match ending.wait(call.more, WORK_SILENCE_MAX, send)? {
                 Ok(value) => Answer::done(value),
                 Err(error) => Answer::failed(&error),
             };
-            // The main thread goes on to end the process when `removed` is dropped.
+            // The main thread goes on to end the process when `ending` is dropped.
             send(answer)
         }
         Err(Failure::BadParameters(why)) => {
@@ -103,8 +104,8 @@ pub fn answer(server: &Server, call: &Call, send: &mut Say<'_>) -> Result<()> {
 /// The result of a method.
 enum Done {
     Value(Value),
-    /// The end has begun; its result comes from the main thread.
-    Removed(std::sync::mpsc::Receiver<Result<Value>>),
+    /// The end has begun.
+    Removed(Ending),
 }
 
 enum Failure {
@@ -141,7 +142,7 @@ impl Progress<'_, '_> {
         moved: &(dyn Fn() -> u64 + Sync),
         carry_out: impl FnOnce(&Watch) -> Result<T>,
     ) -> Result<T> {
-        let work = Work { what, silence_max, moved, more: self.more };
+        let work = Work { what, silence_max, moved, tell: &|| json!({}), more: self.more };
         match work::watched(&work, self.send, carry_out) {
             Ok(result) => result,
             Err(lost) => {
@@ -407,12 +408,12 @@ fn remove_device(
         server.served.go_on(false)?;
         bail!("not removed: a client wrote once more; the device goes on, give the command again");
     }
-    let (asked, removed) = sync_channel(0);
-    server
-        .stop
-        .send(Stop::Removed { asked, trouble, wipe: remove.wipe })
-        .map_err(|_| anyhow!("the server is ending"))?;
-    Ok(Done::Removed(removed))
+    let (asked, result) = sync_channel(0);
+    let ending = Ending { result, wipe: Arc::default() };
+    let wipe = remove.wipe.then(|| Arc::clone(&ending.wipe));
+    let stop = Stop::Removed { asked, trouble, wipe };
+    server.stop.send(stop).map_err(|_| anyhow!("the server is ending"))?;
+    Ok(Done::Removed(ending))
 }
 
 /// An error if what the device has cannot be wiped, however clean it is.

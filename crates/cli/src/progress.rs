@@ -16,16 +16,25 @@ const RATE_WEIGHT_PER_SECOND: f64 = 0.5;
 /// Room for the numbers after the bar, so that the bar does not move when they grow.
 const NUMBERS_CHARS: usize = 52;
 
-/// Write-back without progress for this long is reported.
+/// Work without progress for this long is reported.
 const STILL_MAX: Duration = Duration::from_secs(15);
 
 /// The terminal's width when it does not say.
 const WIDTH_DEFAULT: usize = 80;
 
+/// What is said of write-back that does not move.
+const ORIGIN_IS_STILL: &str = "the origin does not answer; nothing is lost (Ctrl-C stops waiting, \
+                               what is left stays in the cache)";
+
+/// What is said of a wipe that does not move.
+const CACHE_IS_STILL: &str = "the cache device does not answer; nothing is lost, the origin has \
+                              everything (Ctrl-C stops waiting)";
+
 /// Watches a number of bytes fall to zero.
 #[derive(Debug)]
 pub struct Progress {
     what: String,
+    is_still: &'static str,
     is_terminal: bool,
     width: usize,
     started: Instant,
@@ -49,9 +58,15 @@ impl Progress {
         Progress::with(what.into(), is_terminal, width, Instant::now())
     }
 
+    /// The same of a wipe.
+    pub fn of_wipe(what: impl Into<String>) -> Progress {
+        Progress { is_still: CACHE_IS_STILL, ..Progress::new(what) }
+    }
+
     fn with(what: String, is_terminal: bool, width: usize, now: Instant) -> Progress {
         Progress {
             what,
+            is_still: ORIGIN_IS_STILL,
             is_terminal,
             width,
             started: now,
@@ -99,10 +114,7 @@ impl Progress {
         self.is_stuck = is_stuck;
         let seconds = STILL_MAX.as_secs();
         match is_stuck {
-            true => self.say(&format!(
-                "nothing has moved for {seconds} s: the origin does not answer; nothing is lost \
-                 (Ctrl-C stops waiting, what is left stays in the cache)"
-            )),
+            true => self.say(&format!("nothing has moved for {seconds} s: {}", self.is_still)),
             false => self.say("it goes on"),
         }
     }

@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use serde_json::{Value, json};
+use udm::attaching::AttachProgress;
 use udm::units::human_bytes;
 
 use crate::log;
@@ -39,8 +40,8 @@ pub enum Stop {
         asked: SyncSender<Result<Value>>,
         /// What was wrong.
         trouble: Option<String>,
-        /// The cache is to be wiped.
-        wipe: bool,
+        /// The cache is to be wiped, with this progress.
+        wipe: Option<Arc<AttachProgress>>,
     },
 }
 
@@ -185,10 +186,11 @@ impl Server {
     }
 
     /// Wipes the cache of a device that was closed, clean, and says so in `left`.
-    pub fn wipe(&self, left: &mut Value) {
+    pub fn wipe(&self, left: &mut Value, progress: &Arc<AttachProgress>) {
         let text = self.served.given_table();
         let table = udm::table::Table::parse(&text).map_err(anyhow::Error::from);
-        let wiped = table.and_then(|table| Ok(crate::ground::wipe(&table, &self.runtime)?));
+        let wiped =
+            table.and_then(|table| Ok(crate::ground::wipe(&table, &self.runtime, progress)?));
         left["is_wiped"] = json!(wiped.is_ok());
         let name = self.name();
         match wiped {

@@ -9,18 +9,23 @@
 //! 3. When there was no progress for the time allowed, the caller gets an error, and the work is
 //!    given up too: its thread may hang in the kernel, and cannot be interrupted there.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, anyhow, bail};
-use serde_json::json;
+use serde_json::{Value, json};
+use udm::attaching::AttachProgress;
 
 use crate::control::Answer;
 
 /// Time between two beats.
 const BEAT_EVERY: Duration = Duration::from_secs(1);
+
+/// Time between two checks whether the caller of an ending device is gone.
+const LOOK_EVERY: Duration = Duration::from_millis(100);
 
 /// Sends an answer; fails when the caller is gone.
 pub type Say<'a> = dyn FnMut(Answer) -> Result<()> + Send + 'a;
@@ -54,6 +59,8 @@ pub struct Work<'a> {
     pub silence_max: Duration,
     /// Changes when the work makes progress.
     pub moved: &'a (dyn Fn() -> u64 + Sync),
+    /// What a beat tells besides the seconds without progress: an object.
+    pub tell: &'a (dyn Fn() -> Value + Sync),
     /// Whether the caller wants beats.
     pub more: bool,
 }
@@ -79,6 +86,37 @@ pub fn watched<T>(
     })
 }
 
+/// The end of a device, which the main thread carries out, without its caller if that goes.
+pub struct Ending {
+    /// Gets its result.
+    pub result: Receiver<Result<Value>>,
+    /// How far its wipe is.
+    pub wipe: Arc<AttachProgress>,
+}
+
+impl Ending {
+    /// Waits for it, with beats in between that tell what is left of the wipe.
+    pub fn wait(
+        &self,
+        more: bool,
+        silence_max: Duration,
+        say: &mut Say<'_>,
+    ) -> Result<Result<Value>> {
+        let Ending { result, wipe } = self;
+        let moved = || wipe.look().map_or(0, |step| step.done + 1);
+        let tell = || json!({ "wipe_bytes": wipe.left() });
+        let work = Work { what: "Remove", silence_max, moved: &moved, tell: &tell, more };
+        watched(&work, say, |watch| {
+            loop {
+                match result.recv_timeout(LOOK_EVERY) {
+                    Err(RecvTimeoutError::Timeout) => watch.check()?,
+                    ended => return ended?,
+                }
+            }
+        })
+    }
+}
+
 /// Sends beats until the work is done.
 fn beat(work: &Work<'_>, watch: &Watch, say: &mut Say<'_>, is_done: &Receiver<()>) -> Result<()> {
     let (mut seen, mut since) = ((work.moved)(), Instant::now());
@@ -96,7 +134,9 @@ fn beat(work: &Work<'_>, watch: &Watch, say: &mut Say<'_>, is_done: &Receiver<()
             );
             say(Answer::failed(&hanging)).and(Err(hanging))
         } else if work.more {
-            say(Answer::so_far(json!({ "seconds": since.elapsed().as_secs() })))
+            let mut beat = (work.tell)();
+            beat["seconds"] = json!(since.elapsed().as_secs());
+            say(Answer::so_far(beat))
         } else {
             continue;
         };
@@ -115,7 +155,7 @@ mod tests {
     use super::*;
 
     fn work(silence_max: Duration, more: bool) -> Work<'static> {
-        Work { what: "load", silence_max, moved: &|| 0, more }
+        Work { what: "load", silence_max, moved: &|| 0, tell: &|| json!({}), more }
     }
 
     /// Waits until the work is given up.
@@ -159,15 +199,59 @@ mod tests {
     fn work_that_moves_is_waited_for() {
         let moved = std::sync::atomic::AtomicU64::new(0);
         let look = || moved.fetch_add(1, Ordering::SeqCst);
-        let work =
-            Work { what: "load", silence_max: Duration::from_millis(1), moved: &look, more: true };
+        let tell = || json!({ "wipe_bytes": 7 });
+        let silence_max = Duration::from_millis(1);
+        let work = Work { what: "load", silence_max, moved: &look, tell: &tell, more: true };
         let mut beats = 0;
         let mut say = |answer: Answer| {
-            assert!(answer.continues);
+            assert!(answer.continues && answer.parameters["wipe_bytes"] == 7, "{answer:?}");
             beats += 1;
             Ok(())
         };
         watched(&work, &mut say, |_| thread::sleep(BEAT_EVERY * 5 / 2)).unwrap();
         assert_eq!(beats, 2);
+    }
+
+    /// An end whose wipe has begun.
+    fn ending() -> (std::sync::mpsc::SyncSender<Result<Value>>, Ending) {
+        let (sender, result) = std::sync::mpsc::sync_channel(0);
+        let wipe = Arc::<AttachProgress>::default();
+        wipe.begin("bytes", 100);
+        wipe.advance(30);
+        (sender, Ending { result, wipe })
+    }
+
+    #[test]
+    fn a_wipe_tells_what_is_left() {
+        let (sender, ending) = ending();
+        let mut left = Vec::new();
+        let mut say = |answer: Answer| {
+            assert!(answer.continues);
+            left.push(answer.parameters["wipe_bytes"].as_u64().unwrap());
+            ending.wipe.advance(50);
+            Ok(())
+        };
+        thread::scope(|scope| {
+            scope.spawn(move || {
+                thread::sleep(BEAT_EVERY * 5 / 2);
+                sender.send(Ok(json!(7))).unwrap();
+            });
+            let ended = ending.wait(true, BEAT_EVERY * 100, &mut say).unwrap();
+            assert_eq!(ended.unwrap(), 7);
+        });
+        assert_eq!(left, [70, 20]);
+    }
+
+    #[test]
+    fn an_end_goes_on_without_its_caller_and_a_dead_one_is_no_answer() {
+        let (_sender, ending) = ending();
+        let mut say = |_| bail!("gone");
+        let error = ending.wait(true, BEAT_EVERY * 100, &mut say).unwrap_err();
+        assert_eq!(error.to_string(), "gone");
+        // Its thread is gone.
+        let (sender, ending) = self::ending();
+        drop(sender);
+        let mut say = |_| Ok(());
+        assert!(ending.wait(true, BEAT_EVERY * 100, &mut say).unwrap().is_err());
     }
 }

@@ -1,9 +1,10 @@
-//! Progress of opening a cache: one thread opens, another one shows how far it is.
+//! Progress of opening a cache, or of wiping one: one thread does it, another one shows how far it
+//! is.
 
 use crate::sync::OnceLock;
 use crate::sync::atomic::{AtomicU64, Ordering};
 
-/// Counts what an attach has read so far.
+/// Counts what an attach has read so far, or what a wipe has overwritten.
 #[derive(Debug, Default)]
 pub struct AttachProgress {
     what: OnceLock<&'static str>,
@@ -33,6 +34,17 @@ impl AttachProgress {
     /// This many have been read so far.
     pub fn has_come_to(&self, done: u64) {
         self.done.store(done, Ordering::Relaxed);
+    }
+
+    /// `count` more are done.
+    pub fn advance(&self, count: u64) {
+        self.done.fetch_add(count, Ordering::Relaxed);
+    }
+
+    /// How many are left, if their number is known.
+    pub fn left(&self) -> Option<u64> {
+        let AttachStep { done, total, .. } = self.look()?;
+        Some(total?.saturating_sub(done))
     }
 
     /// The progress; `None`: nothing is read yet.

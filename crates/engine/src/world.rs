@@ -11,6 +11,7 @@
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
+use crate::attaching::AttachProgress;
 use crate::buffer::{CLIENT_POOL_BYTES_MAX, POOL_BYTES_MAX};
 use crate::crc::pcache_crc;
 use crate::device::{LATE_SECONDS, LoadedTable, NAME_BYTES_MAX, PORTS_MAX};
@@ -91,10 +92,11 @@ pub fn salvage(table: &Table, opener: &dyn Opener) -> Result<(Salvage, Arc<dyn D
 }
 
 /// Wipes the caches of `table`, which nobody serves: their origins stand alone, and their devices
-/// are no caches any more. Refused unless each is clean, and its origin's.
-pub fn wipe(table: &Table, opener: &dyn Opener) -> Result<()> {
+/// are no caches any more. Refused unless each is clean, and its origin's. `progress` counts bytes,
+/// of one line after the other.
+pub fn wipe(table: &Table, opener: &dyn Opener, progress: &Arc<AttachProgress>) -> Result<()> {
     // Nothing is attached.
-    let options = BuildOptions::named(0);
+    let options = BuildOptions { progress: progress.clone(), ..BuildOptions::named(0) };
     let mut opening = Opening::new(opener, &options);
     plan(table)?.iter().try_for_each(|planned| planned.wipe(&mut opening))
 }

@@ -5,6 +5,7 @@ use std::cell::RefCell;
 use std::collections::HashMap;
 use std::rc::Rc;
 
+use udm::attaching::AttachProgress;
 use udm::device::{Device, LoadedTable};
 use udm::disk::{Disk, RamDisk, TableClaims};
 use udm::error::{Error, Kind, Result};
@@ -93,8 +94,8 @@ pub fn build(
 }
 
 /// Wipes the caches of a table.
-pub fn wipe(table: &Table, _: &RuntimeDir) -> Result<()> {
-    world::wipe(table, &*DEVICES.with_borrow(Rc::clone))
+pub fn wipe(table: &Table, _: &RuntimeDir, progress: &Arc<AttachProgress>) -> Result<()> {
+    world::wipe(table, &*DEVICES.with_borrow(Rc::clone), progress)
 }
 
 /// Opens a way in, if that is a socket in a folder of ours.

@@ -143,12 +143,25 @@ fn follow(
 ) -> Result<(Value, u64)> {
     let interrupts = Interrupts::take()?;
     let mut progress = Progress::new(format!("drain {name}"));
+    let mut wipe = None;
     let mut left = 0;
     let value = client.follow(method, parameters, &mut |now| {
+        if let Some(bytes) = now.get("wipe_bytes") {
+            if interrupts.is_interrupted() {
+                bail!("{name}: interrupted; the origin has everything, and the removal goes on");
+            }
+            if let Some(bytes) = bytes.as_u64() {
+                let wipe = wipe.get_or_insert_with(|| {
+                    progress.finish();
+                    Progress::of_wipe(format!("wipe {name}"))
+                });
+                wipe.update(bytes, false);
+            }
+            return Ok(());
+        }
         // While the device comes to rest, answers have no number of bytes.
         left = now["dirty_bytes"].as_u64().unwrap_or(left);
         if interrupts.is_interrupted() {
-            progress.pause();
             return Err(anyhow!(
                 "{name}: interrupted; {} of dirty data stay safe in the cache; \
                  the device goes on, and the command may be given again",
@@ -158,7 +171,8 @@ fn follow(
         progress.update(left, now["is_failing"] == true);
         Ok(())
     });
-    let value = value.inspect_err(|_| progress.pause())?;
-    progress.finish();
+    let last = wipe.as_mut().unwrap_or(&mut progress);
+    let value = value.inspect_err(|_| last.pause())?;
+    last.finish();
     Ok((value, progress.done_bytes()))
 }

@@ -171,8 +171,8 @@ fn choose(
         (Some(held), _) => Ok((held, format!("{}, which {path} holds", held.name))),
         (None, Some(asked)) => Ok((asked, format!("{}, as --target says", asked.name))),
         (None, None) => {
-            let kind = targets::chosen_for(nature, args.mode)
-                .context("no target is for such a device")?;
+            let kind =
+                targets::chosen_for(nature, args.mode).context("no target is for such a device")?;
             let what = match nature {
                 Fast::Memory => {
                     let description = &pmem.medium().description;

@@ -1,6 +1,8 @@
 //! `remove --drain --wipe`: the origin has everything, and the fast device is no cache any more.
 //! Never the other way round: what is not clean, or not this origin's, is not wiped.
 
+use std::io::{Read, Write};
+use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 
 use crate::common::{Udm, pattern, text, write_export};
@@ -64,6 +66,41 @@ fn a_wiped_cache_leaves_a_bare_origin_and_a_device_for_anything() {
         assert!(other.iter().all(|byte| *byte == 0), "{table}");
         assert_eq!(udm.left(), [""; 0]);
     }
+}
+
+/// A server that says what it is given to say, in place of one whose devices are slow.
+#[test]
+fn a_wipe_that_takes_long_is_shown() {
+    let udm = Udm::new();
+    let listener = UnixListener::bind(udm.runtime().join("vol.ctl")).unwrap();
+    let server = std::thread::spawn(move || {
+        let (mut stream, _) = listener.accept().unwrap();
+        let mut byte = [1];
+        while byte != [0] {
+            stream.read_exact(&mut byte).unwrap();
+        }
+        for answer in [
+            r#"{"parameters": {"dirty_bytes": 4096, "is_failing": false}, "continues": true}"#,
+            r#"{"parameters": {"dirty_bytes": 0, "is_failing": false}, "continues": true}"#,
+            r#"{"parameters": {"wipe_bytes": null}, "continues": true}"#,
+            r#"{"parameters": {"wipe_bytes": 8388608}, "continues": true}"#,
+            r#"{"parameters": {"wipe_bytes": 2097152}, "continues": true}"#,
+            r#"{"parameters": {"dirty_bytes": 0, "is_wiped": true, "cache": "/dev/fast"}}"#,
+        ] {
+            stream.write_all(answer.as_bytes()).unwrap();
+            stream.write_all(&[0]).unwrap();
+        }
+    });
+    let outcome = udm.run(&["remove", "vol", "--drain", "--wipe"]);
+    server.join().unwrap();
+    std::fs::remove_file(udm.runtime().join("vol.ctl")).unwrap();
+    assert_eq!(outcome.code, 0, "{outcome:?}");
+    let lines: Vec<&str> = outcome.err.lines().collect();
+    assert!(lines[0].starts_with("drain vol:   0 %  0 B of 4.0 KiB"), "{outcome:?}");
+    assert!(lines[1].starts_with("drain vol: 4.0 KiB in "), "{outcome:?}");
+    assert!(lines[2].starts_with("wipe vol:   0 %  0 B of 8.0 MiB"), "{outcome:?}");
+    assert!(lines[3].starts_with("wipe vol: 8.0 MiB in "), "{outcome:?}");
+    assert!(outcome.out.contains("/dev/fast is no cache any more"), "{outcome:?}");
 }
 
 #[test]

@@ -8,6 +8,7 @@ use super::binding;
 use super::drain::Devices;
 use super::metadata::load;
 use super::metadata::transaction::erase_superblock;
+use crate::attaching::AttachProgress;
 use crate::bio::Op;
 use crate::buffer::Buffer;
 use crate::disk::{Disk, DiskIo};
@@ -25,20 +26,24 @@ const AROUND_BYTES: u64 = 64 * KIB;
 /// How often the cache device is looked at again.
 const LOOKS_MAX: usize = 16;
 
-/// Wipes the cache on `devices`, which nobody serves; refuses unless it is clean.
-pub fn wipe(devices: &Devices) -> Result<()> {
+/// Wipes the cache on `devices`, which nobody serves; refuses unless it is clean. `progress` counts
+/// bytes.
+pub fn wipe(devices: &Devices, progress: &AttachProgress) -> Result<()> {
     check(devices)?;
     flush(&devices.origin)?;
     erase_superblock(&devices.metadata)?;
-    zero(&devices.metadata, 0, devices.metadata.limits().size_bytes)?;
+    let metadata_bytes = devices.metadata.limits().size_bytes;
     let size = devices.cache.limits().size_bytes;
-    zero(&devices.cache, 0, END_BYTES.min(size))?;
-    zero(&devices.cache, size - END_BYTES.min(size), size)?;
+    let end = END_BYTES.min(size);
+    progress.begin("bytes", metadata_bytes + 2 * end);
+    zero(&devices.metadata, 0, metadata_bytes, progress)?;
+    zero(&devices.cache, 0, end, progress)?;
+    zero(&devices.cache, size - end, size, progress)?;
     for _ in 0..LOOKS_MAX {
         let found = probe::disk(&devices.cache, 0);
         for finding in &found {
             let start = finding.at / AROUND_BYTES * AROUND_BYTES;
-            zero(&devices.cache, start, size.min(start + AROUND_BYTES))?;
+            zero(&devices.cache, start, size.min(start + AROUND_BYTES), progress)?;
         }
         if found.is_empty() {
             break;
@@ -67,12 +72,13 @@ fn check(devices: &Devices) -> Result<()> {
 }
 
 /// Zeroes the bytes from `start` to `end`, which are whole sectors.
-fn zero(disk: &Arc<dyn Disk>, start: u64, end: u64) -> Result<()> {
+fn zero(disk: &Arc<dyn Disk>, start: u64, end: u64, progress: &AttachProgress) -> Result<()> {
     let mut at = start;
     while at < end {
         let len = PIECE_BYTES.min(end - at);
         carry_out(disk, DiskIo::new(disk, Op::Write, at, Buffer::zeroed(len as usize), 0))?;
         at += len;
+        progress.advance(len);
     }
     Ok(())
 }

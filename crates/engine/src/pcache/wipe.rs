@@ -5,6 +5,7 @@
 //! the label last. So whatever a crash leaves is the cache, clean as it was, or a format that was
 //! cut off, which the next `create` does again.
 
+use crate::attaching::AttachProgress;
 use crate::disk::DiskLimits;
 use crate::error::{Error, Kind, Result};
 use crate::pmem::Pmem;
@@ -20,11 +21,13 @@ use super::layout::{
 use super::media::Media;
 
 /// Wipes the cache on `pmem`, which belongs to the backing device that `limits` describes.
+/// `progress` counts bytes.
 pub fn wipe(
     pmem: Arc<dyn Pmem>,
     keeper: &Keeper,
     geometry: Geometry,
     limits: &DiskLimits,
+    progress: &AttachProgress,
 ) -> Result<()> {
     let media = Media { pmem, geometry, shared: None };
     check(&media, keeper, limits)?;
@@ -34,9 +37,11 @@ pub fn wipe(
     let len = media.pmem.len_bytes();
     media.pmem.zero(SUPERBLOCK_AT, EMPTY_BYTES.min(len) - SUPERBLOCK_AT);
     let count = geometry.segments_on(len).min(SEGMENTS_MAX);
+    let segment_bytes = SEGMENT_META_BYTES + KSET_HEADER_BYTES as u64;
+    progress.begin("bytes", count * segment_bytes);
     for segment in 0..count as u32 {
-        let at = geometry.segment_info_at(segment);
-        media.pmem.zero(at, SEGMENT_META_BYTES + KSET_HEADER_BYTES as u64);
+        media.pmem.zero(geometry.segment_info_at(segment), segment_bytes);
+        progress.advance(segment_bytes);
     }
     media.settle_or_err()?;
     media.pmem.zero(0, LABEL_BYTES);

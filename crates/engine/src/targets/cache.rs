@@ -1,9 +1,7 @@
 //! The target type cache.
 
 use super::WordRole::{Cache as CacheWord, Metadata, Origin};
-use super::{
-    CacheMode, CacheType, Fast, Features, Opening, Plan, Setup, TargetType, boxed, carve,
-};
+use super::{CacheMode, CacheType, Fast, Features, Opening, Plan, Setup, TargetType, boxed, carve};
 use crate::cache::drain::Devices;
 use crate::cache::{Cache, Coming, OpenOptions, TableArgs, View, WORDS, inspect, limits, wipe};
 use crate::disk::Disk;
@@ -148,6 +146,7 @@ impl Plan for CachePlan {
     }
 
     fn wipe(&self, opening: &mut Opening<'_>) -> Result<()> {
-        wipe::wipe(&self.devices(opening)?)
+        let devices = self.devices(opening)?;
+        wipe::wipe(&devices, &opening.options.progress)
     }
 }

@@ -3,8 +3,8 @@
 use super::WordRole::{Cache, Origin};
 use super::setup::invalid;
 use super::{
-    BuildOptions, CacheMode, CachePlan, CacheType, CutCache, Fast, Features, Opening, Plan, Setup, TargetType,
-    Wanted, boxed, refuse_read_only,
+    BuildOptions, CacheMode, CachePlan, CacheType, CutCache, Fast, Features, Opening, Plan, Setup,
+    TargetType, Wanted, boxed, refuse_read_only,
 };
 use crate::crew;
 use crate::disk::DiskLimits;
@@ -118,7 +118,7 @@ impl CachePlan for PcachePlan {
     fn wipe(&self, opening: &mut Opening<'_>, keeper: &Keeper, limits: &DiskLimits) -> Result<()> {
         let pmem = opening.pmem_as(&opening.resolved(&self.cache)?, None)?;
         let geometry = opening.options.geometry.unwrap_or(Geometry::KERNEL);
-        wipe::wipe(pmem, keeper, geometry, limits)
+        wipe::wipe(pmem, keeper, geometry, limits, &opening.options.progress)
     }
 
     fn salvage(

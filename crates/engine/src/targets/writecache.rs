@@ -3,8 +3,8 @@
 use super::WordRole::{Cache, Origin, Other};
 use super::setup::invalid;
 use super::{
-    BuildOptions, CacheMode, CachePlan, CacheType, CutCache, Fast, Features, Opening, Plan, Setup, TargetType,
-    Wanted, boxed, refuse_read_only,
+    BuildOptions, CacheMode, CachePlan, CacheType, CutCache, Fast, Features, Opening, Plan, Setup,
+    TargetType, Wanted, boxed, refuse_read_only,
 };
 use crate::crew;
 use crate::disk::DiskLimits;
@@ -148,7 +148,7 @@ impl CachePlan for WritecachePlan {
             Mode::Ssd => Medium::Disk(opening.cache_disk(cache, "Device lookup failed")?),
         };
         let start = self.args.options.start_sector.unwrap_or(0) * SECTOR;
-        wipe::wipe(&medium, start, keeper, limits)
+        wipe::wipe(&medium, start, keeper, limits, &opening.options.progress)
     }
 
     fn salvage(

@@ -3,7 +3,7 @@
 use super::*;
 use crate::device::Device;
 use crate::disk::RamDisk;
-use crate::local::Local;
+use crate::local::{Local, SystemClock};
 use crate::pmem::Persistence;
 use crate::pmem::sim::SimPmem;
 use crate::table::pointer;
@@ -162,6 +162,37 @@ fn a_pcache_is_built_and_serves() {
     local.suspend().unwrap();
     drop(local);
     device.remove().unwrap();
+}
+
+#[test]
+fn a_wipe_says_how_far_it_is() {
+    let mut devices = NamedDevices::new();
+    for (name, bytes) in [("/meta", 2 * MIB), ("/fast", 8 * MIB), ("/slow", 16 * MIB)] {
+        devices.add_disk(name, Arc::new(RamDisk::new(bytes, 512).named(name)));
+    }
+    let sim = |bytes| SimPmem::new(bytes, Persistence::Cpu);
+    devices.add_pmem("/p", Arc::new(sim(512 * MIB)));
+    devices.add_pmem("/wc", Arc::new(sim(8 * MIB)));
+    for (text, least) in [
+        // All of the metadata, and both ends of the blocks.
+        ("0 32768 cache /meta /fast /slow 64 1 metadata2 smq 0", 4 * MIB),
+        // An entry of 16 bytes for each block.
+        ("0 32768 writecache p /slow /wc 4096 0", 8 * MIB / 4112 * 16),
+        ("0 32768 pcache /p /slow", 31 * 4096),
+    ] {
+        let device = Device::with_table("vol", build_in(&devices, text).unwrap()).unwrap();
+        let mut local = Local::without_kernel(&device).unwrap().with_background(SystemClock);
+        local.suspend().unwrap();
+        drop(local);
+        device.remove().unwrap();
+        drop(device);
+        let progress = Arc::<AttachProgress>::default();
+        wipe(&Table::parse(text).unwrap(), &devices, &progress).unwrap();
+        let step = progress.look().unwrap();
+        assert_eq!((step.what, Some(step.done)), ("bytes", step.total), "{text}");
+        assert!(step.done >= least, "{text}: {step:?}");
+        assert_eq!(progress.left(), Some(0));
+    }
 }
 
 #[test]

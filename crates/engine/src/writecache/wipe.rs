@@ -5,6 +5,7 @@
 //! entries, the mark last. So whatever a crash leaves is the cache, clean as it was, or a format
 //! that was cut off, which the next `create` does again.
 
+use crate::attaching::AttachProgress;
 use crate::disk::DiskLimits;
 use crate::error::{Kind, Result};
 use crate::shm::Keeper;
@@ -16,7 +17,14 @@ use super::layout::{FORMAT_MARK, Geometry, LABEL_AT, SUPERBLOCK_BYTES};
 use super::media::Medium;
 
 /// Wipes the cache that begins at byte `start` and belongs to the origin that `limits` describes.
-pub fn wipe(medium: &Medium, start: u64, keeper: &Keeper, limits: &DiskLimits) -> Result<()> {
+/// `progress` counts bytes.
+pub fn wipe(
+    medium: &Medium,
+    start: u64,
+    keeper: &Keeper,
+    limits: &DiskLimits,
+    progress: &AttachProgress,
+) -> Result<()> {
     let geometry = check(medium, start, keeper, limits)?;
     medium.store(start + LABEL_AT, &FORMAT_MARK)?;
     medium.settle()?;
@@ -25,6 +33,7 @@ pub fn wipe(medium: &Medium, start: u64, keeper: &Keeper, limits: &DiskLimits) -
     let raw = medium.size_bytes() - start;
     let end = (start + EMPTY_BYTES.min(raw)).max(geometry.entry_at(geometry.blocks));
     let mut at = start + SUPERBLOCK_BYTES;
+    progress.begin("bytes", end - at);
     let zeroes = vec![0; medium.chunk_bytes().min(end - at) as usize];
     while at < end {
         // A chunk ends at the end of a disk's block, so that none is written twice.
@@ -32,6 +41,7 @@ pub fn wipe(medium: &Medium, start: u64, keeper: &Keeper, limits: &DiskLimits) -
             end.min((at + zeroes.len() as u64) / EMPTY_BYTES * EMPTY_BYTES).max(at + SECTOR);
         let until = until.min(end);
         medium.store(at, &zeroes[..(until - at) as usize])?;
+        progress.advance(until - at);
         at = until;
     }
     let unit = u64::from(medium.unit_bytes()).max(SECTOR);
