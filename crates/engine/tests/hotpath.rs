@@ -26,7 +26,7 @@ use udm::cache::metadata::superblock::CLEAN_SHUTDOWN;
 use udm::cache::metadata::{Contents, Superblock};
 use udm::cache::{self, Cache};
 use udm::device::{Device, LoadedTable};
-use udm::disk::{Disk, DiskIo, DiskLimits, RamDisk, Ring};
+use udm::disk::{Disk, DiskIo, DiskLimits, FileDisk, FileOptions, IoMode, RamDisk, Ring};
 use udm::local::Local;
 use udm::pcache::layout::Geometry;
 use udm::pcache::{self, Pcache};
@@ -34,6 +34,7 @@ use udm::pmem::Persistence;
 use udm::pmem::dax::{DaxOptions, DaxPmem};
 use udm::prng::Prng;
 use udm::shm::SharedWords;
+use udm::simple::{Linear, LinearArgs};
 use udm::table::Word;
 use udm::target::{Port, Target};
 use udm::writecache::{self, Writecache};
@@ -266,12 +267,13 @@ const CHILD: &str = "UDM_HOTPATH_CHILD";
 const BEGIN: &str = "hot path begins";
 const END: &str = "hot path ends";
 
-/// In the environment of runs whose instructions are counted: `write`, `fua`, `flush` or `read`.
+/// In that of runs whose instructions are counted: `write`, `fua`, `flush` or `read`.
 const ONLY: &str = "UDM_HOTPATH_ONLY";
-/// And the table.
+/// Of the run that writes to a file: its mode of I/O.
+const MODE: &str = "UDM_HOTPATH_MODE";
+/// Their table.
 const TABLE: &str = "UDM_HOTPATH_TABLE";
 
-/// What the second run does; nothing in the first one.
 /// A device of any size without content.
 #[derive(Debug)]
 struct Void(DiskLimits);
@@ -323,6 +325,7 @@ fn a_block_of_a_cache_takes_few_bytes() {
     }
 }
 
+/// What the second run does; nothing in the first one.
 #[test]
 fn second_run() {
     let Ok(count) = std::env::var(CHILD) else { return };
@@ -389,6 +392,82 @@ fn requests_answered_from_memory_make_no_system_calls() {
     };
     let between = &lines[find(BEGIN) + 1..find(END)];
     assert!(between.is_empty(), "{} calls, first: {}", between.len(), between[0]);
+}
+
+/// A second run that writes one block after the other to a file, in this mode of I/O.
+#[test]
+fn second_run_to_a_file() {
+    let (Ok(count), Ok(mode)) = (std::env::var(CHILD), std::env::var(MODE)) else { return };
+    let io = if mode == "lazy" { IoMode::Lazy } else { IoMode::Buffered };
+    let file = tempfile::NamedTempFile::new().unwrap();
+    file.as_file().set_len(SPAN).unwrap();
+    let disk = FileDisk::open(file.path(), &FileOptions { io, ..FileOptions::default() }).unwrap();
+    let args = LinearArgs::parse(&Word::list("disk 0")).unwrap();
+    let target = Arc::new(Linear::new(&args, SPAN, Arc::new(disk)).unwrap());
+    let device = Device::with_table("lazy", LoadedTable::single(target, SPAN)).unwrap();
+    let mut local = Local::new(&device).unwrap();
+    let mut write = |nth: u64| {
+        local.write_at(&[1; BLOCK], nth * BLOCK as u64 % SPAN, false).unwrap();
+    };
+    (0..100).for_each(&mut write);
+    let mark = |text: &str| std::io::stderr().write_all(text.as_bytes()).unwrap();
+    mark(BEGIN);
+    (0..count.parse().unwrap()).for_each(&mut write);
+    mark(END);
+}
+
+/// System calls between the marks: of the thread that set them, and of all others.
+fn calls_to_a_file(strace: &Path, mode: &str, count: u64) -> Option<[Vec<String>; 2]> {
+    let folder = tempfile::tempdir().unwrap();
+    let trace = folder.path().join("trace");
+    let output = Command::new(strace)
+        .args(["-f", "-qq", "-o"])
+        .arg(&trace)
+        .arg(std::env::current_exe().unwrap())
+        .args(["--exact", "second_run_to_a_file", "--nocapture", "--test-threads=1"])
+        .env(CHILD, count.to_string())
+        .env(MODE, mode)
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    if said.contains("Operation not permitted") && !said.contains(BEGIN) {
+        eprintln!("SKIPPED: strace may not trace here: {said}");
+        return None;
+    }
+    assert!(output.status.success(), "{said}");
+    let trace = std::fs::read_to_string(&trace).unwrap();
+    let lines = trace.lines().skip_while(|line| !line.contains(BEGIN)).skip(1);
+    let lines: Vec<&str> = lines.take_while(|line| !line.contains(END)).collect();
+    let own = trace.lines().find(|line| line.contains(BEGIN)).and_then(|line| line.split_once(' '));
+    let (own, _) = own.expect("a line begins with its thread");
+    // A call that another thread's interrupted is two lines.
+    let calls = lines.iter().filter(|line| !line.contains(" resumed>"));
+    let (ours, others) = calls
+        .map(|line| (*line).into())
+        .partition(|line: &String| line.split_once(' ').is_some_and(|(thread, _)| thread == own));
+    Some([ours, others])
+}
+
+/// A lazy write enters the kernel as a buffered one does. What is there besides belongs to batches
+/// of write-out: a few calls for each.
+#[test]
+fn lazy_writes_make_no_calls_of_their_own() {
+    let Some(strace) = find_program("strace") else {
+        eprintln!("SKIPPED: strace is not installed (scripts/install-tools.sh installs it)");
+        return;
+    };
+    let count = 5_000;
+    let Some([buffered, _]) = calls_to_a_file(&strace, "buffered", count) else { return };
+    let Some([lazy, others]) = calls_to_a_file(&strace, "lazy", count) else { return };
+    let (more, others) = (lazy.len().saturating_sub(buffered.len()) as u64, others.len() as u64);
+    println!(
+        "{count} lazy writes: {more} calls more than buffered ones, {others} of the write-out"
+    );
+    assert!(buffered.len() as u64 >= count, "each write is a call, or the trace is not understood");
+    // A batch has 512 of these writes, five calls and a wake-up; the threads may meet at the lock,
+    // most of all under strace. A call for each write would be ten times the bound.
+    assert!(more <= count / 10, "{more} calls more of the writer, last: {:?}", lazy.last());
+    assert!((1..=count / 10).contains(&others), "{others} calls of the write-out");
 }
 
 /// Instructions of a whole second run.

@@ -6,6 +6,7 @@
 //! ran on 80 processors with 256 GiB and an NVMe disk: compare how rows relate, not the rows.
 
 mod pressure;
+mod price;
 mod scene;
 mod second;
 
@@ -135,6 +136,7 @@ pub fn run(setup: &Setup) -> Result<Study> {
     beside(&stage, &mut study, &mut checked)?;
     against(&stage, &mut study, &mut checked)?;
     windows(&stage, &mut study)?;
+    price::add(&setup.places.memory, setup.choose(20_000, 200_000), &mut study)?;
     checked.show(&mut study);
     drop(pressure);
     Ok(study)
