@@ -124,8 +124,12 @@ impl File {
 
     /// Adds what a writer has written. Returns how many bytes were not dirty before.
     fn add(&mut self, pages: Range<u64>, owner: u64) -> u64 {
-        let gaps = self.pass.gaps(pages);
-        gaps.into_iter().map(|gap| self.dirty.add(gap, owner)).sum()
+        let (mut added, mut at) = (0, pages.start);
+        while let Some(gap) = self.pass.gap(at..pages.end) {
+            at = gap.end;
+            added += self.dirty.add(gap, owner);
+        }
+        added
     }
 
     /// Takes the next runs of the pass, or of a new one.

@@ -31,25 +31,49 @@ impl Runs {
     /// Adds a range. What of it is there already stays its first owner's. Returns how many bytes
     /// are new.
     pub(super) fn add(&mut self, range: Range<u64>, owner: u64) -> u64 {
-        let before = self.bytes;
-        for gap in self.gaps(range) {
-            self.insert(gap.start, gap.end, owner);
+        let (before, mut at) = (self.bytes, range.start);
+        while at < range.end {
+            let around = self.runs.range(..=at).next_back().map(|(start, run)| (*start, *run));
+            if let Some((_, (end, _))) = around
+                && end > at
+            {
+                at = end;
+                continue;
+            }
+            let next = self.runs.range(at..=range.end).next().map(|(start, run)| (*start, *run));
+            let mut end = next.map_or(range.end, |(start, _)| start);
+            self.bytes += end - at;
+            // Joined with its neighbours of the same owner.
+            let joins = |(_, (its_end, its_owner)): &(u64, (u64, u64))| {
+                (*its_end, *its_owner) == (at, owner)
+            };
+            let start = around.filter(joins).map_or(at, |(start, _)| start);
+            at = end;
+            if let Some((its_start, (its_end, its_owner))) = next
+                && its_owner == owner
+            {
+                self.runs.remove(&its_start);
+                (at, end) = (its_end, its_end);
+            }
+            self.runs.insert(start, (end, owner));
         }
         self.bytes - before
     }
 
-    /// The parts of a range that are in no run.
-    pub(super) fn gaps(&self, range: Range<u64>) -> Vec<Range<u64>> {
-        let (mut gaps, mut at) = (Vec::new(), range.start);
-        while at < range.end {
-            let next = self.from(at).filter(|run| run.start < range.end);
-            let gap_end = next.map_or(range.end, |run| run.start);
-            if gap_end > at {
-                gaps.push(at..gap_end);
-            }
-            at = next.map_or(range.end, |run| run.end);
+    /// The first part of the range that is in no run.
+    pub(super) fn gap(&self, range: Range<u64>) -> Option<Range<u64>> {
+        let around = self.runs.range(..=range.start).next_back();
+        let mut at = around.map_or(range.start, |(_, (end, _))| range.start.max(*end));
+        if at >= range.end {
+            return None;
         }
-        gaps
+        for (start, (end, _)) in self.runs.range(at..range.end) {
+            if *start > at {
+                return Some(at..*start);
+            }
+            at = *end;
+        }
+        (at < range.end).then_some(at..range.end)
     }
 
     /// Takes at most `bytes` in at most `count` runs out, in order, from the start.
@@ -74,24 +98,6 @@ impl Runs {
         }
         let (start, (end, owner)) = self.runs.range(at..).next()?;
         Some(Run { start: *start, end: *end, owner: *owner })
-    }
-
-    /// Adds a run where none is, joined with its neighbours of the same owner.
-    fn insert(&mut self, mut start: u64, mut end: u64, owner: u64) {
-        self.bytes += end - start;
-        if let Some((before, (its_end, its_owner))) = self.runs.range(..start).next_back()
-            && (*its_end, *its_owner) == (start, owner)
-        {
-            start = *before;
-        }
-        if let Some((its_end, its_owner)) = self.runs.get(&end)
-            && *its_owner == owner
-        {
-            let joined = end;
-            end = *its_end;
-            self.runs.remove(&joined);
-        }
-        self.runs.insert(start, (end, owner));
     }
 
     /// Takes a piece out of the run that holds it.
