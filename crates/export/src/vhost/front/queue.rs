@@ -146,6 +146,9 @@ impl Queue {
 
     /// Starts a request, whose data `fill` puts there if it is a write. Returns whether there was
     /// room for it: if not, there is when others were answered.
+    ///
+    /// While the server has others, it sees some at a time, and the last of them at the next
+    /// [`Queue::poll`] or [`Queue::wait`].
     pub fn start(&mut self, ask: Ask, fill: impl FnOnce(&mut Bytes<'_>)) -> Result<bool> {
         if let Some(failure) = self.failure() {
             return Err(failure);
@@ -162,12 +165,18 @@ impl Queue {
             self.free.push(head);
             return Ok(false);
         }
+        // Before the data: to load again what was just stored would wait for all of that to leave
+        // this processor.
+        let sent = Sent { ask, block };
+        self.sent[usize::from(head)] = Some(sent);
         if let (Op::Write, Some(block)) = (ask.op, block) {
             fill(&mut bytes(&self.front.memory, block, ask.len));
         }
-        let sent = Sent { ask, block };
-        self.sent[usize::from(head)] = Some(sent);
         self.send(head, sent);
+        // A program's loop may not come back before there is an answer.
+        if self.bell.is_some() || self.ring.has_batch(self.with_server()) {
+            self.show();
+        }
         Ok(true)
     }
 
@@ -215,7 +224,13 @@ impl Queue {
             len: (data_bytes - nth * most).min(most) as u32,
             is_writable: op == Op::Read,
         });
-        if self.ring.offer(head, Head { kind, sector, range }, pieces) {
+        self.ring.offer(head, Head { kind, sector, range }, pieces);
+    }
+
+    /// Lets the server see all requests so far.
+    #[inline]
+    fn show(&mut self) {
+        if self.ring.show() {
             let _ = rustix::io::write(&self.kick, &1_u64.to_ne_bytes());
         }
     }
@@ -223,6 +238,7 @@ impl Queue {
     /// The next answer, if there is one. `take` is given the data if it is that of a read.
     pub fn poll(&mut self, take: impl FnOnce(u64, &mut Bytes<'_>)) -> Option<Answer> {
         loop {
+            self.show();
             if let Some(answer) = self.done.pop_front() {
                 return Some(answer);
             }
@@ -327,6 +343,7 @@ impl Queue {
 
     /// Waits until there is an answer, or until `deadline`, or for a moment.
     pub fn wait(&mut self, deadline: Option<Nanos>) {
+        self.show();
         while self.done.is_empty() && self.with_server() > 0 && self.ring.answered() == 0 {
             if deadline.is_some_and(|deadline| now() >= deadline) {
                 return;
@@ -393,6 +410,7 @@ impl Queue {
             epoll::add(&bell, &self.call, data, epoll::EventFlags::IN).map_err(failed)?;
             epoll::add(&bell, &self.socket, data, epoll::EventFlags::empty()).map_err(failed)?;
             self.bell = Some(bell);
+            self.show();
             if !self.ring.may_sleep() || !self.done.is_empty() {
                 self.ring_bell();
             }
@@ -411,6 +429,7 @@ impl Drop for Queue {
             // Nobody knows what the server does to the ring: it has no other user.
             return;
         }
+        self.show();
         self.front.stop(self.index);
         // Its memory goes back to the system.
         let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;

@@ -3,6 +3,9 @@
 //! The ring lies in memory that the server may change at any time. Of what it says, only two things
 //! are used: how many requests it has answered, and which. Both are checked against what is in
 //! flight.
+//!
+//! Requests that follow one another are shown to the server together. It looks at the word that
+//! says how many there are as often as it can, and each look takes that word from this processor.
 
 #![allow(clippy::host_endian_bytes, reason = "both sides run on this machine")]
 
@@ -17,6 +20,9 @@ use super::BASE;
 pub(super) const ENTRIES: u16 = 256;
 /// Most descriptors of a request.
 pub(super) const DESCRIPTORS_MAX: usize = 140;
+
+/// Requests that are shown together, at most.
+const SHOWN: u16 = 8;
 
 const AVAILABLE: u64 = 4 << 10;
 const USED: u64 = 8 << 10;
@@ -62,6 +68,8 @@ pub(super) struct Ring {
     at: u64,
     has_events: bool,
     available: u16,
+    /// The last ones of those, which the server does not know yet.
+    unshown: u16,
     used: u16,
     table: Vec<u8>,
 }
@@ -70,8 +78,9 @@ impl Ring {
     /// An empty ring at `at`.
     pub fn new(memory: Arc<Foreign>, at: u64, has_events: bool) -> Ring {
         memory.store(at, &vec![0; SLOTS as usize]);
-        let ring =
-            Ring { memory, at, has_events, available: 0, used: 0, table: Vec::with_capacity(64) };
+        let (available, unshown, used) = (0, 0, 0);
+        let table = Vec::with_capacity(64);
+        let ring = Ring { memory, at, has_events, available, unshown, used, table };
         ring.refuse_calls();
         ring
     }
@@ -85,8 +94,8 @@ impl Ring {
         self.at + SLOTS + SLOT_BYTES * u64::from(head)
     }
 
-    /// Makes a request available, and says whether the server wants a kick for it.
-    pub fn offer(&mut self, head: u16, request: Head, data: impl Iterator<Item = Piece>) -> bool {
+    /// Makes a request available. The server does not see it before [`Ring::show`].
+    pub fn offer(&mut self, head: u16, request: Head, data: impl Iterator<Item = Piece>) {
         let slot = self.slot(head);
         let mut table = std::mem::take(&mut self.table);
         table.clear();
@@ -121,16 +130,28 @@ impl Ring {
         put(&mut table, table_at, bytes as u32, IS_INDIRECT);
         self.memory.store(self.at + 16 * u64::from(head), &table);
         self.table = table;
-        self.publish(head)
+        let entry = self.at + AVAILABLE + 4 + u64::from(self.available % ENTRIES) * 2;
+        self.memory.u16_at(entry).store(head, Ordering::Relaxed);
+        self.available = self.available.wrapping_add(1);
+        self.unshown += 1;
     }
 
-    fn publish(&mut self, head: u16) -> bool {
-        let list = self.at + AVAILABLE;
-        let entry = u64::from(self.available % ENTRIES);
-        self.memory.u16_at(list + 4 + entry * 2).store(head, Ordering::Relaxed);
-        let before = self.available;
-        self.available = before.wrapping_add(1);
-        self.memory.u16_at(list + 2).store(self.available, Ordering::Release);
+    /// Whether the server should see what was offered although more may follow, if it has this
+    /// many requests with those: it has nothing else to do, or they are enough.
+    #[inline]
+    pub fn has_batch(&self, with_server: usize) -> bool {
+        self.unshown >= SHOWN || usize::from(self.unshown) >= with_server
+    }
+
+    /// Shows the server what was offered, and says whether it wants a kick for that.
+    #[inline]
+    pub fn show(&mut self) -> bool {
+        self.unshown > 0 && self.publish()
+    }
+
+    fn publish(&mut self) -> bool {
+        let count = std::mem::take(&mut self.unshown);
+        self.memory.u16_at(self.at + AVAILABLE + 2).store(self.available, Ordering::Release);
         // Its wish is read after that was stored: or both sides wait for each other.
         fence(Ordering::SeqCst);
         let used = self.at + USED;
@@ -138,7 +159,8 @@ impl Ring {
             return self.memory.u16_at(used).load(Ordering::Relaxed) & IS_QUIET == 0;
         }
         let event = self.memory.u16_at(used + 4 + u64::from(ENTRIES) * 8).load(Ordering::Relaxed);
-        event == before
+        // It is the number of a request: one of these?
+        self.available.wrapping_sub(event).wrapping_sub(1) < count
     }
 
     /// How many requests were answered and not taken.
@@ -204,4 +226,64 @@ fn header(kind: u32, sector: u64) -> [u8; 16] {
     bytes[..4].copy_from_slice(&kind.to_ne_bytes());
     bytes[8..].copy_from_slice(&sector.to_ne_bytes());
     bytes
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+
+    use super::*;
+
+    const FLUSH: Head = Head { kind: 4, sector: 0, range: None };
+
+    fn ring(has_events: bool) -> Ring {
+        let file = memfd_create("ring", MemfdFlags::CLOEXEC).unwrap();
+        ftruncate(&file, RING_BYTES).unwrap();
+        Ring::new(Arc::new(Foreign::map(&file, 0, RING_BYTES).unwrap()), 0, has_events)
+    }
+
+    fn shown(ring: &Ring) -> u16 {
+        ring.memory.u16_at(AVAILABLE + 2).load(Ordering::Acquire)
+    }
+
+    #[test]
+    fn requests_that_follow_others_are_shown_together() {
+        let mut ring = ring(true);
+        let mut shows = Vec::new();
+        for with_server in 1..=2 + usize::from(SHOWN) {
+            ring.offer(with_server as u16, FLUSH, std::iter::empty());
+            if ring.has_batch(with_server) {
+                ring.show();
+            }
+            shows.push(shown(&ring));
+        }
+        // The first, for which the server waits; then none until there are enough.
+        assert_eq!(shows, [1, 1, 1, 1, 1, 1, 1, 1, 9, 9]);
+        ring.show();
+        assert_eq!(shown(&ring), 10);
+        assert!(!ring.show(), "there is nothing to show");
+    }
+
+    #[test]
+    fn the_server_is_kicked_if_it_waits_for_one_of_those_that_are_shown() {
+        for lap in [0, u16::MAX - 2] {
+            for event in 0..6_u16 {
+                let mut ring = ring(true);
+                ring.available = lap;
+                let at = USED + 4 + u64::from(ENTRIES) * 8;
+                ring.memory.u16_at(at).store(lap.wrapping_add(event), Ordering::Relaxed);
+                (0..4).for_each(|head| ring.offer(head, FLUSH, std::iter::empty()));
+                assert_eq!(ring.show(), event < 4, "{event} after {lap}");
+                ring.offer(5, FLUSH, std::iter::empty());
+                assert_eq!(ring.show(), event == 4, "{event} after {lap}");
+            }
+        }
+        let mut ring = ring(false);
+        for (flags, is_kicked) in [(0, true), (IS_QUIET, false)] {
+            ring.memory.u16_at(USED).store(flags, Ordering::Relaxed);
+            ring.offer(0, FLUSH, std::iter::empty());
+            assert_eq!(ring.show(), is_kicked);
+        }
+    }
 }
