@@ -45,7 +45,26 @@ fn nbd_arguments(socket: &Path, job: &Job) -> Vec<String> {
     arguments
 }
 
-/// The same, and requests per second over time: seconds, and the rate around then.
+/// Runs `job` of writes on a device of `table` in fio's own process, by the engine of udm at
+/// `library`. Memory that survives fio is in the folder `memory`.
+pub fn engine(
+    library: &Path,
+    table: &str,
+    memory: &Path,
+    job: &Job,
+    percents: &[f64],
+) -> Result<JobResult> {
+    let mut arguments = vec![
+        format!("--ioengine=external:{}", library.display()),
+        format!("--udm_table={table}"),
+        format!("--udm_memory={}", memory.display()),
+        "--udm_format=1".to_owned(),
+    ];
+    arguments.extend(job.fio_arguments());
+    run("write", 0, &arguments, percents)
+}
+
+/// The same over NBD, and requests per second over time: seconds, and the rate around then.
 pub fn nbd_over_time(
     socket: &Path,
     job: &Job,

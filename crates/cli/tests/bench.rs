@@ -306,7 +306,13 @@ fn the_ways_to_a_device_are_compared() {
     check_study(&pages[0]);
     check_report(&fs::read_to_string(udm.path("report.html")).unwrap(), &pages);
     let doors = study(&pages, "doors");
-    assert_eq!(doors["tables"].as_array().unwrap().len(), 5);
+    let notes = doors["notes"].to_string();
+    let has_engine = !notes.contains("SKIPPED: the rows of fio's engine");
+    assert!(has_engine || notes.contains("`make fio-engine` builds it"), "{notes}");
+    assert_eq!(doors["tables"].as_array().unwrap().len(), 5 + usize::from(has_engine));
+    for jobs in ["1 job", "8 jobs"].iter().filter(|_| has_engine) {
+        assert!(claim_of(doors, &format!("fio's engine, {jobs}: requests/s")) > 0.0);
+    }
     for claim in ["write 1, both poll: p50 / in process", "read 32, both poll: requests/s"] {
         assert!(claim_of(doors, claim) > 0.0);
     }

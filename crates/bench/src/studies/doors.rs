@@ -1,9 +1,11 @@
 //! The ways to one device, in one run: none (in process), vhost-user with and without polling, NBD,
-//! and what others have: nbdkit, and qemu-storage-daemon by vhost-user.
+//! and what others have: nbdkit, and qemu-storage-daemon by vhost-user. Beside them fio with libudm
+//! in its own process, if its engine is built.
 //!
 //! The device is a pcache in memory in front of a disk in memory, filled and steady, so that what
 //! differs is the way. The client of vhost-user is libudm's; NBD's is fio.
 
+mod engine;
 mod load;
 
 use std::path::Path;
@@ -155,6 +157,7 @@ pub fn run(setup: &Setup) -> Result<Study> {
     drop(export);
     let mut study = study(&measures, &idle, rounds);
     missing(&mut study, &stage);
+    engine::add(&mut study, setup, BYTES, rounds);
     setup.describe(&mut study, rig.pmem.as_ref())?;
     Ok(study)
 }
@@ -178,7 +181,8 @@ fn study(measures: &Measures, idle: &[(String, f64)], rounds: usize) -> Study {
          memory: in process; by vhost-user with libudm's client, both sides polling, adaptively, \
          and not at all; by NBD with fio. Beside them NBD of the target zero, which does nothing, \
          nbdkit's memory plugin, and a device that does nothing of qemu-storage-daemon, with the \
-         same clients. CPU is that of the server's threads for each request, without write-back; \
+         same clients. fio's engine is libudm in fio's process, on a pcache of its own in \
+         memory. CPU is that of the server's threads for each request, without write-back; \
          in process it is the caller's.",
     );
     type Number = fn(&Measure) -> f64;
