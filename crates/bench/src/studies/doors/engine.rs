@@ -1,7 +1,7 @@
 //! fio's engine (`make fio-engine`): fio drives a pcache in its own process, by libudm, with the
 //! load of the published measurements. Where the engine is not built, the study says how to get it.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
@@ -40,12 +40,7 @@ fn find() -> Result<PathBuf> {
 }
 
 /// By load, by round.
-fn measure(
-    setup: &Setup,
-    engine: &PathBuf,
-    bytes: u64,
-    rounds: usize,
-) -> Result<Vec<Vec<JobResult>>> {
+fn measure(setup: &Setup, engine: &Path, bytes: u64, rounds: usize) -> Result<Vec<Vec<JobResult>>> {
     let own = setup.choose(Duration::from_millis(500), Duration::from_secs(2));
     let cache_bytes = setup.cache_bytes().max(CACHE_BYTES);
     let job = Job {
