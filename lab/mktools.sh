@@ -11,7 +11,7 @@ mkdir -p "$scratch"
 udm=${UDM:-$here/../target/release/udm}
 [ -x "$udm" ] || { echo "No $udm: make build, or say UDM=/path/to/udm" >&2; exit 1; }
 
-for program in labio labfs labdisk; do
+for program in labio labfs labjob labdisk; do
   rustc --edition 2024 -O -C target-feature=+crt-static -o "$scratch/$program" "$here/$program.rs"
 done
 
@@ -43,7 +43,7 @@ for program in dmsetup blockdev nbd-client mkfs.ext4 e2fsck mkfs.xfs xfs_repair;
 done
 copy "$udm" udm
 strip "$root/usr/bin/udm"
-cp "$scratch/labio" "$scratch/labfs" "$here/guest/stage2" "$root/lab/"
+cp "$scratch"/lab{io,fs,job} "$here/guest/stage2" "$root/lab/"
 chmod +x "$root"/lab/*
 echo "root:x:0:0:root:/tmp:/bin/sh" > "$root/etc/passwd"
 cp /etc/ld.so.conf "$root/etc/" 2> /dev/null || true
