@@ -1,6 +1,7 @@
 //! Status, table line, messages; suspend and resume.
 
 use crate::error::{Error, Kind, Result};
+use crate::mutants::{self, Mutant};
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use crate::table::Word;
 use crate::units::SECTOR;
@@ -68,9 +69,13 @@ impl Cache {
     /// Another table takes the media over, and knows what they say. An error if that is not all.
     pub(super) fn leave_media(&self) -> Result<()> {
         let trouble = self.blocks().trouble;
-        let why = match (trouble.has_lost, trouble.is_stuck) {
-            (true, _) => "its cache device has refused a flush, which another table would not know",
-            (_, true) => "its metadata cannot be written at the moment",
+        let is_doubted = trouble.doubts > 0 && !mutants::is(Mutant::DoubtLeftUnsaid);
+        let why = match (trouble.has_lost, trouble.is_stuck, is_doubted) {
+            (true, ..) => {
+                "its cache device has refused a flush, which another table would not know"
+            }
+            (_, true, _) => "its metadata cannot be written at the moment",
+            (.., true) => "its origin has refused a flush, which another table would not know",
             _ => {
                 self.orders.has_handed_over.store(true, Ordering::SeqCst);
                 return Ok(());

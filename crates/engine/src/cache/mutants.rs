@@ -71,6 +71,12 @@ list_mutants! {
     NamedInPart,
     /// What could not be read, or not be written to its slot, counts as filled.
     FillUnread,
+    /// After an unclean shutdown the medium says that its dirty bits are right before they are.
+    CleanSaidEarly,
+    /// Dirty bits are believed after an unclean shutdown.
+    UncleanBelieved,
+    /// The medium does not hear that a table has made the cache longer or shorter.
+    FitUncommitted,
     }
 
     /// cache: what random histories meet too rarely, and a scene made for it shows.
@@ -107,6 +113,8 @@ list_mutants! {
     PartLeftWhileRead,
     /// The rest of a block is read before the answer to the request that lets it come.
     GapsFirst,
+    /// Another table takes the media over after a flush of the origin failed, and does not know.
+    DoubtLeftUnsaid,
     }
 
     /// cache: what requests of several blocks and tables that change show; the simulation finds it.

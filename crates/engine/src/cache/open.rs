@@ -69,12 +69,13 @@ impl Cache {
         let mut superblock = loaded.superblock;
         let is_marked = bind(&plan.args, &devices, &mut superblock, loaded.contents.mapped())?;
         let was_clean = superblock.is_clean();
-        let mut contents = match was_clean {
+        let mut contents = match was_clean || mutants::is(Mutant::UncleanBelieved) {
             true => loaded.contents,
             false => loaded.contents.opened(&superblock),
         };
         let has_hints = was_clean && are_hints_ours(&superblock, plan.args.policy);
         let fits = fit(&plan, &mut contents, slots)?;
+        let fits = fits || mutants::is(Mutant::FitUncommitted);
         let is_as_before = forget_holes(&plan, &mut contents, &*devices.cache) && fits;
         let dirty = contents.dirty.ones();
         let passes = plan.args.features.mode == Mode::Passthrough;
@@ -331,6 +332,9 @@ fn make_true(
 ) -> Result<()> {
     let mut superblock = superblock.clone();
     superblock.put_flag(CLEAN_SHUTDOWN, true);
+    if mutants::is(Mutant::CleanSaidEarly) {
+        commit(writer, &Change::of_superblock(superblock.clone()), metadata)?;
+    }
     superblock.fields.discard_sectors.set(0);
     contents.discards = Bits::default();
     if contents.hints.is_none() {

@@ -1,5 +1,7 @@
 //! A table that takes a live cache's media over, and failures of metadata that end.
 
+use std::sync::Arc;
+
 use udm::bio::Op;
 use udm::cache::{Coming, OpenOptions, TableArgs};
 use udm::disk::{Effect, Fault};
@@ -129,4 +131,48 @@ fn what_cannot_be_right_is_refused_before_anything_is_suspended() {
     assert!(refused(&world, TABLE, ORIGIN + 512).contains("the table is"));
     world.write(0, &[1; 512]);
     assert_eq!(world.read(0, 512), [1; 512]);
+}
+
+/// At each of its I/O of the metadata, by a kill and by a power cut that takes all it can.
+#[test]
+fn a_server_that_dies_while_a_table_takes_effect_loses_nothing() {
+    for (table, len) in
+        [(TABLE, 4 * BLOCK), (TABLE, ORIGIN), ("64 1 metadata2 probation 0", ORIGIN)]
+    {
+        let mut was_whole = 0;
+        for nth in 0..40 {
+            let mut world = handed_over();
+            world.target().resume().unwrap();
+            world.write(3 * BLOCK, &[9; 512]);
+            world.flush();
+            if len < ORIGIN {
+                world.drain();
+            }
+            world.suspend();
+            world.target().hand_over().unwrap();
+            world.disks[0].inject(Fault::new(Effect::Stick).after(nth));
+            let taken = coming(&world, table, len).and_then(|coming| coming.take_effect());
+            was_whole += u64::from(taken.is_ok());
+            drop(taken);
+            if nth % 2 == 0 {
+                let disks = world.disks.clone();
+                world.disks = disks.map(|disk| Arc::new(disk.crash_with(|_, _| 0)));
+            }
+            world.kill();
+            world.disks[0].heal();
+            world.open();
+            for (block, value) in [(2, 7), (3, 9), (6, 0)] {
+                assert_eq!(
+                    world.read(block * BLOCK, 512),
+                    [value; 512],
+                    "I/O {nth}, block {block}"
+                );
+            }
+            world.drain();
+            world.remove();
+            let origin = world.disks[2].image();
+            assert_eq!(origin[3 * BLOCK as usize..][..512], [9; 512], "I/O {nth}");
+        }
+        assert!(was_whole > 0 && was_whole < 40, "it dies in the middle of some: {was_whole}");
+    }
 }

@@ -36,6 +36,7 @@ pub const SCENES: &[fn()] = &[
     a_read_does_not_show_a_write_that_a_death_would_take_back,
     a_read_does_not_show_zeroes_that_a_death_would_take_back,
     a_flush_that_failed_beside_zeroes_does_not_cost_their_block,
+    another_table_does_not_forget_what_the_origin_has_lost,
     crate::basics::passthrough_gives_up_what_is_written_to,
     crate::parts::scattered_writes_are_all_written_back,
     crate::parts::zeroes_of_a_part_are_written_back,
@@ -218,6 +219,25 @@ pub fn a_flush_that_failed_beside_zeroes_does_not_cost_their_block() {
         world.open();
         assert_eq!(world.read(3 * BLOCK, BLOCK as usize), [7; BLOCK as usize], "{seed}");
     }
+}
+
+/// Nobody but the old table knows: a client has not heard of it, and blocks that come may equal what
+/// the origin shows and a power cut takes away.
+#[test]
+pub fn another_table_does_not_forget_what_the_origin_has_lost() {
+    let mut world = World::opened(TABLE, 4, ORIGIN);
+    world.bring(3);
+    world.drain();
+    world.write(3 * BLOCK, &[7; 512]);
+    world.write(5 * BLOCK, &[8; 512]);
+    world.disks[2].inject(Fault::new(Effect::Fail(Status::Io)).of(Op::Flush).times(1));
+    world.drain();
+    world.suspend();
+    let error = world.target().hand_over().unwrap_err();
+    assert!(error.to_string().contains("its origin has refused a flush"), "{error}");
+    world.target().resume().unwrap();
+    assert_eq!(world.run(Bio::flush(1)).status, Err(Status::Io), "a client hears of it");
+    world.flush();
 }
 
 /// The write was refused, and a crash may leave it or not: until a commit says which, nobody can.

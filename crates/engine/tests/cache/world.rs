@@ -8,7 +8,7 @@ use udm::bio::{Bio, Op};
 use udm::buffer::Buffer;
 use udm::cache::drain::Devices;
 use udm::cache::{Cache, OpenOptions, TableArgs};
-use udm::disk::{DiskIo, Ring, SimDisk};
+use udm::disk::{Disk, DiskIo, DiskLimits, Extent, Ring, SimDisk};
 use udm::error::{Result, Status};
 use udm::prng::Prng;
 use udm::table::Word;
@@ -36,6 +36,8 @@ pub struct World {
     pub table: String,
     /// The metadata device, the cache device and the origin.
     pub disks: [Arc<SimDisk>; 3],
+    /// Bytes of the cache device that the table says, if not all.
+    pub cut: Option<u64>,
     pub target: Option<Cache>,
     pub port: Port,
     pub ring: Ring,
@@ -49,6 +51,39 @@ pub struct World {
     room_epoch: u64,
 }
 
+/// The beginning of a disk.
+#[derive(Debug)]
+struct Beginning {
+    disk: Arc<SimDisk>,
+    limits: DiskLimits,
+}
+
+impl Beginning {
+    fn new(disk: Arc<SimDisk>, size_bytes: u64) -> Beginning {
+        let limits = DiskLimits { size_bytes, ..disk.limits().clone() };
+        Beginning { disk, limits }
+    }
+}
+
+impl Disk for Beginning {
+    fn limits(&self) -> &DiskLimits {
+        &self.limits
+    }
+
+    fn start(&self, io: DiskIo, ring: &mut Ring) {
+        assert!(io.offset + io.len <= self.limits.size_bytes, "beyond the end of the table's part");
+        self.disk.start(io, ring);
+    }
+
+    fn carry_out(&self, ios: Vec<DiskIo>) -> Vec<DiskIo> {
+        self.disk.carry_out(ios)
+    }
+
+    fn extent(&self, offset: u64, len: u64) -> (u64, Extent) {
+        self.disk.extent(offset, len)
+    }
+}
+
 /// Disks for a cache of `slots` blocks in front of `origin_bytes`.
 pub fn disks(slots: u64, origin_bytes: u64) -> [Arc<SimDisk>; 3] {
     let disk = |bytes: u64, name: &str| Arc::new(SimDisk::new(bytes, 512).named(name));
@@ -60,6 +95,7 @@ impl World {
         World {
             table: table.into(),
             disks,
+            cut: None,
             target: None,
             port: Port::new(0),
             ring: Ring::without_kernel(),
@@ -80,13 +116,17 @@ impl World {
     }
 
     pub fn devices(&self) -> Devices {
-        let [metadata, cache, origin] = &self.disks;
-        Devices { metadata: metadata.clone(), cache: cache.clone(), origin: origin.clone() }
+        let [metadata, cache, origin] = self.disks.clone();
+        let cache: Arc<dyn Disk> = match self.cut {
+            Some(bytes) => Arc::new(Beginning::new(cache, bytes)),
+            None => cache,
+        };
+        Devices { metadata, cache, origin }
     }
 
     pub fn try_open(&mut self) -> Result<()> {
         let args = TableArgs::parse(&Word::list(&format!("M C O {}", self.table)))?;
-        let len = udm::disk::Disk::limits(&*self.disks[2]).size_bytes;
+        let len = Disk::limits(&*self.disks[2]).size_bytes;
         let target = Cache::open(args, len, self.devices(), OpenOptions::default())?;
         let events = target.events().unwrap();
         events.set_background(Some(self.work.clone()));
@@ -114,7 +154,7 @@ impl World {
                 self.held.push(io);
                 continue;
             }
-            let name = udm::disk::Disk::limits(&*io.disk).name.clone();
+            let name = Disk::limits(&*io.disk).name.clone();
             self.history.push((name, io.op, io.offset, io.len));
             io.disk.clone().start(io, &mut self.ring);
         }

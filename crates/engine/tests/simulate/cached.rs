@@ -56,6 +56,7 @@ pub fn line(setup: &Setup, slots: u64, prng: Option<&mut Prng>) -> String {
         0 => "mq 0",
         1 => "cleaner 0",
         2 => "smq 2 migration_threshold 64",
+        3 => "probation 0",
         _ => "smq 0",
     };
     let part = match prng.below(3) {
@@ -71,9 +72,11 @@ fn count(words: &str) -> usize {
     words.split_whitespace().count()
 }
 
-/// Why a table may be refused: what it would cut off, or pass by, is dirty.
+/// Why a table may be refused: what it would cut off, or pass by, is dirty; or it would not know what
+/// the origin has lost.
 pub fn is_refusal(error: &str) -> bool {
     error.contains("write it back first")
+        || error.contains("its origin has refused a flush")
         || error.contains("passthrough mode needs a cache without dirty blocks")
 }
 

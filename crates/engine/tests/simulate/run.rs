@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use udm::bio::{Bio, Op};
 use udm::buffer::Buffer;
 use udm::device::DeviceState;
-use udm::disk::Ring;
+use udm::disk::{Effect, Fault, Ring};
 use udm::error::{Kind, Status};
 use udm::pmem::sim::SimPmem;
 use udm::prng::Prng;
@@ -386,10 +386,29 @@ impl Run {
         self.attach(again, prng)
     }
 
+    /// A server of a cache dies at one of its first I/O of the metadata, or before its first request,
+    /// or the power goes.
+    fn die_opening(&mut self, after: u64, prng: &mut Prng) {
+        self.machine.meta.inject(Fault::new(Effect::Stick).after(2 * after - prng.below(2)));
+        if let Ok(server) = self.machine.start(&self.setup) {
+            server.die();
+        }
+        self.tally.deaths += 1;
+        self.machine.meta.heal();
+        if prng.one_in(2) && !self.has_medium_failed {
+            let pmem = self.machine.pmem.clone();
+            self.machine.lose_power(&pmem, prng);
+            self.oracle.lose_unflushed(true);
+        }
+    }
+
     /// Starts a server. Unless `again` is 0, it dies this many fences later, or the power goes.
     pub fn attach(&mut self, mut again: u64, prng: &mut Prng) -> Outcome {
         self.is_cut_armed = false;
         self.faulty_since = if self.is_healthy() { None } else { Some(self.now) };
+        if self.setup.is_cache() && again > 0 {
+            self.die_opening(again, prng);
+        }
         loop {
             let fences = if again > 0 { again } else { u64::MAX };
             self.machine.pmem.arm_cut_with(fences, self.machine.shared());
