@@ -46,8 +46,8 @@ pub struct History {
     asked: HashMap<u64, Asked>,
     next: u64,
     fails: bool,
-    /// Servers die while they open, kernels leave what is unclean, and tables change the size. Seeds
-    /// that found something earlier go without.
+    /// Servers die while they open, kernels leave what is unclean, and tables change the size.
+    /// Seeds that found something earlier go without.
     is_wide: bool,
     /// A flush may have failed: a disk may show what a power cut takes away, whatever is done, and
     /// only a running server knows.
@@ -352,7 +352,8 @@ impl History {
     fn change_size(&mut self) -> Outcome {
         let before = self.world.cut;
         if let Err(error) = self.world.target().hand_over() {
-            // Another table would not know what a failed flush has lost, nor what waits for a commit.
+            // Another table would not know what a failed flush has lost, or what waits for a
+            // commit.
             let refused = error.to_string();
             self.world.target().resume().map_err(|error| error.to_string())?;
             let may_refuse = self.fails && refused.contains("no other table can take effect");

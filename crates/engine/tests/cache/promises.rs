@@ -221,8 +221,8 @@ pub fn a_flush_that_failed_beside_zeroes_does_not_cost_their_block() {
     }
 }
 
-/// Nobody but the old table knows: a client has not heard of it, and blocks that come may equal what
-/// the origin shows and a power cut takes away.
+/// Nobody but the old table knows: a client has not heard of it, and blocks that come may equal
+/// what the origin shows and a power cut takes away.
 #[test]
 pub fn another_table_does_not_forget_what_the_origin_has_lost() {
     let mut world = World::opened(TABLE, 4, ORIGIN);

@@ -72,8 +72,8 @@ fn count(words: &str) -> usize {
     words.split_whitespace().count()
 }
 
-/// Why a table may be refused: what it would cut off, or pass by, is dirty; or it would not know what
-/// the origin has lost.
+/// Why a table may be refused: what it would cut off, or pass by, is dirty; or it would not know
+/// what the origin has lost.
 pub fn is_refusal(error: &str) -> bool {
     error.contains("write it back first")
         || error.contains("its origin has refused a flush")

@@ -386,8 +386,8 @@ impl Run {
         self.attach(again, prng)
     }
 
-    /// A server of a cache dies at one of its first I/O of the metadata, or before its first request,
-    /// or the power goes.
+    /// A server of a cache dies at one of its first I/O of the metadata, or before its first
+    /// request, or the power goes.
     fn die_opening(&mut self, after: u64, prng: &mut Prng) {
         self.machine.meta.inject(Fault::new(Effect::Stick).after(2 * after - prng.below(2)));
         if let Ok(server) = self.machine.start(&self.setup) {
