@@ -136,7 +136,7 @@ pub fn run(setup: &Setup) -> Result<Study> {
     beside(&stage, &mut study, &mut checked)?;
     against(&stage, &mut study, &mut checked)?;
     windows(&stage, &mut study)?;
-    price::add(&setup.places.memory, setup.choose(20_000, 200_000), &mut study)?;
+    price::add(setup, &mut study)?;
     checked.show(&mut study);
     drop(pressure);
     Ok(study)
@@ -287,9 +287,20 @@ fn claim_single(study: &mut Study, name: &str, rows: &[Row], is_random: bool) {
         let p50 = lazy.percentiles(true, 50.0);
         claim("p99.9 / p50", &ratios(&p999, &p50), Promise::AtMost(3.0));
     }
+    claim_within(study, &format!("lazy, {name}"), lazy);
+}
+
+/// Lazy writers keep what is unwritten within their window.
+fn claim_within(study: &mut Study, name: &str, lazy: &Row) {
     let window = (LAZY_WINDOW_BYTES + SLACK_BYTES) as f64;
-    let parts = lazy.each(|outcome| outcome.peak_unclean / window);
-    claim("unwritten / (window + 1 MiB)", &parts, Promise::AtMost(1.0));
+    let mut parts = lazy.each(|outcome| outcome.peak_unclean / window);
+    parts.retain(|part| !part.is_nan());
+    if parts.is_empty() {
+        let note = format!("{name}: what was unwritten is not known: the kernel does not say.");
+        return study.notes.push(note);
+    }
+    let what = format!("{name}: unwritten / (window + 1 MiB)");
+    study.claims.push(Claim::new(what, &parts, Some(Promise::AtMost(1.0))));
 }
 
 fn over_time(title: &str) -> Plot {
@@ -360,10 +371,7 @@ fn four(stage: &Stage<'_>, study: &mut Study, checked: &mut Checked) -> Result<(
     let parts = ratios(&p999(lazy), &p999(buffered));
     let what = "A: four lazy writers: p99.9 / buffered's";
     study.claims.push(Claim::new(what, &parts, Some(Promise::AtMost(1.0))));
-    let window = (LAZY_WINDOW_BYTES + SLACK_BYTES) as f64;
-    let parts = lazy.each(|outcome| outcome.peak_unclean / window);
-    let what = "A: four lazy writers: unwritten / (window + 1 MiB)";
-    study.claims.push(Claim::new(what, &parts, Some(Promise::AtMost(1.0))));
+    claim_within(study, "A: four lazy writers", lazy);
     Ok(())
 }
 

@@ -17,14 +17,13 @@ use crate::flame;
 use crate::job::{Job, Rw};
 use crate::load;
 use crate::results::{Claim, Promise, Study, Table};
-use crate::rig::{Folder, linear_device};
+use crate::rig::{Setup, linear_device};
 use crate::stats::median;
 use crate::unit::Unit;
 
 const FILE_BYTES: u64 = 64 * MIB;
 /// Promised for a write of 4 KiB, in nanoseconds.
 const PRICE_MAX: f64 = 300.0;
-const REPEATS: usize = 7;
 
 /// Nanoseconds of a write.
 #[derive(Clone, Copy)]
@@ -33,8 +32,9 @@ struct Price {
     kernel: f64,
 }
 
-/// Adds the table and its claims; `writes` is how many each repeat has.
-pub fn add(memory: &Folder, writes: u64, study: &mut Study) -> Result<()> {
+/// Adds the table and its claims.
+pub fn add(setup: &Setup, study: &mut Study) -> Result<()> {
+    let (writes, repeats) = (setup.choose(20_000, 200_000), setup.repeats(3, 7) as u64);
     let columns = [
         ("buffered: program", Unit::Nanos),
         ("kernel", Unit::Nanos),
@@ -42,10 +42,10 @@ pub fn add(memory: &Folder, writes: u64, study: &mut Study) -> Result<()> {
         ("kernel", Unit::Nanos),
     ];
     let mut table = Table::new("CPU per write of 4 KiB to a file in memory", &columns);
-    let path = memory.file("price", FILE_BYTES)?;
+    let path = setup.places.memory.file("price", FILE_BYTES)?;
     for (name, rw) in [("sequential", Rw::Write), ("random", Rw::Randwrite)] {
         let (mut buffered, mut lazy) = (Vec::new(), Vec::new());
-        for repeat in 0..REPEATS as u64 {
+        for repeat in 0..repeats {
             let each = |io: IoMode| {
                 let _case = flame::case(format!("CPU per write, {name}: {io:?}"));
                 let options = FileOptions { io, ..FileOptions::default() };

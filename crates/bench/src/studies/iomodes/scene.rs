@@ -29,6 +29,9 @@ pub struct Client {
     pub job: Job,
 }
 
+/// So many looks that saw nothing show that there was nothing.
+const LOOKS_MIN: usize = 20;
+
 /// What a client reached.
 #[derive(Clone, Debug)]
 pub struct Played {
@@ -45,7 +48,9 @@ pub struct Outcome {
     /// Bytes cached and not written out, over time in seconds.
     pub cached: Vec<(f64, f64)>,
     pub unclean: Vec<(f64, f64)>,
+    /// Not a number where nobody knows: the kernel does not say, or a few looks saw nothing.
     pub peak_cached: f64,
+    /// The same.
     pub peak_unclean: f64,
     /// Cached at the end.
     pub left: f64,
@@ -89,7 +94,8 @@ pub fn play(clients: &[Client]) -> Result<Outcome> {
         (played, watcher.join().expect("looking does not panic"))
     });
     let peak = |part: fn(&Cached) -> u64| {
-        looks.iter().map(|(_, there)| part(there)).max().unwrap_or(0) as f64
+        let most = looks.iter().map(|(_, there)| part(there)).max().unwrap_or(0);
+        if most > 0 || looks.len() >= LOOKS_MIN { most as f64 } else { f64::NAN }
     };
     let points = |part: fn(&Cached) -> u64| {
         let point = |some: &[(f64, Cached)]| {
