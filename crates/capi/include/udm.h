@@ -210,7 +210,9 @@ int udm_queue_fd(struct udm_queue *queue);
  * `user_data`; or a negative errno, and nothing follows: EINVAL (NULL, no bytes, not whole
  * sectors, too many bytes, unknown flags, another thread) or EBUSY (UDM_REQUESTS_MAX are in
  * flight). Memory of a request stays valid and untouched until it was reaped, or its queue
- * destroyed.
+ * destroyed. A server (udm_connect) sees a request immediately if it has no other of this queue;
+ * of several it may see the last seven only with the next udm_reap, unless udm_queue_fd was
+ * called.
  *
  * The contract: `queue` is NULL, or a queue of this thread; `buffer` has `len` bytes.
  */

@@ -29,7 +29,7 @@ pub struct Client {
     pub job: Job,
 }
 
-/// So many looks that saw nothing show that there was nothing.
+/// This many looks that saw nothing show that there was nothing.
 const LOOKS_MIN: usize = 20;
 
 /// What a client reached.
