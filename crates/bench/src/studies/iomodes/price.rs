@@ -55,8 +55,9 @@ pub fn add(setup: &Setup, study: &mut Study) -> Result<()> {
             buffered.push(each(IoMode::Buffered)?);
             lazy.push(each(IoMode::Lazy)?);
         }
-        let pairs = lazy.iter().zip(&buffered);
-        let pacer: Vec<f64> = pairs.map(|(lazy, other)| lazy.program - other.program).collect();
+        // Less than nothing is what the kernel's samples are apart.
+        let more = |(lazy, other): (&Price, &Price)| (lazy.program - other.program).max(0.0);
+        let pacer: Vec<f64> = lazy.iter().zip(&buffered).map(more).collect();
         let of = |prices: &[Price], part: fn(&Price) -> f64| {
             median(&prices.iter().map(part).collect::<Vec<_>>())
         };
