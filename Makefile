@@ -85,6 +85,7 @@ prove:
 	$(SCHEDULES)
 	$(ORDERINGS)
 	@scripts/fio-engine.sh check
+	@scripts/newer-tools.sh check
 	$(MAKE) --no-print-directory torture TORTURE_SECONDS=120
 
 lint:

@@ -1,5 +1,6 @@
-//! thin-provisioning-tools as judge. Where they are not installed, these tests say so loudly and do
-//! nothing; `make test` installs them.
+//! thin-provisioning-tools as judge: the 0.9 that `make test` installs, and in `make prove` also the
+//! 1.x, which is a rewrite of it (`scripts/newer-tools.sh`). Where they are not there, these tests
+//! say so loudly and do nothing.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -36,6 +37,12 @@ fn check(path: &Path) {
     if let Some(output) = tool(&["cache_check", text(path)]) {
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     }
+}
+
+/// The tools' own version, `0.9.0` or `1.1.0`.
+fn said_version() -> String {
+    let output = tool(&["cache_dump", "-V"]).unwrap();
+    String::from_utf8(output.stdout).unwrap().trim().to_string()
 }
 
 struct Folder(tempfile::TempDir);
@@ -101,9 +108,16 @@ fn cache_check_and_cache_dump_take_what_we_write() {
             format::write_whole(&open(&path), superblock(version), &contents).unwrap();
             check(&path);
             let Some(output) = tool(&["cache_dump", text(&path)]) else { return };
-            // 0.9.0 does not look at the dirty bits of version 2.
-            let ours = printed(&superblock(version), &contents);
-            let ours = if version == 1 { ours } else { ours.replace("\"true\"", "\"false\"") };
+            let mut ours = printed(&superblock(version), &contents);
+            match said_version().as_str() {
+                // It does not look at the dirty bits of version 2.
+                old if old.starts_with("0.") && version == 2 => {
+                    ours = ours.replace("\"true\"", "\"false\"");
+                }
+                old if old.starts_with("0.") => {}
+                // It ends without the end of a line.
+                _ => assert_eq!(ours.pop(), Some('\n')),
+            }
             assert!(output.stdout == ours.as_bytes(), "{slots} slots, version {version}");
         }
     }
