@@ -31,8 +31,20 @@ impl Place {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Target {
     Linear,
-    Pcache { data_crc: bool, retention: &'static str },
-    Writecache { mode: char, block: u64, words: String },
+    Pcache {
+        data_crc: bool,
+        retention: &'static str,
+    },
+    Writecache {
+        mode: char,
+        block: u64,
+        words: String,
+    },
+    /// Sectors of a block; the table's words after that.
+    Cache {
+        block: u64,
+        words: String,
+    },
 }
 
 /// A table line.
@@ -64,6 +76,7 @@ impl Scene {
         let mut lines = match random.below(12) {
             0 => vec![linear(&mut random), linear(&mut random)],
             1..=4 => vec![pcache(&mut random)],
+            5..=8 => cache_lines(&mut random),
             _ => lines(&mut random),
         };
         if random.one_in(2) {
@@ -121,6 +134,18 @@ fn lines(random: &mut Prng) -> Vec<Line> {
     lines
 }
 
+/// A cache, alone or beside others.
+fn cache_lines(random: &mut Prng) -> Vec<Line> {
+    let mut lines = vec![cache(random)];
+    match random.below(5) {
+        0 => lines.push(cache(random)),
+        1 => lines.push(writecache(random)),
+        2 => lines.push(linear(random)),
+        _ => {}
+    }
+    lines
+}
+
 fn linear(random: &mut Prng) -> Line {
     let bytes = (1 + random.below(4)) * MIB;
     Line { target: Target::Linear, bytes, cache_bytes: 0, place: Place::Disk }
@@ -159,6 +184,32 @@ fn writecache(random: &mut Prng) -> Line {
         target: Target::Writecache { mode, block, words },
         bytes: (4 + random.below(13)) * MIB,
         cache_bytes: (1 + random.below(16)) * MIB,
+        place: place(random),
+    }
+}
+
+fn cache(random: &mut Prng) -> Line {
+    let mode = match random.below(6) {
+        0 => "writethrough",
+        _ => "writeback",
+    };
+    let features =
+        if random.one_in(2) { format!("2 metadata2 {mode}") } else { format!("1 {mode}") };
+    let policy = match random.below(8) {
+        0 => "cleaner 0",
+        1 => "mq 0",
+        2 => "smq 2 migration_threshold 0",
+        3 | 4 => "smq 0",
+        _ => "probation 0",
+    };
+    Line {
+        target: Target::Cache {
+            block: 64 << random.below(4),
+            words: format!("{features} {policy}"),
+        },
+        // The last block need not be whole.
+        bytes: (4 + random.below(13)) * MIB + random.below(3) * 36 * 1024,
+        cache_bytes: (1 + random.below(8)) * MIB,
         place: place(random),
     }
 }

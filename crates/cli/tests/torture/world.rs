@@ -16,6 +16,8 @@ use crate::scene::{Line, Scene, Target};
 
 /// Bytes of a read when everything is read.
 const PIECE: u64 = 256 << 10;
+/// Of a metadata device.
+const META_BYTES: u64 = 4 << 20;
 
 /// A device, and what is known about it.
 pub struct World {
@@ -25,6 +27,8 @@ pub struct World {
     pub home: tempfile::TempDir,
     folders: Vec<tempfile::TempDir>,
     pub caches: Vec<Option<PathBuf>>,
+    /// Of lines of the target cache.
+    pub metas: Vec<Option<PathBuf>>,
     pub origins: Vec<PathBuf>,
     /// Where the next server runs.
     pub runtime: PathBuf,
@@ -50,6 +54,7 @@ impl World {
             home,
             folders: Vec::new(),
             caches: Vec::new(),
+            metas: Vec::new(),
             origins: Vec::new(),
             runtime,
             is_read_only: false,
@@ -88,6 +93,12 @@ impl World {
             cache
         });
         self.caches.push(cache);
+        let meta = matches!(line.target, Target::Cache { .. }).then(|| {
+            let meta = self.home.path().join(format!("meta{nth}"));
+            File::create(&meta).unwrap().set_len(META_BYTES).unwrap();
+            meta
+        });
+        self.metas.push(meta);
     }
 
     pub fn is_late(&self) -> bool {
@@ -114,6 +125,10 @@ impl World {
                 ),
                 Target::Writecache { mode, block, words } => {
                     format!("writecache {mode} {origin} {cache} {block} {words}{more}")
+                }
+                Target::Cache { block, words } => {
+                    let meta = self.metas[nth].as_deref().map_or_else(String::new, shown);
+                    format!("cache {meta} {cache} {origin} {block} {words}")
                 }
             };
             table += &format!("{at} {sectors} {words}\n");
