@@ -40,18 +40,12 @@ impl Area {
 
     /// Takes `offset=VALUE`.
     pub(crate) fn set_offset(&mut self, value: &str) -> Result<()> {
-        if self.start != 0 {
-            return Err(wrong("offset", value, "it is given twice"));
-        }
         self.start = sectors_of("offset", value)?;
         Ok(())
     }
 
     /// Takes `size=VALUE`.
     pub(crate) fn set_size(&mut self, value: &str) -> Result<()> {
-        if self.len.is_some() {
-            return Err(wrong("size", value, "it is given twice"));
-        }
         let bytes = sectors_of("size", value)?;
         if bytes == 0 {
             return Err(wrong("size", value, "a part has at least one sector"));
@@ -187,8 +181,6 @@ mod tests {
             assert!(error.starts_with(&format!("size={value}: ")), "{error}");
         }
         assert!(area("0", "0").unwrap_err().to_string().contains("at least one sector"));
-        let mut twice = area("8", "8").unwrap();
-        assert!(twice.set_offset("9").is_err() && twice.set_size("9").is_err());
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use udm::error::{Error, Result};
+use udm::error::{Error, Kind, Result};
 
 use crate::{nbd, ublk, vhost};
 
@@ -54,7 +54,10 @@ impl FromStr for Uri {
         if text.starts_with(ublk::uri::SCHEME) {
             return text.parse().map(Uri::Ublk);
         }
-        text.parse().map(Uri::Nbd)
+        if text.starts_with(nbd::uri::SCHEME) {
+            return text.parse().map(Uri::Nbd);
+        }
+        Err(Error::new(Kind::Invalid, format!("export {text:?} is none of {FORMS}")))
     }
 }
 
@@ -65,5 +68,21 @@ impl fmt::Display for Uri {
             Uri::Ublk(uri) => uri.fmt(f),
             Uri::Vhost(uri) => uri.fmt(f),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_unknown_scheme_is_told_all_forms() {
+        for text in ["foo:bar", "", "http://a", "/run/udm/vol.sock"] {
+            let said = text.parse::<Uri>().unwrap_err().to_string();
+            for scheme in ["ublk:", "nbd+unix://", "nbds://", "vhost-user://"] {
+                assert!(said.contains(scheme), "{said}");
+            }
+        }
+        assert!("nbd:a".parse::<Uri>().unwrap_err().to_string().contains("neither nbd+unix"));
     }
 }

@@ -147,6 +147,9 @@ fn device_words_carry_options() {
         ("io=lazy&window=5G", "expected whole KiB from 1M to 4096M"),
         ("io=lazy&window=3001", "expected whole KiB from 1M to 4096M"),
         ("io=lazy&window=", "window="),
+        ("io=lazy&io=direct", "io=direct: it is given twice"),
+        ("offset=0&size=8&offset=8", "offset=8: it is given twice"),
+        ("readonly&io=direct&readonly", "readonly: it is given twice"),
     ] {
         let error = parse(&format!("/x?{wrong}")).unwrap_err().to_string();
         assert!(error.contains(why), "{wrong}: {error}");

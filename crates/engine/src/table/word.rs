@@ -193,7 +193,12 @@ impl DeviceWord {
         if path.is_empty() {
             return Err(word.error(Kind::Invalid, "the device's path is missing"));
         }
-        for option in list.into_iter().flat_map(|list| list.split('&')) {
+        let listed: Vec<&str> = list.into_iter().flat_map(|list| list.split('&')).collect();
+        for (nth, option) in listed.iter().enumerate() {
+            if listed[..nth].iter().any(|other| key_of(other) == key_of(option)) {
+                let message = format!("{option}: it is given twice");
+                return Err(word.error(Kind::Invalid, message));
+            }
             options.set(option).map_err(|error| word.error(error.kind(), error))?;
         }
         if options.window.is_some() && options.io != Some(IoMode::Lazy) {
@@ -277,6 +282,10 @@ impl DeviceOptions {
         }
         Ok(())
     }
+}
+
+fn key_of(option: &str) -> &str {
+    option.split('=').next().unwrap_or(option)
 }
 
 /// The option without a value.

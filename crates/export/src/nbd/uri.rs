@@ -20,6 +20,8 @@ use udm::error::{Error, Kind, Result};
 use crate::options::Options;
 use crate::socket::{self, Access};
 
+/// What all of its schemes begin with.
+pub const SCHEME: &str = "nbd";
 /// The longest name of an export, as that of a device.
 pub const NAME_BYTES_MAX: usize = 80;
 /// The port that is NBD's by assignment.
@@ -209,8 +211,7 @@ impl FromStr for Uri {
                 Some(Uri::parse(text.strip_prefix(scheme)?, is_unix, is_tls))
             })
             .unwrap_or_else(|| {
-                Err("is neither nbd+unix:///PATH nor nbd://ADDRESS:PORT, nor one of them with \
-                    nbds, nor vhost-user:///PATH"
+                Err("is neither nbd+unix:///PATH nor nbd://ADDRESS:PORT, nor one of them with nbds"
                     .into())
             });
         parsed.map_err(|why| Error::new(Kind::Invalid, format!("export {text:?} {why}")))
