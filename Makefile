@@ -14,6 +14,8 @@ SEED ?= $(shell date +%s)
 EXPLORE = $(CARGO) test --locked -p udm --features mutants --test explore
 # The same for the target cache.
 CACHE_NET = $(CARGO) test --locked -p udm --features mutants --test cache
+# Writes whose client changes its memory meanwhile, the same.
+PCACHE_NET = $(CARGO) test --locked -p udm --features mutants --test pcache every_mutant
 # Flushes of disks, the same.
 FLUSHES = $(CARGO) test --locked -p udm --features mutants --lib disk::
 # The simulation, with those deliberate bugs that it must find.
@@ -29,7 +31,7 @@ $(CARGO) clippy --workspace --all-targets --locked -- -D warnings
 endef
 # The same with the features that the nets are built with.
 define CLIPPY_NETS
-$(CARGO) clippy -p udm --features mutants --test explore --test cache --locked -- -D warnings
+$(CARGO) clippy -p udm --features mutants --test explore --test cache --test pcache --locked -- -D warnings
 $(CARGO) clippy -p udm --features mutants,shuttle --lib --profile test --locked -- -D warnings
 $(CARGO) clippy -p udm --features mutants,loom --lib --profile test --locked -- -D warnings
 endef
@@ -81,6 +83,7 @@ prove:
 	$(EXPLORE)
 	$(FLUSHES)
 	$(CACHE_NET) every_mutant
+	$(PCACHE_NET)
 	$(SIMULATE)
 	$(SCHEDULES)
 	$(ORDERINGS)

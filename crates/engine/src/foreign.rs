@@ -43,6 +43,13 @@ pub struct Foreign {
     len: usize,
 }
 
+/// A range of such memory, to copy from; then [`Source::is_whole`] tells whether it was there.
+#[derive(Clone, Copy, Debug)]
+pub struct Source<'a> {
+    memory: &'a Foreign,
+    bytes: SharedBytes<'a>,
+}
+
 #[derive(Debug)]
 struct Region {
     start: NonNull<u8>,
@@ -120,6 +127,12 @@ impl Foreign {
         unsafe { SharedBytes::new(self.place(at, len), len) }
     }
 
+    /// A range of it, to copy from.
+    #[inline]
+    pub fn source(&self, at: u64, len: usize) -> Source<'_> {
+        Source { memory: self, bytes: self.shared(at, len) }
+    }
+
     /// The two bytes at `at`, which is a multiple of two.
     #[inline]
     pub fn u16_at(&self, at: u64) -> &AtomicU16 {
@@ -157,6 +170,31 @@ impl Foreign {
         assert!(is_inside, "{at}+{len} is beyond memory of {} bytes", self.len);
         // SAFETY: `at` is within the part, or one past its end, and that within the mapping.
         unsafe { self.region.start.as_ptr().add(self.lead + at as usize) }
+    }
+}
+
+impl<'a> Source<'a> {
+    /// Its bytes.
+    #[inline]
+    pub fn bytes(self) -> SharedBytes<'a> {
+        self.bytes
+    }
+
+    /// The bytes `from..from + len` of it. Panics if there are none such.
+    #[inline]
+    pub fn part(self, from: usize, len: usize) -> Source<'a> {
+        Source { bytes: self.bytes.part(from, len), ..self }
+    }
+
+    /// The memory that it is of.
+    pub fn memory(self) -> &'a Foreign {
+        self.memory
+    }
+
+    /// Whether nothing of its memory was ever cut off: what was copied was all there.
+    #[inline]
+    pub fn is_whole(self) -> bool {
+        !self.memory.has_damage()
     }
 }
 

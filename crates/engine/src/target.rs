@@ -17,6 +17,7 @@ use crate::bio::Bio;
 use crate::buffer::BufferPool;
 use crate::disk::{Disk, DiskErrors, DiskIo, troubles};
 use crate::error::{Result, Status};
+use crate::foreign::Source;
 use crate::pmem::copy::SharedBytes;
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::{Arc, Mutex, lock};
@@ -280,6 +281,15 @@ pub trait Target: Send + Sync + std::fmt::Debug {
     /// more than a copy. `port` is the number of the caller's port. False: it takes a bio, and what
     /// is in the memory until then means nothing.
     fn read_into(&self, _offset: u64, _into: SharedBytes<'_>, _port: usize) -> bool {
+        false
+    }
+
+    /// Writes what others' memory holds to the range that begins at `offset`, if that takes no more
+    /// than a copy of it; with `fua`, durably. They may store to it meanwhile: nothing is decided
+    /// by one reading and done with another. `port` is the number of the caller's port. False: it
+    /// takes a bio, of which some may be done already; or the memory was cut off, and no bio can
+    /// be made.
+    fn write_from(&self, _offset: u64, _from: Source<'_>, _fua: bool, _port: usize) -> bool {
         false
     }
 

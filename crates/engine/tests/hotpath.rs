@@ -17,6 +17,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 
+use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use udm::bio::Bio;
 use udm::buffer::Buffer;
 use udm::cache::drain::Devices;
@@ -27,6 +28,7 @@ use udm::cache::metadata::{Contents, Superblock};
 use udm::cache::{self, Cache};
 use udm::device::{Device, LoadedTable};
 use udm::disk::{Disk, DiskIo, DiskLimits, FileDisk, FileOptions, IoMode, RamDisk, Ring};
+use udm::foreign::Foreign;
 use udm::local::Local;
 use udm::pcache::layout::Geometry;
 use udm::pcache::{self, Pcache};
@@ -84,6 +86,15 @@ unsafe impl GlobalAlloc for Counting {
 
 #[global_allocator]
 static COUNTING: Counting = Counting;
+
+/// A block that others could use too.
+fn shared_memory() -> Foreign {
+    let file = memfd_create("hotpath", MemfdFlags::CLOEXEC).unwrap();
+    ftruncate(&file, BLOCK as u64).unwrap();
+    let memory = Foreign::map(&file, 0, BLOCK as u64).unwrap();
+    memory.store(0, &[7; BLOCK]);
+    memory
+}
 
 /// How often `run` allocates.
 fn allocations(run: impl FnOnce()) -> u64 {
@@ -175,6 +186,15 @@ impl Stage {
         }
     }
 
+    /// Writes whose data a client has in memory that it shares.
+    fn writes_in_place(&mut self, local: &mut Local, memory: &Foreign, count: u64) {
+        for _ in 0..count {
+            let (at, from) = (self.place(), memory.source(0, BLOCK));
+            let is_done = self.device.write_from(at, from, false, local.port_id());
+            assert!(is_done, "a write with room takes no bio");
+        }
+    }
+
     fn flushed_writes(&mut self, local: &mut Local, buffer: &mut Buffer, count: u64) {
         for token in 0..count {
             let data = std::mem::replace(buffer, Buffer::empty());
@@ -212,7 +232,9 @@ fn requests_to_a_device_allocate_nothing() {
         }
         local.flush().unwrap();
     });
-    assert_eq!([writes, durable, reads, blocking], [0; 4]);
+    let memory = shared_memory();
+    let copied = allocations(|| stage.writes_in_place(&mut local, &memory, WRITES));
+    assert_eq!([writes, durable, reads, blocking, copied], [0; 5]);
 }
 
 /// With checksums of data there is a table for each segment, which grows while the segment is
@@ -267,7 +289,7 @@ const CHILD: &str = "UDM_HOTPATH_CHILD";
 const BEGIN: &str = "hot path begins";
 const END: &str = "hot path ends";
 
-/// In that of runs whose instructions are counted: `write`, `fua`, `flush` or `read`.
+/// In that of runs whose instructions are counted: `write`, `copied`, `fua`, `flush` or `read`.
 const ONLY: &str = "UDM_HOTPATH_ONLY";
 /// Of the run that writes to a file: its mode of I/O.
 const MODE: &str = "UDM_HOTPATH_MODE";
@@ -342,6 +364,9 @@ fn second_run() {
     mark(BEGIN);
     if is_wanted("write") {
         stage.writes(&mut local, &mut buffer, count, false);
+    }
+    if only == "copied" {
+        stage.writes_in_place(&mut local, &shared_memory(), count);
     }
     if is_wanted("fua") {
         stage.writes(&mut local, &mut buffer, count / 4, true);
@@ -499,6 +524,7 @@ fn requests_take_few_instructions() {
     };
     let bounds = [
         (PCACHE, "write", 2_300),
+        (PCACHE, "copied", 2_300),
         (PCACHE, "fua", 3_700),
         (PCACHE, "read", 1_500),
         (WRITECACHE, "write", 3_700),

@@ -1,8 +1,10 @@
 //! What a request needs before there is a bio: memory for one, or none of it, because what it reads
-//! is at hand and goes straight to where its client wants it.
+//! is at hand and goes straight to where its client wants it, or because what it writes comes
+//! straight from there.
 
 use super::Device;
 use crate::buffer::BufferPool;
+use crate::foreign::Source;
 use crate::pmem::copy::SharedBytes;
 use crate::target::Port;
 
@@ -24,6 +26,12 @@ impl<'a> Intake<'a> {
     #[inline]
     pub fn read_into(&self, offset: u64, into: SharedBytes<'_>) -> bool {
         self.device.read_into(offset, into, self.port)
+    }
+
+    /// See [`Device::write_from`].
+    #[inline]
+    pub fn write_from(&self, offset: u64, from: Source<'_>, fua: bool) -> bool {
+        self.device.write_from(offset, from, fua, self.port)
     }
 }
 
@@ -61,6 +69,14 @@ mod tests {
             true
         }
 
+        fn write_from(&self, offset: u64, from: Source<'_>, fua: bool, port: usize) -> bool {
+            let mut bytes = [0];
+            from.part(0, 1).bytes().load(&mut bytes);
+            assert!(bytes == [7] && fua && from.is_whole(), "{bytes:?}");
+            lock(&self.0).push((offset, from.bytes().len()));
+            port < 64
+        }
+
         fn complete(&self, _io: DiskIo, _port: &mut Port) {
             unreachable!("emits no I/O");
         }
@@ -79,7 +95,13 @@ mod tests {
     }
 
     #[test]
-    fn what_is_read_in_place_is_in_one_line_of_a_device_that_serves() {
+    fn what_is_copied_in_place_is_in_one_line_of_a_device_that_serves() {
+        for is_read in [true, false] {
+            ranges_that_are_served(is_read);
+        }
+    }
+
+    fn ranges_that_are_served(is_read: bool) {
         let file = memfd_create("intake", MemfdFlags::CLOEXEC).unwrap();
         ftruncate(&file, 64 << 20).unwrap();
         let memory = Foreign::map(&file, 0, 64 << 20).unwrap();
@@ -88,11 +110,17 @@ mod tests {
         let table = LoadedTable::new(&table, targets.iter().map(|t| t.clone() as _).collect());
         let device = Device::with_table("ready", table).unwrap();
         let mut driver = Driver::new(&device, Arc::new(Deaf)).unwrap();
-        let mut read = |offset, len| driver.intake().read_into(offset, memory.shared(0, len));
+        let mut read = |offset, len| match is_read {
+            true => driver.intake().read_into(offset, memory.shared(0, len)),
+            false => driver.intake().write_from(offset, memory.source(0, len), true),
+        };
+        if !is_read {
+            memory.store(0, &[7]);
+        }
         assert!(read(512, 1024) && read(4096, 4096));
         let mut bytes = [0; 2];
         memory.load(4095, &mut bytes);
-        assert_eq!(bytes, [7, 0]);
+        assert_eq!(bytes, [if is_read { 7 } else { 0 }, 0]);
         for (offset, len) in [(0, 8192), (0, 0), (100, 512), (512, 100), (0, 40 << 20)] {
             assert!(!read(offset, len), "{offset}+{len}");
         }

@@ -24,6 +24,7 @@ mod table;
 use crate::bio::Bio;
 use crate::disk::DiskIo;
 use crate::error::{Error, Kind, Result};
+use crate::foreign::Source;
 use crate::pmem::copy::SharedBytes;
 use crate::sync::{Arc, Mutex, MutexGuard, lock};
 #[allow(unused_imports, reason = "for the documentation")]
@@ -179,6 +180,14 @@ impl Device {
     #[inline]
     pub fn read_into(&self, offset: u64, into: SharedBytes<'_>, port: usize) -> bool {
         self.seat_of(port).read_into(offset, into, port)
+    }
+
+    /// Writes what others' memory holds to the range that begins at `offset`, if that takes no more
+    /// than a copy; `port` is the number of the caller's port. True: it is done. False: submit a
+    /// bio, if all of the memory is there.
+    #[inline]
+    pub fn write_from(&self, offset: u64, from: Source<'_>, fua: bool, port: usize) -> bool {
+        self.seat_of(port).write_from(offset, from, fua, port)
     }
 
     /// Takes back an I/O that came out of `port.ios`.

@@ -15,6 +15,7 @@ use crate::bio::{Bio, Op};
 use crate::buffer::Buffer;
 use crate::disk::DiskIo;
 use crate::error::Status;
+use crate::foreign::Source;
 use crate::mutants::{self, Mutant};
 use crate::pending::Pending;
 use crate::pmem::copy::SharedBytes;
@@ -124,12 +125,25 @@ impl Seat {
     /// See [`Target::read_into`](crate::target::Target::read_into).
     #[inline]
     pub fn read_into(&self, offset: u64, into: SharedBytes<'_>, port: usize) -> bool {
-        let Some(table) = self.table.as_ref().filter(|_| !self.is_suspended) else { return false };
-        let Some(line) = table.line_at(offset) else { return false };
-        let len = into.len() as u64;
+        let line = self.line_of(offset, into.len());
+        line.is_some_and(|line| line.target.read_into(offset - line.start, into, port))
+    }
+
+    /// See [`Target::write_from`](crate::target::Target::write_from).
+    #[inline]
+    pub fn write_from(&self, offset: u64, from: Source<'_>, fua: bool, port: usize) -> bool {
+        let line = self.line_of(offset, from.bytes().len());
+        line.is_some_and(|line| line.target.write_from(offset - line.start, from, fua, port))
+    }
+
+    /// The line that has all of a range, if a request for it may be served now.
+    #[inline]
+    fn line_of(&self, offset: u64, len: usize) -> Option<&Line> {
+        let table = self.table.as_ref().filter(|_| !self.is_suspended)?;
+        let line = table.line_at(offset)?;
+        let len = len as u64;
         let is_inside = len > 0 && len <= BIO_BYTES_MAX && len <= line.end - offset;
-        let is_whole = (offset | len).is_multiple_of(SECTOR);
-        is_inside && is_whole && line.target.read_into(offset - line.start, into, port)
+        (is_inside && (offset | len).is_multiple_of(SECTOR)).then_some(line)
     }
 
     /// What a bio that is parked waits for.

@@ -83,6 +83,7 @@ mod zero;
 use crate::bio::{Bio, Op};
 use crate::disk::{Disk, DiskIo};
 use crate::error::{Result, Status};
+use crate::foreign::Source;
 use crate::per_port::PerPort;
 use crate::pmem::copy::SharedBytes;
 use crate::sync::Arc;
@@ -192,6 +193,10 @@ impl Target for Pcache {
 
     fn read_into(&self, offset: u64, into: SharedBytes<'_>, port: usize) -> bool {
         self.read_hits_into(offset, into, port)
+    }
+
+    fn write_from(&self, offset: u64, from: Source<'_>, fua: bool, port: usize) -> bool {
+        self.store_from(offset, from, fua, port)
     }
 
     fn complete(&self, io: DiskIo, port: &mut Port) {

@@ -106,6 +106,16 @@ list_mutants! {
     LoggedUnmarked,
     }
 
+    /// What only a client shows that changes its memory while it is copied, or cuts it short.
+    PCACHE_SOURCES {
+    /// What is remembered of the data is of a second reading.
+    LookedAtTwice,
+    /// Data with checksums is copied only once too; they are of a second reading.
+    SummedTwice,
+    /// A key is made for data of which a part was cut off.
+    CutOffKept,
+    }
+
     /// What only threads that run into each other show.
     PCACHE_RACES {
     /// A reader does not look at the generation again after its copy.

@@ -7,6 +7,7 @@
 use crate::bio::Bio;
 use crate::crc::pcache_crc;
 use crate::error::Status;
+use crate::foreign::Source;
 use crate::look::look_of;
 use crate::mutants::{self, Mutant};
 use crate::sync::atomic::Ordering;
@@ -35,7 +36,8 @@ impl Pcache {
         }
         let mut has_helped = false;
         while bio.progress < bio.len {
-            let Some(space) = self.take_space(&bio, port) else {
+            let at = bio.offset + bio.progress;
+            let Some(space) = self.take_space(at, bio.len - bio.progress, port.id) else {
                 if !std::mem::replace(&mut has_helped, true) && self.collect_piece() {
                     continue;
                 }
@@ -46,15 +48,11 @@ impl Pcache {
             let data = &bio.buffer.as_slice()[from..from + space.len as usize];
             self.media.store(self.segments.data_at(space.segment, space.offset), data);
             let sums = self.sums_of(data);
-            let drained = match mutants::is(Mutant::KeyBeforeData) {
-                true => Ok(()),
-                false => self.media.pmem.drain(),
-            };
-            if let Err(status) = drained {
+            if let Err(status) = self.drain_data() {
                 self.segments.release(space.segment);
                 return port.finish(bio, Err(status));
             }
-            match self.commit(&bio, space, sums) {
+            match self.commit(at, space, sums, bio.end(), bio.fua) {
                 Ok(()) => bio.progress += u64::from(space.len),
                 Err(AppendError::NoRoom) => return self.wait_for_room(bio, port),
                 Err(AppendError::Medium(status)) => return port.finish(bio, Err(status)),
@@ -63,6 +61,42 @@ impl Pcache {
         self.look_at_space();
         self.signals.room().took(port.id, bio.len);
         port.finish(bio, Ok(()));
+    }
+
+    /// Stores what others' memory holds in the cache, if there is room for it now. Others may store
+    /// to it meanwhile, so nothing looks at it twice: what is remembered of the data is of the
+    /// bytes that were stored. Checksums would take a copy of our own. So then, and without room, a
+    /// bio does it; it does all of it again.
+    pub(super) fn store_from(&self, offset: u64, from: Source<'_>, fua: bool, port: usize) -> bool {
+        let has_sums = self.crcs.is_some() && !mutants::is(Mutant::SummedTwice);
+        if has_sums || self.log.has_failed() || !self.signals.room().may_take(port) {
+            return false;
+        }
+        let len = from.bytes().len() as u64;
+        let (mut at, end) = (offset, offset + len);
+        while at < end {
+            let Some(space) = self.take_space(at, end - at, port) else { return false };
+            self.stripes.open().touch(self.stripes.of(at));
+            let part = from.part((at - offset) as usize, space.len as usize);
+            let place = self.segments.data_at(space.segment, space.offset);
+            let look = self.media.pmem.store_shared(place, part.bytes());
+            // Of a part that was cut off, zeroes were stored that nobody wrote.
+            let is_whole = part.is_whole() || mutants::is(Mutant::CutOffKept);
+            if !is_whole || self.drain_data().is_err() {
+                self.segments.release(space.segment);
+                return false;
+            }
+            let sums = Sums { crc: 0, look };
+            #[cfg(feature = "mutants")]
+            let sums = self.sums_of_second_reading(part, sums);
+            if self.commit(at, space, sums, end, fua).is_err() {
+                return false;
+            }
+            at += u64::from(space.len);
+        }
+        self.look_at_space();
+        self.signals.room().took(port, len);
+        true
     }
 
     pub(super) fn sums_of(&self, data: &[u8]) -> Sums {
@@ -88,19 +122,23 @@ impl Pcache {
         self.collector.retention().admit(seen)
     }
 
-    /// Space for the next piece of a write: never across a region's border.
-    fn take_space(&self, bio: &Bio, port: &Port) -> Option<Space> {
+    /// What was stored has left the CPU, so a key may name it.
+    fn drain_data(&self) -> Result<(), Status> {
+        match mutants::is(Mutant::KeyBeforeData) {
+            true => Ok(()),
+            false => self.media.pmem.drain(),
+        }
+    }
+
+    /// Space for the next piece of a write: of no more than `len` bytes at `at`, and never across a
+    /// region's border.
+    fn take_space(&self, at: u64, len: u64, port: usize) -> Option<Space> {
         if !self.log.has_room() {
             return None;
         }
-        let at = bio.offset + bio.progress;
-        let len = self.piece_len(at, bio.len - bio.progress);
-        self.segments.take(
-            port.id,
-            len as u32,
-            self.collector.write_reserve(),
-            self.admitted_to(at),
-        )
+        let len = self.piece_len(at, len);
+        let reserve = self.collector.write_reserve();
+        self.segments.take(port, len as u32, reserve, self.admitted_to(at))
     }
 
     /// How much of `len` bytes at `at` one key may cover.
@@ -112,15 +150,21 @@ impl Pcache {
         }
     }
 
-    /// Makes the piece that starts at the bio's progress point to `space`.
-    pub(super) fn commit(&self, bio: &Bio, space: Space, sums: Sums) -> Result<(), AppendError> {
-        let at = bio.offset + bio.progress;
-        let piece_end = bio.progress + u64::from(space.len);
-        let close = match bio.fua && !mutants::is(Mutant::FuaNotClosing) {
+    /// Makes the piece at `at`, of a request that ends at `end`, point to `space`.
+    pub(super) fn commit(
+        &self,
+        at: u64,
+        space: Space,
+        sums: Sums,
+        end: u64,
+        fua: bool,
+    ) -> Result<(), AppendError> {
+        let piece_end = at + u64::from(space.len);
+        let close = match fua && !mutants::is(Mutant::FuaNotClosing) {
             false => Close::No,
-            true if piece_end == bio.len => Close::Marked,
+            true if piece_end == end => Close::Marked,
             // Pieces of one region share an open set: its last piece closes for all.
-            true if (at + u64::from(space.len)).is_multiple_of(REGION_BYTES)
+            true if piece_end.is_multiple_of(REGION_BYTES)
                 && !mutants::is(Mutant::FuaOfLastRegion) =>
             {
                 Close::Yes

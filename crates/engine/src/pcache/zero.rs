@@ -104,7 +104,8 @@ impl Pcache {
                 Some(_) => self.zero_crc(space.len),
                 None => 0,
             };
-            match self.commit(&bio, space, Sums { crc, look: mix_look([0; 3]) }) {
+            let (at, sums) = (bio.offset + bio.progress, Sums { crc, look: mix_look([0; 3]) });
+            match self.commit(at, space, sums, bio.end(), bio.fua) {
                 Ok(()) => bio.progress += u64::from(space.len),
                 Err(AppendError::NoRoom) => return self.wait_for_room(bio, port),
                 Err(AppendError::Medium(status)) => return port.finish(bio, Err(status)),

@@ -7,6 +7,7 @@ use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use super::sim::SimPmem;
 use super::{Persistence, Pmem};
 use crate::foreign::Foreign;
+use crate::look::look_of;
 use crate::prng::Prng;
 
 /// The part of the medium that the suite uses, twice: once there, once here.
@@ -29,6 +30,17 @@ impl Twin<'_> {
         let mut bytes = vec![0; len];
         self.prng.fill(&mut bytes);
         self.pmem.store(at as u64, &bytes);
+        self.model[at..at + len].copy_from_slice(&bytes);
+        self.compare(at, len);
+    }
+
+    /// From memory that others could use too, where nothing is aligned.
+    fn store_shared(&mut self, at: usize, len: usize) {
+        let mut bytes = vec![0; len];
+        self.prng.fill(&mut bytes);
+        self.shared.store(3, &bytes);
+        let look = self.pmem.store_shared(at as u64, self.shared.shared(3, len));
+        assert_eq!(look, look_of(&bytes), "{at}+{len}");
         self.model[at..at + len].copy_from_slice(&bytes);
         self.compare(at, len);
     }
@@ -88,6 +100,12 @@ pub(super) fn conformance(pmem: &dyn Pmem) {
             twin.store(at, len)
         }
         pmem.drain().unwrap();
+    }
+    for len in [512, 1024, 1536, 4096, 4608, 8192, 12_288, 33_280] {
+        for offset in (0..64).step_by(8).chain([1, 63, 512]) {
+            twin.store_shared(8192 - 128 + offset, len);
+            pmem.drain().unwrap();
+        }
     }
     twin.load(0, 64 << 10);
     pmem.sync().unwrap();

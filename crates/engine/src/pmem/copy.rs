@@ -18,6 +18,8 @@ use std::arch::asm;
 use std::ffi::c_void;
 use std::marker::PhantomData;
 
+use crate::look::look_places;
+
 #[cfg(not(target_arch = "x86_64"))]
 use portable as arch;
 #[cfg(target_arch = "x86_64")]
@@ -28,6 +30,8 @@ use x86 as arch;
 pub const CAN_FLUSH: bool = cfg!(target_arch = "x86_64");
 
 const LINE: usize = 64;
+/// Bytes of others' memory that are loaded together: sectors, so that no word crosses its border.
+const PIECE: usize = 4096;
 
 /// A way to store whole cache lines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -183,10 +187,60 @@ pub(super) unsafe fn copy_raw(primitive: Primitive, dst: *mut u8, src: &[u8]) {
     unsafe {
         store_edge(primitive, dst, head);
         if !lines.is_empty() {
-            arch::copy_lines(primitive, dst.add(head.len()), lines);
+            let count = lines.len() / LINE;
+            arch::copy_lines(primitive, dst.add(head.len()), lines.as_ptr(), count);
         }
         store_edge(primitive, dst.add(head.len() + lines.len()), tail);
     }
+}
+
+/// Stores what `from` holds to `dst`, as [`copy_raw`] would. Others may store to `from` meanwhile:
+/// each of its bytes is loaded once. Returns the words that a look at what was stored finds.
+///
+/// # Safety
+/// `dst` is writable for `from.len()` bytes, which belong to no Rust object and are no part of
+/// `from`. The primitive is available.
+pub(super) unsafe fn copy_shared(
+    primitive: Primitive,
+    dst: *mut u8,
+    from: SharedBytes<'_>,
+) -> [u64; 3] {
+    let places = look_places(from.len);
+    let lines = places.map(|place| place / LINE * LINE);
+    if !(dst.addr() | from.len).is_multiple_of(LINE) || lines[0] == lines[1] || lines[1] == lines[2]
+    {
+        let mut at = 0;
+        // SAFETY: the pieces follow one another in the range that the caller vouches for.
+        return from.by_pieces(|piece| unsafe {
+            copy_raw(primitive, dst.add(at), piece);
+            at += piece.len();
+        });
+    }
+    // Lines with words that are looked at are loaded to be looked at, and stored from there.
+    let mut words = [0; 3];
+    let mut done = 0;
+    for (word, (line, place)) in words.iter_mut().zip(lines.into_iter().zip(places)) {
+        let mut copy = [0; LINE];
+        // SAFETY: whole lines that follow one another within both ranges; the caller vouches for
+        // them and for the primitive.
+        unsafe {
+            if done < line {
+                let start = from.start.add(done);
+                arch::copy_lines(primitive, dst.add(done), start, (line - done) / LINE);
+            }
+            load_raw(from.start.add(line), &mut copy);
+            arch::copy_lines(primitive, dst.add(line), copy.as_ptr(), 1);
+        }
+        *word = word_at(&copy, place - line).expect("a word lies in one line");
+        done = line + LINE;
+    }
+    debug_assert_eq!(done, from.len, "the last word is in the last line");
+    words
+}
+
+/// The eight bytes at `at`, if they are there.
+fn word_at(bytes: &[u8], at: usize) -> Option<u64> {
+    bytes.get(at..)?.first_chunk().map(|word| u64::from_le_bytes(*word))
 }
 
 /// Stores `len` zero bytes to `dst`, as [`copy_raw`] would.
@@ -280,6 +334,32 @@ impl SharedBytes<'_> {
         // SAFETY: `new` was promised that the range is writable and belongs to no Rust object, so
         // it does not overlap `bytes`.
         unsafe { store_shared(self.start, bytes) }
+    }
+
+    /// Copies it to `into`, which is as long.
+    pub fn load(self, into: &mut [u8]) {
+        assert_eq!(into.len(), self.len, "both sides of a copy have the same length");
+        // SAFETY: `new` was promised that the range is there; `into` is ours.
+        unsafe { load_raw(self.start, into) }
+    }
+
+    /// Gives its bytes to `take`, piece after piece; each is loaded once, although others may store
+    /// to it meanwhile. Returns the words that a look at what `take` got finds. The range is of
+    /// whole sectors.
+    pub fn by_pieces(self, mut take: impl FnMut(&[u8])) -> [u64; 3] {
+        let mut words = [0; 3];
+        let mut piece = [0; PIECE];
+        for from in (0..self.len).step_by(PIECE) {
+            let piece = &mut piece[..(self.len - from).min(PIECE)];
+            // SAFETY: `new` was promised that the range is there; the piece is ours.
+            unsafe { load_raw(self.start.add(from), piece) };
+            for (word, place) in words.iter_mut().zip(look_places(self.len)) {
+                let found = place.checked_sub(from).and_then(|at| word_at(piece, at));
+                *word = found.unwrap_or(*word);
+            }
+            take(piece);
+        }
+        words
     }
 
     /// Copies what is at `src` there.
@@ -387,10 +467,16 @@ mod portable {
     }
 
     /// # Safety
-    /// `dst` is writable for `src.len()` bytes.
-    pub(super) unsafe fn copy_lines(_: Primitive, dst: *mut u8, src: &[u8]) {
-        // SAFETY: the caller's promise.
-        unsafe { super::store_words(dst, src) }
+    /// `dst` is writable and `src` readable for `lines` lines, and they do not overlap.
+    pub(super) unsafe fn copy_lines(_: Primitive, dst: *mut u8, src: *const u8, lines: usize) {
+        for line in 0..lines {
+            let mut copy = [0; super::LINE];
+            // SAFETY: the caller's promise; line after line of both ranges.
+            unsafe {
+                super::load_raw(src.add(line * super::LINE), &mut copy);
+                super::store_words(dst.add(line * super::LINE), &copy);
+            }
+        }
     }
 
     /// # Safety

@@ -47,24 +47,24 @@ pub(super) fn is_available(primitive: Primitive) -> bool {
 }
 
 /// # Safety
-/// `dst` is a multiple of 64 and writable for `src.len()` bytes, a multiple of 64 that is not 0.
-/// The primitive is available.
-pub(super) unsafe fn copy_lines(primitive: Primitive, dst: *mut u8, src: &[u8]) {
-    let lines = src.len() / LINE;
+/// `dst` is a multiple of 64; it is writable and `src` readable for `lines` lines, of which there
+/// is at least one, and they do not overlap. The primitive is available. Others may store to `src`
+/// meanwhile.
+pub(super) unsafe fn copy_lines(primitive: Primitive, dst: *mut u8, src: *const u8, lines: usize) {
     // SAFETY: the caller's promise, handed on.
     unsafe {
         match primitive {
-            Primitive::Plain => plain(dst, src.as_ptr(), lines),
-            Primitive::Movnti => movnti(dst, src.as_ptr(), lines),
-            Primitive::Nt32 => nt32(dst, src.as_ptr(), lines),
-            Primitive::Nt64 => nt64(dst, src.as_ptr(), lines),
-            Primitive::Movdir64b => movdir64b(dst, src.as_ptr(), lines),
+            Primitive::Plain => plain(dst, src, lines),
+            Primitive::Movnti => movnti(dst, src, lines),
+            Primitive::Nt32 => nt32(dst, src, lines),
+            Primitive::Nt64 => nt64(dst, src, lines),
+            Primitive::Movdir64b => movdir64b(dst, src, lines),
             Primitive::Clflushopt => {
-                plain(dst, src.as_ptr(), lines);
+                plain(dst, src, lines);
                 clflushopt(dst, lines);
             }
             Primitive::Clwb => {
-                plain(dst, src.as_ptr(), lines);
+                plain(dst, src, lines);
                 clwb(dst, lines);
             }
         }
@@ -72,7 +72,7 @@ pub(super) unsafe fn copy_lines(primitive: Primitive, dst: *mut u8, src: &[u8]) 
 }
 
 /// # Safety
-/// As for [`copy_lines`], with `lines` instead of a length; so for each function below.
+/// As for [`copy_lines`]; so for each function below.
 unsafe fn plain(dst: *mut u8, src: *const u8, lines: usize) {
     // SAFETY: reads and writes exactly `lines` lines. Aligned 16-byte stores, of which each
     // 8-byte half is whole.

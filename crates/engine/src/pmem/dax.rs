@@ -29,6 +29,7 @@ use super::{Medium, Persistence, Pmem};
 use crate::area::Area;
 use crate::disk::whole::{Absence, Whole};
 use crate::error::{Error, Kind, Result, Status};
+use crate::look::mix_look;
 use crate::sigbus::{Watch, Watched, watch};
 use crate::sync::{Mutex, lock};
 use crate::units::MIB;
@@ -207,6 +208,16 @@ impl Pmem for DaxPmem {
         // long as `self`, and is no Rust object, so `bytes` cannot overlap it. Every plan's
         // primitives are available.
         unsafe { copy::copy_raw(self.plan.choose(bytes.len()), place, bytes) }
+    }
+
+    fn store_shared(&self, at: u64, from: SharedBytes<'_>) -> u32 {
+        let len = from.len();
+        // Without a place nothing is stored, and the next drain says so.
+        let words = self.place_for_store(at, len as u64).map_or([0; 3], |place| {
+            // SAFETY: as in `store`; and this mapping is no other one.
+            unsafe { copy::copy_shared(self.plan.choose(len), place, from) }
+        });
+        mix_look(words)
     }
 
     fn zero(&self, at: u64, len: u64) {

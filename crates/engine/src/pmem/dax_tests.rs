@@ -285,3 +285,38 @@ fn a_part_begins_at_a_page_and_fails_when_its_file_is_cut() {
     assert_eq!(pmem.load(0, &mut bytes), Ok(()));
     assert_eq!(pmem.drain(), Err(Status::Io));
 }
+
+/// What is looked at is what is stored, whatever its owner stores there meanwhile.
+#[test]
+fn what_others_change_is_loaded_once() {
+    use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+
+    use crate::foreign::Foreign;
+    use crate::look::look_of;
+
+    let folder = folder_in_memory();
+    let pmem = open(&file(&folder, LEN));
+    let memfd = memfd_create("changing", MemfdFlags::CLOEXEC).unwrap();
+    ftruncate(&memfd, 8192).unwrap();
+    let memory = Foreign::map(&memfd, 0, 8192).unwrap();
+    let is_over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for byte in (1..=255).cycle() {
+                memory.store(0, &[byte; 8192]);
+                if is_over.load(Ordering::Relaxed) {
+                    return;
+                }
+            }
+        });
+        let mut stored = vec![0; 4096];
+        // Aligned and not: each has its way.
+        for at in [0, 8].into_iter().cycle().take(20_000) {
+            let look = pmem.store_shared(at, memory.shared(512, 4096));
+            pmem.drain().unwrap();
+            pmem.load(at, &mut stored).unwrap();
+            assert_eq!(look, look_of(&stored), "at {at}");
+        }
+        is_over.store(true, Ordering::Relaxed);
+    });
+}

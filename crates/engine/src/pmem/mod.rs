@@ -25,6 +25,7 @@ pub mod rest;
 pub mod sim;
 
 use crate::error::Status;
+use crate::look::mix_look;
 use crate::sigbus;
 use copy::SharedBytes;
 
@@ -73,6 +74,16 @@ pub trait Pmem: Send + Sync + std::fmt::Debug {
 
     /// Copies `bytes` to `at`. Any alignment and length.
     fn store(&self, at: u64, bytes: &[u8]);
+
+    /// As [`Pmem::store`], of what others may be changing: each byte is loaded once, and what is
+    /// stored may be a mixture. Returns a look at what was stored. Whole sectors only.
+    fn store_shared(&self, at: u64, from: SharedBytes<'_>) -> u32 {
+        let mut place = at;
+        mix_look(from.by_pieces(|piece| {
+            self.store(place, piece);
+            place += piece.len() as u64;
+        }))
+    }
 
     /// Stores `len` zero bytes at `at`.
     fn zero(&self, at: u64, len: u64);

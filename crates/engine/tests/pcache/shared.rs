@@ -1,6 +1,8 @@
-//! Reads into memory that others use too: what takes no more than a copy, and nothing else.
+//! Reads into memory that others use too, and writes from there: what takes no more than a copy,
+//! and nothing else. Others may change that memory, or cut it short, while it is copied.
 
 use std::fmt;
+use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex};
 
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
@@ -16,6 +18,7 @@ use udm::pmem::{Medium, Pmem};
 use udm::shm::SharedWords;
 use udm::table::Word;
 use udm::target::Target;
+use udm::units::SECOND;
 
 use crate::world::{Setup, World};
 
@@ -68,13 +71,23 @@ fn data_with_checksums_is_checked_where_nobody_else_stores() {
     assert_eq!(world.read(8192, 4096), [7; 4096]);
 }
 
-/// What others do before the next load of the medium goes on.
+/// What others do before the next access of the medium goes on.
 type Meddle = Box<dyn FnOnce() + Send>;
 
-/// A medium of which a reader may be held up just before it copies.
+/// A medium of which a user may be held up just before it copies.
 struct Slow {
     pmem: SimPmem,
+    /// Before the next load.
     meddle: Mutex<Option<Meddle>>,
+    /// Before the next store.
+    before_store: Mutex<Option<Meddle>>,
+}
+
+fn meddle(with: &Mutex<Option<Meddle>>) {
+    let meddle = with.lock().unwrap().take();
+    if let Some(meddle) = meddle {
+        meddle();
+    }
 }
 
 impl fmt::Debug for Slow {
@@ -93,6 +106,7 @@ impl Pmem for Slow {
     }
 
     fn store(&self, at: u64, bytes: &[u8]) {
+        meddle(&self.before_store);
         self.pmem.store(at, bytes);
     }
 
@@ -101,10 +115,7 @@ impl Pmem for Slow {
     }
 
     fn load(&self, at: u64, into: &mut [u8]) -> Result<(), Status> {
-        let meddle = self.meddle.lock().unwrap().take();
-        if let Some(meddle) = meddle {
-            meddle();
-        }
+        meddle(&self.meddle);
         self.pmem.load(at, into)
     }
 
@@ -117,30 +128,49 @@ impl Pmem for Slow {
     }
 }
 
-/// A device over a slow medium.
-fn slow_device() -> (Arc<Slow>, Arc<Device>) {
-    let setup = Setup::small();
-    let pmem = SimPmem::new(setup.cache_bytes, setup.persistence);
-    let pmem = Arc::new(Slow { pmem, meddle: Mutex::default() });
-    let backing = Arc::new(RamDisk::new(setup.backing_bytes, 512));
-    let words = SharedWords::private(shared_words(setup.stripes));
-    let options = OpenOptions {
-        geometry: setup.geometry,
-        stripes: setup.stripes,
-        ..OpenOptions::new(0x1_0001)
-    };
-    let args = TableArgs::parse(&Word::list(setup.table)).unwrap();
-    let len = setup.backing_bytes;
-    let pcache = Pcache::open(args, len, pmem.clone(), backing, words, &options).unwrap();
-    let table = LoadedTable::single(Arc::new(pcache), len);
-    (pmem, Device::with_table("slow", table).unwrap())
+/// What outlives a server, and how many there were.
+struct Stage {
+    pmem: Arc<Slow>,
+    backing: Arc<RamDisk>,
+    words: SharedWords,
+    table: &'static str,
+    servers: u64,
+}
+
+impl Stage {
+    fn new(table: &'static str) -> Stage {
+        let setup = Setup::small();
+        let pmem = SimPmem::new(setup.cache_bytes, setup.persistence);
+        let (meddle, before_store) = Default::default();
+        let pmem = Arc::new(Slow { pmem, meddle, before_store });
+        let backing = Arc::new(RamDisk::new(setup.backing_bytes, 512));
+        let words = SharedWords::private(shared_words(setup.stripes)).in_boot(1);
+        Stage { pmem, backing, words, table, servers: 0 }
+    }
+
+    /// The next server; the one before has died, or there was none.
+    fn serve(&mut self) -> Arc<Device> {
+        self.servers += 1;
+        let setup = Setup::small();
+        let options = OpenOptions {
+            geometry: setup.geometry,
+            stripes: setup.stripes,
+            ..OpenOptions::new(self.servers * 0x1_0001)
+        };
+        let args = TableArgs::parse(&Word::list(self.table)).unwrap();
+        let (pmem, backing) = (self.pmem.clone(), self.backing.clone());
+        let len = setup.backing_bytes;
+        let pcache = Pcache::open(args, len, pmem, backing, self.words.clone(), &options).unwrap();
+        Device::with_table("slow", LoadedTable::single(Arc::new(pcache), len)).unwrap()
+    }
 }
 
 /// A hit was found, and before its copy others wrote until its place held something else.
 #[test]
 fn a_hit_whose_place_is_reused_meanwhile_is_not_shown() {
     for is_in_place in [true, false] {
-        let (pmem, device) = slow_device();
+        let mut stage = Stage::new(Setup::small().table);
+        let (device, pmem) = (stage.serve(), stage.pmem.clone());
         let mut writer =
             Local::without_kernel(&device).unwrap().with_background(ManualClock::default());
         let mut reader = Local::without_kernel(&device).unwrap();
@@ -161,4 +191,144 @@ fn a_hit_whose_place_is_reused_meanwhile_is_not_shown() {
         assert_eq!(bytes, [8; 4096]);
         assert!(pmem.meddle.lock().unwrap().is_none(), "the reader was held up");
     }
+}
+
+/// Where clients write here: across the border of two regions if it is long.
+const PLACE: u64 = (4 << 20) - 8192;
+/// What was written there before.
+const OLD: u8 = 5;
+
+/// Writes what is in `memory`, as a door does it: in place, else by a bio with a copy of its own,
+/// if all of it is there. Returns whether that was in place.
+fn write(device: &Arc<Device>, memory: &Foreign, len: usize, fua: bool) -> Option<bool> {
+    let mut local = Local::without_kernel(device).unwrap();
+    let from = memory.source(0, len);
+    if device.write_from(PLACE, from, fua, local.port_id()) {
+        return Some(true);
+    }
+    let mut data = vec![0; len];
+    memory.load(0, &mut data);
+    if memory.has_damage() {
+        return None;
+    }
+    local.write_at(&data, PLACE, fua).unwrap();
+    Some(false)
+}
+
+fn read_device(device: &Arc<Device>, len: usize) -> Vec<u8> {
+    let mut bytes = vec![0; len];
+    Local::without_kernel(device).unwrap().read_at(&mut bytes, PLACE).unwrap();
+    bytes
+}
+
+/// A server that has `OLD` where is written, and memory of a client, with its file.
+fn stage(table: &'static str) -> (Stage, Arc<Device>, Arc<Foreign>, Arc<OwnedFd>) {
+    let mut stage = Stage::new(table);
+    let device = stage.serve();
+    Local::without_kernel(&device).unwrap().write_at(&[OLD; 16384], PLACE, false).unwrap();
+    let file = memfd_create("changing", MemfdFlags::CLOEXEC).unwrap();
+    ftruncate(&file, BYTES).unwrap();
+    let memory = Arc::new(Foreign::map(&file, 0, BYTES).unwrap());
+    (stage, device, memory, Arc::new(file))
+}
+
+const LENGTHS: [usize; 5] = [512, 4096, 4608, 12_288, 16_384];
+
+/// Everything goes to the origin.
+fn drain(device: &Arc<Device>) {
+    let clock = ManualClock::default();
+    let mut local = Local::without_kernel(device).unwrap().with_background(clock.clone());
+    device.set_draining(true);
+    for _ in 0..1000 {
+        local.turn();
+        clock.advance(SECOND);
+    }
+    assert_eq!(device.dirty().bytes, 0);
+}
+
+/// While a client's data is copied it changes, from or to zeroes too. Whatever mixture is stored
+/// then: readers see that and nothing else, before a kill and after it, and the origin gets it.
+fn a_client_changes_its_data(table: &'static str) {
+    for (first, then) in [(0, 9), (9, 0), (7, 9)] {
+        for (len, fua) in LENGTHS.into_iter().flat_map(|len| [(len, false), (len, true)]) {
+            let why = format!("{table}: {len} bytes of {first}, then {then}, fua {fua}");
+            let (mut stage, device, memory, _file) = stage(table);
+            memory.store(0, &vec![first; len]);
+            let (pmem, changed) = (stage.pmem.clone(), memory.clone());
+            let meddle = move || changed.store(0, &vec![then; len]);
+            *pmem.before_store.lock().unwrap() = Some(Box::new(meddle));
+            let is_in_place = write(&device, &memory, len, fua).unwrap();
+            assert!(pmem.before_store.lock().unwrap().is_none(), "{why}: it was changed");
+            assert!(is_in_place || table.contains("crc"), "{why}: a bio was needed");
+            let seen = read_device(&device, len);
+            assert!(seen.iter().all(|byte| [first, then].contains(byte)), "{why}: {seen:?}");
+            drop(device);
+            let device = stage.serve();
+            assert!(read_device(&device, len) == seen, "{why}: after a kill");
+            drain(&device);
+            let image = stage.backing.image();
+            assert!(image[PLACE as usize..][..len] == seen, "{why}: on the origin");
+        }
+    }
+}
+
+/// A client's memory is cut short before its data is copied, or while it is. Nothing is done then,
+/// and no zeroes of ours are stored for what was cut off.
+fn a_client_cuts_its_memory_short(table: &'static str) {
+    for (len, is_before) in LENGTHS.into_iter().flat_map(|len| [(len, false), (len, true)]) {
+        let why = format!("{table}: {len} bytes, before the copy: {is_before}");
+        let (mut stage, device, memory, file) = stage(table);
+        memory.store(0, &vec![9; len]);
+        let cut = move || ftruncate(&*file, 0).unwrap();
+        match is_before {
+            true => cut(),
+            false => *stage.pmem.before_store.lock().unwrap() = Some(Box::new(cut)),
+        }
+        let done = write(&device, &memory, len, false);
+        // What was there when it was loaded is the client's data. A bio's copy is made before all.
+        let is_lost = is_before || (len > 4096 && !table.contains("crc"));
+        assert_eq!(done.is_none(), is_lost, "{why}");
+        for _ in 0..2 {
+            let seen = read_device(&device, len);
+            let is_sound = |byte: &u8| *byte == if is_lost { OLD } else { 9 };
+            // What was copied before in another region may have been stored, as part of a request
+            // that was not answered.
+            assert!(seen[8192.min(len)..].iter().all(is_sound), "{why}: {seen:?}");
+            assert!(!seen.contains(&0), "{why}: {seen:?}");
+        }
+        drop(device);
+        let seen = read_device(&stage.serve(), len);
+        assert!(!seen.contains(&0), "{why}: after a kill");
+    }
+}
+
+const CHANGING: [&str; 3] = ["C B 0", "C B 2 data_crc true", "C B 2 writeback_order fast"];
+
+#[test]
+fn what_is_copied_while_its_client_changes_it_is_one_thing_for_all() {
+    CHANGING.into_iter().for_each(a_client_changes_its_data);
+}
+
+#[test]
+fn what_is_cut_short_while_it_is_copied_is_not_written() {
+    CHANGING.into_iter().for_each(a_client_cuts_its_memory_short);
+}
+
+#[cfg(feature = "mutants")]
+#[test]
+fn every_mutant_of_a_changing_source_is_found() {
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+    use udm::mutants::{Mutant, set};
+
+    let is_found = |mutant: &Mutant, scene: fn(&'static str)| {
+        set(Some(*mutant));
+        let found = catch_unwind(AssertUnwindSafe(|| CHANGING.into_iter().for_each(scene)));
+        set(None);
+        found.is_err()
+    };
+    let missed = Mutant::PCACHE_SOURCES.iter().filter(|mutant| {
+        let scenes = [a_client_changes_its_data, a_client_cuts_its_memory_short];
+        !scenes.into_iter().any(|scene| is_found(mutant, scene))
+    });
+    assert_eq!(missed.collect::<Vec<_>>(), Vec::<&Mutant>::new());
 }

@@ -1,6 +1,7 @@
 //! Wrong copies of functions of `write.rs`, with deliberate bugs that would be woven into every
 //! line of the right ones. Only the builds of the nets have them.
 
+use crate::foreign::Source;
 use crate::mutants::{self, Mutant};
 use crate::pcache::Pcache;
 use crate::pcache::keylog::AppendError;
@@ -15,6 +16,15 @@ pub(super) fn is_wanted() -> bool {
 }
 
 impl Pcache {
+    /// What is remembered of data that came from memory that its owner may change.
+    pub(super) fn sums_of_second_reading(&self, from: Source<'_>, sums: Sums) -> Sums {
+        let mut data = vec![0; from.bytes().len()];
+        from.bytes().load(&mut data);
+        let second = self.sums_of(&data);
+        let look = if mutants::is(Mutant::LookedAtTwice) { second.look } else { sums.look };
+        Sums { crc: second.crc, look }
+    }
+
     pub(super) fn commit_key_wrongly(
         &self,
         at: u64,
