@@ -1,5 +1,6 @@
-//! vhost-user-blk in front of a cache: reads that hit go straight to the guest's memory, and
-//! nothing of that can be seen, whatever the guest does meanwhile.
+//! vhost-user-blk in front of a cache: reads that hit go straight to the guest's memory, writes
+//! that find room come straight from there, and nothing of that can be seen, whatever the guest
+//! does meanwhile.
 
 #![allow(clippy::unwrap_used, clippy::host_endian_bytes)] // A test that cannot go on ends.
 
@@ -142,6 +143,29 @@ fn memory_that_is_cut_off_under_a_hit_costs_its_guest_the_ring() {
     assert_eq!(its_ring.read(&other, 0, 4096), (0, vec![7; 4096]), "another client goes on");
 }
 
+/// A write whose data was cut off is not answered, and nothing of it is written.
+#[test]
+fn memory_that_is_cut_off_under_a_write_costs_its_guest_the_ring() {
+    let cached = Cached::start("0");
+    let (other, mut its_ring) = cached.client(USUAL);
+    assert_eq!(its_ring.write(&other, 0, &[7; 8192]), 0);
+    let (front, mut ring) = cached.client(USUAL);
+    front.memory.store(60 << 20, &[9; 8192]);
+    Ring::header(&front, DATA, 1, 0);
+    front.memory.store(DATA + 16, &[0xee]);
+    ring.offer(&front, &[(DATA, 16, false), (60 << 20, 8192, false), (DATA + 16, 1, true)], true);
+    // In the middle of its data: what is there is not written either.
+    ftruncate(&front.file, (60 << 20) + 4096).unwrap();
+    ring.kick();
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while cached.server.clients().broken_rings == 0 {
+        assert!(Instant::now() < deadline, "{:?}", cached.server.clients());
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    assert_eq!(front.bytes(DATA + 16, 1), [0xee], "it is not answered");
+    assert_eq!(its_ring.read(&other, 0, 8192), (0, vec![7; 8192]), "another client goes on");
+}
+
 struct Nobody;
 
 impl Wake for Nobody {
@@ -174,4 +198,48 @@ fn a_hit_is_done_without_a_bio() {
     let whole = [(DATA + 4096, 4096), answer];
     assert!(matches!(begin(8, &cut), Begun::Bio(_)), "two pieces");
     assert!(matches!(begin(16, &whole), Begun::Bio(_)), "a miss");
+}
+
+#[test]
+fn a_write_with_room_is_done_without_a_bio() {
+    for options in ["0", "2 data_crc true"] {
+        let cached = Cached::start(options);
+        let (front, mut ring) = cached.client(USUAL);
+        let mut memory = Memory::default();
+        let region = Region { guest: 0, len: MEMORY_BYTES, user: 0, offset: 0 };
+        memory.add(region, &front.file).unwrap();
+        let mut driver = Driver::new(&cached.device, Arc::new(Nobody)).unwrap();
+        let facts = Facts { id: [0; ID_BYTES], is_write_through: true };
+        let mut begin = |sector: u64, pieces: &[(u64, u32)]| {
+            Ring::header(&front, DATA, 1, sector);
+            let readable = pieces.iter().map(|&(guest, len)| Piece { guest, len }).collect();
+            let chain = Chain { readable, writable: vec![Piece { guest: 64, len: 1 }] };
+            let mut request = Request { chain, ..Request::default() };
+            request.begin(&memory, &facts, &mut driver.intake(), 0).unwrap()
+        };
+        let is_copied = options == "0";
+        let header = (DATA, 16);
+        // Data in a piece of its own, and in one with the header.
+        for (nth, pieces) in
+            [&[header, (DATA + 16, 4096)][..], &[(DATA, 16 + 4096)]].iter().enumerate()
+        {
+            let byte = 8 + nth as u8;
+            front.memory.store(64, &[0xee]);
+            front.memory.store(DATA + 16, &[byte; 4096]);
+            let begun = begin(8, pieces);
+            assert_eq!(matches!(begun, Begun::Done(1)), is_copied, "{pieces:?}");
+            assert_eq!(matches!(begun, Begun::Bio(_)), !is_copied, "{pieces:?}");
+            if is_copied {
+                assert_eq!(front.bytes(64, 1), [0]);
+                assert_eq!(ring.read(&front, 8, 4096), (0, vec![byte; 4096]));
+            }
+        }
+        let cut = [header, (DATA + 4096, 2048), (DATA + 8192, 2048)];
+        assert!(matches!(begin(8, &cut), Begun::Bio(_)), "two pieces");
+        let crossing = [(DATA, 8), (DATA + 8, 4096 + 8)];
+        assert!(matches!(begin(8, &crossing), Begun::Done(1)) == is_copied, "a header in pieces");
+        let odd = [header, (DATA + 4096, 100)];
+        assert!(matches!(begin(8, &odd), Begun::Done(1)), "refused");
+        assert_eq!(front.bytes(64, 1), [1]);
+    }
 }

@@ -18,6 +18,7 @@ use udm::bio::{Bio, Op};
 use udm::device::{Device, Driver, LoadedTable};
 use udm::disk::{DiskIo, RamDisk};
 use udm::error::Status;
+use udm::foreign::Source;
 use udm::pmem::copy::SharedBytes;
 use udm::simple::{Linear, LinearArgs};
 use udm::sync::Arc;
@@ -131,6 +132,13 @@ impl Target for AtHand {
         assert!(end <= STORED_BYTES && (offset | end).is_multiple_of(SECTOR), "{offset}..{end}");
         into.store(&vec![7; into.len()]);
         offset < STORED_BYTES / 2
+    }
+
+    fn write_from(&self, offset: u64, from: Source<'_>, _fua: bool, _port: usize) -> bool {
+        let end = offset + from.bytes().len() as u64;
+        assert!(end <= STORED_BYTES && (offset | end).is_multiple_of(SECTOR), "{offset}..{end}");
+        from.bytes().load(&mut vec![0; from.bytes().len()]);
+        offset < STORED_BYTES / 2 && from.is_whole()
     }
 
     fn complete(&self, _io: DiskIo, _port: &mut Port) {

@@ -6,7 +6,7 @@
 
 use std::os::fd::OwnedFd;
 
-use udm::foreign::Foreign;
+use udm::foreign::{Foreign, Source};
 use udm::pmem::copy::SharedBytes;
 use udm::sync::Arc;
 use udm::units::GIB;
@@ -134,11 +134,26 @@ impl Memory {
     /// that.
     #[inline]
     pub fn shared(&self, guest: u64, len: usize) -> Option<(&Foreign, SharedBytes<'_>)> {
+        let (foreign, at) = self.in_one(guest, len)?;
+        Some((foreign, foreign.shared(at, len)))
+    }
+
+    /// A range as a place to copy from, if it lies in one region; ask `check` of its memory after
+    /// that.
+    #[inline]
+    pub fn source(&self, guest: u64, len: usize) -> Option<Source<'_>> {
+        let (foreign, at) = self.in_one(guest, len)?;
+        Some(foreign.source(at, len))
+    }
+
+    /// The region that has all of a range, and where it begins there.
+    #[inline]
+    fn in_one(&self, guest: u64, len: usize) -> Option<(&Foreign, u64)> {
         let after = self.regions.partition_point(|mapped| mapped.region.guest <= guest);
         let mapped = &self.regions[after.checked_sub(1)?];
         let at = guest - mapped.region.guest;
         let is_inside = at < mapped.region.len && len as u64 <= mapped.region.len - at;
-        is_inside.then(|| (&*mapped.foreign, mapped.foreign.shared(at, len)))
+        is_inside.then_some((&*mapped.foreign, at))
     }
 
     /// Copies what is at `guest`.

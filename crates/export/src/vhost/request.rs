@@ -1,8 +1,9 @@
 //! Requests of virtio-blk: from a chain of descriptors to a bio, and from the finished bio to what
 //! the driver sees.
 //!
-//! The header is copied before it is looked at, and a write's data before it is written: what the
-//! guest changes meanwhile, it changes for itself. A request that makes no sense is answered with
+//! The header is copied before it is looked at. A write's data is copied once: to the cache medium
+//! if that is all there is to do, else to memory of ours before anything else. What the guest
+//! changes meanwhile, it changes for itself. A request that makes no sense is answered with
 //! an error; only one that has no place for an answer is a violation.
 
 use udm::bio::{Bio, Op};
@@ -105,7 +106,6 @@ impl Request {
         let mut header = [0; HEADER_BYTES as usize];
         gather(&self.chain.readable, 0, &mut header, memory)?;
         let (kind, sector) = (u32_at(&header, 0), u64_at(&header, 8));
-        let pool = &mut *intake.pool;
         let bio = match kind {
             READ => {
                 if let Some(len) = self.read_in_place(sector, writable - 1, memory, intake)? {
@@ -113,7 +113,13 @@ impl Request {
                 }
                 self.read(sector, writable - 1, intake.pool, token)
             }
-            WRITE => self.write(sector, readable - HEADER_BYTES, memory, facts, pool, token)?,
+            WRITE => {
+                let len = readable - HEADER_BYTES;
+                if self.write_in_place(sector, len, memory, facts, intake)? {
+                    return self.answer(OK, 0, memory).map(Begun::Done);
+                }
+                self.write(sector, len, memory, facts, intake.pool, token)?
+            }
             FLUSH => Ok(Bio::flush(token)),
             DISCARD => self.range(Op::Discard, memory, facts, token)?,
             WRITE_ZEROES => self.range(Op::WriteZeroes, memory, facts, token)?,
@@ -159,6 +165,37 @@ impl Request {
         let offset = offset_of(sector, len)?;
         let buffer = pool.try_take(len as usize).ok_or(FAILED)?;
         Ok(Bio::read(offset, buffer, token))
+    }
+
+    /// Writes straight from the guest's memory, if the data is one piece there and no more is to be
+    /// done than to copy it.
+    fn write_in_place(
+        &self,
+        sector: u64,
+        len: u64,
+        memory: &Memory,
+        facts: &Facts,
+        intake: &Intake<'_>,
+    ) -> Result<bool, Violation> {
+        let Some(guest) = self.data_at(len) else { return Ok(false) };
+        let Ok(offset) = offset_of(sector, len) else { return Ok(false) };
+        let Some(from) = memory.source(guest, len as usize) else { return Ok(false) };
+        let is_written = intake.write_from(offset, from, facts.is_write_through);
+        check(from.memory())?;
+        Ok(is_written)
+    }
+
+    /// Where the `len` bytes after the header are, if they are in one piece.
+    fn data_at(&self, len: u64) -> Option<u64> {
+        let mut skip = HEADER_BYTES;
+        for piece in &self.chain.readable {
+            let bytes = u64::from(piece.len);
+            if skip < bytes {
+                return (len <= bytes - skip).then(|| piece.guest.checked_add(skip))?;
+            }
+            skip -= bytes;
+        }
+        None
     }
 
     fn write(
