@@ -178,14 +178,14 @@ pub unsafe extern "C" fn udm_open(
 
 /// Connects to a server of vhost-user-blk: `udm create --export`, or one of another kind. `uri` is
 /// "vhost-user:///PATH". udm_reap looks at the memory that it shares with the server before it
-/// sleeps, as long as answers come so soon that it pays and at most a tenth of the time in vain;
-/// with "?poll=never" after the path it sleeps immediately, with "?poll=always" never. `flags` is
-/// 0.
+/// sleeps, as long as that pays and at most a tenth of the time in vain; with "?poll=never" after
+/// the path it sleeps immediately, with "?poll=always" never. `flags` is 0.
 ///
 /// Everything else is as with udm_open, but: udm_status fails (EOPNOTSUPP), a request may have at
 /// most as many bytes as the server takes (31.5 MiB if it is udm; more ends with EINVAL), UDM_FUA
-/// takes a flush of its own, and the death of the server ends all requests with EIO: then end the
-/// queues and the device, and connect again.
+/// takes a flush of its own. If the server dies, udm_reap waits for the next one there, 30 s or
+/// "?reconnect=SECONDS", and it does what was not answered, once more. If none comes, all requests
+/// end with EIO: then end the queues and the device, and connect again.
 ///
 /// Returns 0 and the device, which udm_close ends; or a negative errno.
 ///

@@ -4,7 +4,7 @@
 
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use udm::volume::{Options, Volume};
@@ -157,8 +157,8 @@ fn the_example_copies_a_file_to_a_server_and_back() {
 fn a_program_whose_server_goes_hears_that() {
     let folder = tempfile::tempdir().unwrap();
     let program = compiled("tests/lost.c", folder.path());
-    for words in ["", "?poll=never", "?poll=always"] {
-        let uri = format!("vhost-user://{}/socket{words}", folder.path().display());
+    for words in ["?", "?poll=never&", "?poll=always&"] {
+        let uri = format!("vhost-user://{}/socket{words}reconnect=0", folder.path().display());
         let options = Options::without_memory();
         let path = folder.path().join("disk");
         std::fs::File::create(&path).unwrap().set_len(8 * MIB).unwrap();
@@ -183,5 +183,101 @@ fn a_program_whose_server_goes_hears_that() {
         );
         assert!(output.status.success(), "{words}: {said}");
         volume.close().unwrap();
+    }
+}
+
+/// The folder of the server that this program is, when it is run by the test below.
+const SERVES: &str = "UDM_TEST_SERVES";
+/// Servers that are killed, one after the other.
+const KILLS: u64 = 10;
+
+/// What `open` makes, as soon as it can.
+fn when_free<T>(open: impl Fn() -> udm::Result<T>) -> T {
+    let start = Instant::now();
+    loop {
+        match open() {
+            Ok(opened) => return opened,
+            Err(error) => assert!(start.elapsed() < Duration::from_secs(10), "{error}"),
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// A cache over files of a folder, served until this process is killed. Nothing without [`Killed`].
+#[test]
+fn serve_until_killed() {
+    let Some(folder) = std::env::var_os(SERVES).map(PathBuf::from) else { return };
+    let (origin, cache) = (folder.join("origin"), folder.join("cache"));
+    let (origin, cache) = (origin.display(), cache.display());
+    let table = format!("0 131072 writecache p {origin} {cache} 4096 0");
+    let options = Options::with_memory_in(&folder);
+    let uri = format!("vhost-user://{}/socket", folder.display()).parse().unwrap();
+    // The kernel closes the files and the socket that a killed server had in its rings a moment
+    // later.
+    let volume = when_free(|| Volume::open("served", &table, &options));
+    let _server = when_free(|| Server::start(volume.device(), &uri));
+    println!("serves");
+    loop {
+        std::thread::park();
+    }
+}
+
+/// A server in a process of its own. Dropping it kills it.
+struct Killed(Child);
+
+impl Killed {
+    fn start(folder: &Path) -> Killed {
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "serve_until_killed", "--nocapture"])
+            .env(SERVES, folder)
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        assert!(lines.any(|line| line.unwrap() == "serves"), "the server did not begin");
+        Killed(child)
+    }
+}
+
+impl Drop for Killed {
+    fn drop(&mut self) {
+        self.0.kill().unwrap();
+        self.0.wait().unwrap();
+    }
+}
+
+#[test]
+fn a_program_whose_servers_are_killed_goes_on_with_the_next() {
+    let folder = tempfile::tempdir().unwrap();
+    let program = compiled("tests/again.c", folder.path());
+    for (nth, words) in ["?poll=never", "?poll=always", "", "?poll=never"].iter().enumerate() {
+        // A cache of its own for each, whose blocks have no data yet.
+        let world = folder.path().join(nth.to_string());
+        std::fs::create_dir(&world).unwrap();
+        for (name, bytes) in [("origin", 64 * MIB), ("cache", 16 * MIB)] {
+            std::fs::File::create(world.join(name)).unwrap().set_len(bytes).unwrap();
+        }
+        let uri = format!("vhost-user://{}/socket{words}", world.display());
+        let mut server = Killed::start(&world);
+        let loop_of_its_own = if nth == 3 { &["loop"][..] } else { &[] };
+        let mut child = command(&program, &[&[uri.as_str()][..], loop_of_its_own].concat())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        for kill in 0..KILLS {
+            std::thread::sleep(Duration::from_millis(40 + kill * 13));
+            drop(server);
+            // It may try while there is none.
+            std::thread::sleep(Duration::from_millis(kill * 5));
+            server = Killed::start(&world);
+        }
+        drop(child.stdin.take());
+        let output = child.wait_with_output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{words}: {said}");
+        let requests: u64 = String::from_utf8(output.stdout).unwrap().trim().parse().unwrap();
+        assert!(requests > 50 * KILLS, "{words}: {requests} requests");
     }
 }

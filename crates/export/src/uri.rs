@@ -49,7 +49,7 @@ impl FromStr for Uri {
 
     fn from_str(text: &str) -> Result<Uri> {
         if text.starts_with(vhost::uri::SCHEME) {
-            return text.parse().map(Uri::Vhost);
+            return text.parse().and_then(vhost::Uri::for_server).map(Uri::Vhost);
         }
         if text.starts_with(ublk::uri::SCHEME) {
             return text.parse().map(Uri::Ublk);

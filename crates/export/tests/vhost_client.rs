@@ -38,7 +38,7 @@ struct Served {
 impl Served {
     fn start(poll: Poll) -> Served {
         let folder = tempfile::tempdir().unwrap();
-        let uri = Uri::new(folder.path().join("socket"), poll);
+        let uri = Uri { reconnect: Some(0), ..Uri::new(folder.path().join("socket"), poll) };
         let device = linear(Arc::new(RamDisk::new(DISK_BYTES, 512)));
         let server = Server::start(&device, &uri).unwrap();
         Served { _folder: folder, uri, device, server }
@@ -216,6 +216,104 @@ fn a_server_that_goes_ends_everything_with_an_error() {
         assert!(front.queue().is_err());
         drop(queue);
         stopping.join().unwrap();
+    }
+}
+
+impl Served {
+    /// Requests wait from now on.
+    fn hold(&self) {
+        self.device.begin_suspend().unwrap();
+        while !self.device.finish_suspend().unwrap() {}
+    }
+}
+
+/// Waits for an answer in a loop of its own.
+fn next_by_file(queue: &mut Queue) -> (u64, Result<(), Status>) {
+    let deadline = Instant::now() + Duration::from_secs(20);
+    loop {
+        if let Some(answer) = queue.poll(|_, _| ()) {
+            return (answer.token, answer.result);
+        }
+        assert!(Instant::now() < deadline, "no answer");
+        let fd = queue.fd().unwrap();
+        let mut fds = [rustix::event::PollFd::new(&fd, rustix::event::PollFlags::IN)];
+        let longest = rustix::time::Timespec { tv_sec: 20, tv_nsec: 0 };
+        assert!(rustix::event::poll(&mut fds, Some(&longest)).unwrap() > 0, "nobody wakes it");
+    }
+}
+
+#[test]
+fn the_next_server_goes_on_with_what_the_last_one_left() {
+    for (poll, has_loop) in [(Poll::Never, false), (Poll::Never, true), (Poll::Always, false)] {
+        let mut served = Served::start(poll);
+        let uri = Uri { reconnect: Some(20), ..served.uri.clone() };
+        let front = Front::connect(&uri).unwrap();
+        let (mut queue, mut idle) = (front.queue().unwrap(), front.queue().unwrap());
+        assert_eq!(carry_out(&mut queue, ask(Op::Flush, 0, 0, 1), &[]).0, Ok(()));
+        for round in 0..2_u64 {
+            served.hold();
+            for token in 0..10 {
+                let at = token * 4096;
+                let write = Ask { fua: token % 2 == 0, ..ask(Op::Write, at, 4096, token) };
+                let data = pattern(round * 10 + token, 4096);
+                assert!(queue.start(write, |bytes| bytes.put(&data)).unwrap());
+            }
+            // All are with the server.
+            assert!(queue.poll(|_, _| ()).is_none());
+            drop(served.server);
+            // Nobody is there: it goes on waiting, and takes more.
+            queue.wait(Some(udm::queue::now() + 30_000_000));
+            assert!(queue.poll(|_, _| ()).is_none());
+            assert!(queue.start(ask(Op::Flush, 0, 0, 10), |_| ()).unwrap());
+            served.device.resume().unwrap();
+            served.server = Server::start(&served.device, &uri).unwrap();
+            let mut tokens: Vec<u64> = (0..11)
+                .map(|_| {
+                    let (token, result) = if has_loop {
+                        next_by_file(&mut queue)
+                    } else {
+                        let (token, result, _) = next(&mut queue, 0);
+                        (token, result)
+                    };
+                    assert_eq!(result, Ok(()));
+                    token
+                })
+                .collect();
+            tokens.sort_unstable();
+            assert_eq!(tokens, (0..11).collect::<Vec<_>>(), "each once");
+            for token in 0..10 {
+                let read = ask(Op::Read, token * 4096, 4096, token);
+                let (result, data) = carry_out(&mut idle, read, &[]);
+                assert_eq!(result, Ok(()));
+                assert!(data == pattern(round * 10 + token, 4096), "round {round}, {token}");
+            }
+            assert_eq!((queue.in_flight(), served.server.clients().broken_rings), (0, 0));
+        }
+    }
+}
+
+#[test]
+fn no_server_is_waited_for_longer_than_was_said_and_no_other_device_is_taken() {
+    for is_other in [false, true] {
+        let served = Served::start(Poll::Never);
+        let uri = Uri { reconnect: Some(1), ..served.uri.clone() };
+        let front = Front::connect(&uri).unwrap();
+        let mut queue = front.queue().unwrap();
+        assert_eq!(carry_out(&mut queue, ask(Op::Flush, 0, 0, 1), &[]).0, Ok(()));
+        drop(served.server);
+        let shorter = linear(Arc::new(RamDisk::new(DISK_BYTES / 2, 512)));
+        let _other = is_other.then(|| Server::start(&shorter, &uri).unwrap());
+        let begin = Instant::now();
+        for token in 0..3 {
+            assert!(queue.start(ask(Op::Read, 0, 512, token), |_| ()).unwrap());
+        }
+        for _ in 0..3 {
+            assert_eq!(next(&mut queue, 512).1, Err(Status::Io));
+        }
+        assert!((1..10).contains(&begin.elapsed().as_secs()), "{:?}", begin.elapsed());
+        let error = queue.start(ask(Op::Flush, 0, 0, 1), |_| ()).unwrap_err().to_string();
+        let words = if is_other { "it is not what was there before" } else { "connecting to" };
+        assert!(error.contains("it is gone, and after 1 s: ") && error.contains(words), "{error}");
     }
 }
 

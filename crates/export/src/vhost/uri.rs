@@ -1,5 +1,6 @@
 //! Where a vhost-user server listens, as users write it: `vhost-user:///PATH`, with `?poll=` for
-//! how long the rings are looked at before sleeping, `mode=` and `owner=` for who may connect.
+//! how long the rings are looked at before sleeping, `mode=` and `owner=` for who may connect. A
+//! client has `reconnect=` for how long it waits for the next server when its own is gone.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -23,12 +24,30 @@ pub struct Uri {
     pub access: Access,
     /// Whether this side looks at rings before it sleeps.
     pub poll: Poll,
+    /// Seconds for which a client waits for the next server; 0: requests end with an error.
+    pub reconnect: Option<u32>,
 }
+
+/// What a client does that does not say it.
+pub const RECONNECT_SECONDS: u32 = 30;
+/// An hour.
+const RECONNECT_SECONDS_MAX: u32 = 3600;
 
 impl Uri {
     /// A socket for this user alone.
     pub fn new(path: impl Into<PathBuf>, poll: Poll) -> Uri {
-        Uri { path: path.into(), access: Access::default(), poll }
+        Uri { path: path.into(), access: Access::default(), poll, reconnect: None }
+    }
+
+    /// Refuses words that are for clients.
+    pub fn for_server(self) -> Result<Uri> {
+        match self.reconnect {
+            None => Ok(self),
+            Some(_) => {
+                let message = format!("export \"{self}\" has reconnect=, which is for clients");
+                Err(Error::new(Kind::Invalid, message))
+            }
+        }
     }
 }
 
@@ -47,16 +66,29 @@ impl FromStr for Uri {
             None => Poll::default(),
         };
         let access = Access::parse(options.take("mode"), options.take("owner")).map_err(wrong)?;
-        options.end("vhost-user takes poll=, mode= and owner=").map_err(wrong)?;
+        let reconnect = match options.take("reconnect") {
+            Some(word) => Some(seconds(word).ok_or_else(|| {
+                wrong(format!("has reconnect={word}, not 0 to {RECONNECT_SECONDS_MAX} seconds"))
+            })?),
+            None => None,
+        };
+        let known = "vhost-user takes poll=, mode= and owner=, and for clients reconnect=";
+        options.end(known).map_err(wrong)?;
         let path = socket::parse_path(path, SCHEME).map_err(wrong)?;
-        Ok(Uri { path, access, poll })
+        Ok(Uri { path, access, poll, reconnect })
     }
+}
+
+fn seconds(word: &str) -> Option<u32> {
+    word.parse().ok().filter(|seconds| *seconds <= RECONNECT_SECONDS_MAX)
 }
 
 impl fmt::Display for Uri {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let poll = (self.poll != Poll::default()).then(|| format!("poll={}", self.poll.name()));
-        let options: Vec<String> = poll.into_iter().chain(self.access.options()).collect();
+        let reconnect = self.reconnect.map(|seconds| format!("reconnect={seconds}"));
+        let options = poll.into_iter().chain(self.access.options()).chain(reconnect);
+        let options: Vec<String> = options.collect();
         let mark = if options.is_empty() { "" } else { "?" };
         write!(f, "{SCHEME}{}{mark}{}", self.path.display(), options.join("&"))
     }
@@ -71,7 +103,14 @@ mod tests {
     fn uris_are_printed_as_they_are_read_and_wrong_ones_refused() {
         for rest in ["", "?poll=never", "?poll=always&mode=0660&owner=root:kvm"] {
             let text = format!("vhost-user:///run/udm/a b.sock{rest}");
-            assert_eq!(text.parse::<Uri>().unwrap().to_string(), text);
+            assert_eq!(text.parse::<Uri>().unwrap().for_server().unwrap().to_string(), text);
+        }
+        for seconds in [0, 30, 3600] {
+            let text = format!("vhost-user:///a?poll=never&reconnect={seconds}");
+            let uri = text.parse::<Uri>().unwrap();
+            assert_eq!((uri.to_string(), uri.reconnect), (text, Some(seconds)));
+            let error = uri.for_server().unwrap_err().to_string();
+            assert!(error.contains("reconnect=, which is for clients"), "{error}");
         }
         let auto = "vhost-user:///a?poll=auto".parse::<Uri>().unwrap();
         assert_eq!((auto.to_string(), auto.poll), ("vhost-user:///a".into(), Poll::Auto));
@@ -84,6 +123,8 @@ mod tests {
             ("vhost-user:///a?poll=auto?poll=auto", "auto, never or always"),
             ("vhost-user:///a?poll=auto&poll=auto", "twice"),
             ("vhost-user:///a?mode=rw", "mode="),
+            ("vhost-user:///a?reconnect=3601", "reconnect=3601, not 0 to 3600 seconds"),
+            ("vhost-user:///a?reconnect=", "not 0 to 3600"),
             ("vhost:///a", "is not vhost-user"),
         ] {
             let error = text.parse::<Uri>().unwrap_err().to_string();

@@ -6,14 +6,17 @@
 //! | `ring` | a split ring, from the driver's side |
 //! | `arena` | memory for data |
 //! | [`queue`] | requests of one thread |
+//! | `again` | the next server, when one is gone |
 //! | this one | a connection, and what the server says of its device |
 //!
 //! A connection has one file in memory that it shares with the server, a part for each queue. The
 //! server may write there whatever it wants: that a request is answered is believed, and nothing
-//! else. A server that goes, or breaks its ring, ends all requests with an error.
+//! else. A server that breaks its ring ends all requests with an error; so does one that goes, if
+//! no other comes in time (`again`).
 
 #![allow(clippy::host_endian_bytes, reason = "vhost-user is spoken within one machine")]
 
+mod again;
 mod arena;
 pub mod queue;
 mod ring;
@@ -26,15 +29,16 @@ use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create
 use udm::error::{Error, Kind, Result};
 use udm::foreign::Foreign;
 use udm::sync::{Arc, Mutex, lock};
-use udm::units::{BIO_BYTES_MAX, MIB, SECTOR};
+use udm::units::{BIO_BYTES_MAX, MIB, Nanos, SECOND, SECTOR};
 
 use super::config::{QUEUES_MAX, blk};
 use super::poll::{Lookers, Poll, Poller, Spent};
 use super::proto::{Request, RingAddresses, feature, protocol, u16_at, u32_at, u64_at};
-use super::uri::Uri;
+use super::uri::{RECONNECT_SECONDS, Uri};
+use again::Link;
 pub use queue::{Ask, Bytes, Queue};
 use ring::{ENTRIES, RING_BYTES};
-use wire::Wire;
+use wire::{ANSWER_LONGEST, Wire};
 
 /// Where the server sees the memory, as if it were a guest's.
 const BASE: u64 = 1 << 32;
@@ -77,12 +81,14 @@ pub struct Facts {
 pub struct Front {
     path: PathBuf,
     poll: Poll,
-    wire: Mutex<Wire>,
+    link: Mutex<Link>,
     file: OwnedFd,
     memory: Arc<Foreign>,
     facts: Facts,
-    has_events: bool,
-    has_protocol: bool,
+    /// What is agreed on with each server.
+    features: u64,
+    /// How long the next server is waited for.
+    patience: Nanos,
     taken: Mutex<[bool; QUEUES_MAX]>,
     spent: Arc<Spent>,
 }
@@ -90,22 +96,20 @@ pub struct Front {
 impl Front {
     /// Connects to the server at `uri`, whose `poll` says what this side does.
     pub fn connect(uri: &Uri) -> Result<Arc<Front>> {
-        let mut wire = Wire::connect(&uri.path)?;
+        let mut wire = Wire::connect(&uri.path, ANSWER_LONGEST)?;
         let features = negotiate(&mut wire)?;
         let facts = facts(&mut wire, features)?;
-        let bytes = PART_BYTES * facts.queues as u64;
-        let (file, memory) = memory(bytes)?;
-        let region = [1, BASE, bytes, BASE, 0].map(u64::to_ne_bytes).concat();
-        wire.tell(Request::SetMemTable, &region, &[file.as_fd()])?;
+        let (file, memory) = memory(PART_BYTES * facts.queues as u64)?;
+        share(&mut wire, &file, memory.len_bytes())?;
         Ok(Arc::new(Front {
             path: uri.path.clone(),
             poll: uri.poll,
-            wire: Mutex::new(wire),
+            link: Mutex::new(Link::first(wire)),
             file,
             memory: Arc::new(memory),
             facts,
-            has_events: features & feature::EVENT_IDX != 0,
-            has_protocol: features & feature::PROTOCOL != 0,
+            features,
+            patience: Nanos::from(uri.reconnect.unwrap_or(RECONNECT_SECONDS)) * SECOND,
             taken: Mutex::default(),
             spent: Arc::default(),
         }))
@@ -142,34 +146,43 @@ impl Front {
         lock(&self.taken)[index] = false;
     }
 
-    /// Lets the server serve ring `index`.
+    /// Lets the server serve ring `index`, if the connection still is the one with this number.
     fn start(
         &self,
         index: usize,
+        number: u64,
         addresses: RingAddresses,
-        kick: BorrowedFd<'_>,
-        call: BorrowedFd<'_>,
+        [kick, call]: [BorrowedFd<'_>; 2],
     ) -> Result<()> {
-        let mut wire = lock(&self.wire);
+        let mut link = lock(&self.link);
+        let wire = link.wire(number)?;
         wire.tell(Request::SetVringNum, &pair(index, ENTRIES.into()), &[])?;
         wire.tell(Request::SetVringBase, &pair(index, 0), &[])?;
         let RingAddresses { descriptors, used, available } = addresses;
         let words = [index as u64, descriptors, used, available, 0].map(u64::to_ne_bytes).concat();
         wire.tell(Request::SetVringAddr, &words, &[])?;
-        let number = (index as u64).to_ne_bytes();
-        wire.tell(Request::SetVringCall, &number, &[call])?;
-        wire.tell(Request::SetVringKick, &number, &[kick])?;
-        if self.has_protocol {
+        let ring = (index as u64).to_ne_bytes();
+        wire.tell(Request::SetVringCall, &ring, &[call])?;
+        wire.tell(Request::SetVringKick, &ring, &[kick])?;
+        if self.features & feature::PROTOCOL != 0 {
             wire.tell(Request::SetVringEnable, &pair(index, 1), &[])?;
         }
         Ok(())
     }
 
     /// Takes ring `index` back, when what it has is answered. A server that is gone has it no more.
-    fn stop(&self, index: usize) {
-        let _ = lock(&self.wire).ask(Request::GetVringBase, &pair(index, 0));
+    fn stop(&self, index: usize, number: u64) {
+        if let Ok(wire) = lock(&self.link).wire(number) {
+            let _ = wire.ask(Request::GetVringBase, &pair(index, 0));
+        }
         self.give_back(index);
     }
+}
+
+/// Shows the server the memory.
+fn share(wire: &mut Wire, file: &OwnedFd, bytes: u64) -> Result<()> {
+    let region = [1, BASE, bytes, BASE, 0].map(u64::to_ne_bytes).concat();
+    wire.tell(Request::SetMemTable, &region, &[file.as_fd()])
 }
 
 fn pair(index: usize, value: u32) -> Vec<u8> {

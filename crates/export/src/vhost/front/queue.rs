@@ -11,19 +11,21 @@ use udm::bio::Op;
 use udm::error::{Error, Kind, Result, Status};
 use udm::foreign::Foreign;
 use udm::queue::now;
-use udm::sync::{Arc, lock};
+use udm::sync::Arc;
 use udm::units::{Nanos, SECOND, SECTOR};
 
+use super::again::Outage;
 use super::arena::{Arena, Block};
 use super::ring::{ENTRIES, Head, Piece, RING_BYTES, Ring};
 use super::wire::is_closed;
 use super::{DATA_BYTES, Front, PART_BYTES};
 use crate::vhost::poll::Poller;
+use crate::vhost::proto::feature;
 
 /// Looks at a ring before another thread may run.
 const GLANCES: u32 = 16;
 /// Time between two looks whether the server is there, while it is waited for.
-const ALIVE_NS: Nanos = SECOND / 100;
+pub(super) const ALIVE_NS: Nanos = SECOND / 100;
 
 /// A request.
 #[derive(Clone, Copy, Debug)]
@@ -75,31 +77,38 @@ impl Bytes<'_> {
 
 /// A request with the server.
 #[derive(Clone, Copy, Debug)]
-struct Sent {
+pub(super) struct Sent {
     ask: Ask,
     block: Option<Block>,
+    /// Counts requests.
+    pub(super) nth: u64,
 }
 
 /// A queue. Dropping it waits for the server to be done with it.
 #[derive(Debug)]
 pub struct Queue {
-    front: Arc<Front>,
-    index: usize,
-    ring: Ring,
+    pub(super) front: Arc<Front>,
+    pub(super) index: usize,
+    pub(super) ring: Ring,
     arena: Arena,
-    sent: Vec<Option<Sent>>,
+    pub(super) sent: Vec<Option<Sent>>,
+    count: u64,
     free: Vec<u16>,
     /// Answered without the server.
     done: VecDeque<Answer>,
     poller: Poller,
-    kick: OwnedFd,
-    call: OwnedFd,
-    socket: UnixStream,
+    pub(super) kick: OwnedFd,
+    pub(super) call: OwnedFd,
+    /// The connection by which the server has the ring.
+    pub(super) link: u64,
+    pub(super) socket: UnixStream,
+    /// The server is gone, and the next one is waited for.
+    pub(super) outage: Option<Outage>,
     /// For a program's own loop.
-    bell: Option<OwnedFd>,
+    pub(super) bell: Option<OwnedFd>,
     /// Why there is no server any more.
     failure: Option<String>,
-    alive_at: Nanos,
+    pub(super) alive_at: Nanos,
 }
 
 impl Queue {
@@ -109,21 +118,30 @@ impl Queue {
         };
         let event = || eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(failed);
         let (kick, call) = (event()?, event()?);
-        let socket = lock(&front.wire).watch()?;
-        let ring = Ring::new(front.memory.clone(), at, front.has_events);
-        front.start(index, ring.addresses(), kick.as_fd(), call.as_fd())?;
+        let (link, socket) = front.link()?;
+        let has_events = front.features & feature::EVENT_IDX != 0;
+        let ring = Ring::new(front.memory.clone(), at, has_events);
+        let started = front.start(index, link, ring.addresses(), [kick.as_fd(), call.as_fd()]);
+        // If the server is gone, the first request waits for the next one.
+        started.or_else(|error| match front.patience > 0 && is_closed(&socket) {
+            true => Ok(()),
+            false => Err(error),
+        })?;
         Ok(Queue {
             front,
             index,
             ring,
             arena: Arena::new(at + RING_BYTES, at + PART_BYTES),
             sent: vec![None; ENTRIES.into()],
+            count: 0,
             free: (0..ENTRIES).rev().collect(),
             done: VecDeque::new(),
             poller,
             kick,
             call,
+            link,
             socket,
+            outage: None,
             bell: None,
             failure: None,
             alive_at: 0,
@@ -167,7 +185,8 @@ impl Queue {
         }
         // Before the data: to load again what was just stored would wait for all of that to leave
         // this processor.
-        let sent = Sent { ask, block };
+        self.count += 1;
+        let sent = Sent { ask, block, nth: self.count };
         self.sent[usize::from(head)] = Some(sent);
         if let (Op::Write, Some(block)) = (ask.op, block) {
             fill(&mut bytes(&self.front.memory, block, ask.len));
@@ -205,7 +224,7 @@ impl Queue {
         Some(Err(wrong))
     }
 
-    fn send(&mut self, head: u16, sent: Sent) {
+    pub(super) fn send(&mut self, head: u16, sent: Sent) {
         let Ask { op, offset, len, .. } = sent.ask;
         let sector = offset / SECTOR;
         let (kind, range) = match op {
@@ -218,7 +237,8 @@ impl Queue {
         let sector = if op == Op::Flush { 0 } else { sector };
         let most = u64::from(self.front.facts.piece_bytes_max);
         let at = sent.block.map_or(0, |block| block.at);
-        let data_bytes = if sent.block.is_some() { len } else { 0 };
+        let has_data = matches!(op, Op::Read | Op::Write);
+        let data_bytes = if has_data { len } else { 0 };
         let pieces = (0..data_bytes.div_ceil(most)).map(|nth| Piece {
             at: at + nth * most,
             len: (data_bytes - nth * most).min(most) as u32,
@@ -229,7 +249,7 @@ impl Queue {
 
     /// Lets the server see all requests so far.
     #[inline]
-    fn show(&mut self) {
+    pub(super) fn show(&mut self) {
         if self.ring.show() {
             let _ = rustix::io::write(&self.kick, &1_u64.to_ne_bytes());
         }
@@ -272,10 +292,12 @@ impl Queue {
             self.alive_at = time + ALIVE_NS;
             if is_closed(&self.socket) {
                 // What it answered before its end counts.
-                if self.ring.answered() == 0 {
-                    self.fail("it is gone");
+                if self.ring.answered() > 0 {
+                    return false;
                 }
-                return false;
+                self.go_on();
+                // Until there is a server, or none is waited for.
+                return self.outage.is_some();
             }
         }
         self.rearm()
@@ -303,7 +325,7 @@ impl Queue {
                 let ask = Ask { op: Op::Flush, fua: false, ..sent.ask };
                 let flush = Sent { ask, ..sent };
                 self.sent[usize::from(head)] = Some(flush);
-                self.send(head, Sent { block: None, ..flush });
+                self.send(head, flush);
                 None
             }
             0 => Some(Ok(())),
@@ -319,7 +341,7 @@ impl Queue {
         result: std::result::Result<(), Status>,
         take: impl FnOnce(u64, &mut Bytes<'_>),
     ) -> Answer {
-        let Sent { ask, block } = sent;
+        let Sent { ask, block, .. } = sent;
         if let Some(block) = block {
             if ask.op == Op::Read && result.is_ok() {
                 take(ask.token, &mut bytes(&self.front.memory, block, ask.len));
@@ -331,7 +353,8 @@ impl Queue {
     }
 
     /// The server is not used any more; everything ends with an error.
-    fn fail(&mut self, what: &str) {
+    pub(super) fn fail(&mut self, what: &str) {
+        self.outage = None;
         let path = self.front.path.display();
         self.failure.get_or_insert_with(|| format!("the server at {path}: {what}"));
         let left = self.sent.iter_mut().filter_map(Option::take);
@@ -344,6 +367,9 @@ impl Queue {
     /// Waits until there is an answer, or until `deadline`, or for a moment.
     pub fn wait(&mut self, deadline: Option<Nanos>) {
         self.show();
+        if self.outage.is_some() {
+            return self.sit_out(deadline);
+        }
         while self.done.is_empty() && self.with_server() > 0 && self.ring.answered() == 0 {
             if deadline.is_some_and(|deadline| now() >= deadline) {
                 return;
@@ -408,7 +434,13 @@ impl Queue {
             let bell = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(failed)?;
             let data = epoll::EventData::new_u64(0);
             epoll::add(&bell, &self.call, data, epoll::EventFlags::IN).map_err(failed)?;
-            epoll::add(&bell, &self.socket, data, epoll::EventFlags::empty()).map_err(failed)?;
+            match &mut self.outage {
+                Some(outage) => outage.tick(&bell),
+                None => {
+                    let none = epoll::EventFlags::empty();
+                    epoll::add(&bell, &self.socket, data, none).map_err(failed)?;
+                }
+            }
             self.bell = Some(bell);
             self.show();
             if !self.ring.may_sleep() || !self.done.is_empty() {
@@ -430,7 +462,7 @@ impl Drop for Queue {
             return;
         }
         self.show();
-        self.front.stop(self.index);
+        self.front.stop(self.index, self.link);
         // Its memory goes back to the system.
         let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         let at = PART_BYTES * self.index as u64 + RING_BYTES;

@@ -77,12 +77,18 @@ pub(super) struct Ring {
 impl Ring {
     /// An empty ring at `at`.
     pub fn new(memory: Arc<Foreign>, at: u64, has_events: bool) -> Ring {
-        memory.store(at, &vec![0; SLOTS as usize]);
         let (available, unshown, used) = (0, 0, 0);
         let table = Vec::with_capacity(64);
-        let ring = Ring { memory, at, has_events, available, unshown, used, table };
-        ring.refuse_calls();
+        let mut ring = Ring { memory, at, has_events, available, unshown, used, table };
+        ring.restart();
         ring
+    }
+
+    /// Empties the ring, which no server uses any more.
+    pub fn restart(&mut self) {
+        (self.available, self.unshown, self.used) = (0, 0, 0);
+        self.memory.store(self.at, &vec![0; SLOTS as usize]);
+        self.refuse_calls();
     }
 
     pub fn addresses(&self) -> RingAddresses {

@@ -17,7 +17,7 @@ use udm::error::{Error, Kind, Result};
 use super::super::proto::{HEADER_BYTES, PAYLOAD_BYTES_MAX, Request, u32_at, u64_at};
 
 /// How long an answer may take: a ring ends when its requests have, which may wait for disks.
-const ANSWER_SECONDS_MAX: u64 = 30;
+pub(super) const ANSWER_LONGEST: Duration = Duration::from_secs(30);
 /// Flags of a header: version 1, a reply, one that wants to hear whether it was done.
 const VERSION: u32 = 1;
 const IS_REPLY: u32 = 1 << 2;
@@ -33,12 +33,12 @@ pub(super) struct Wire {
 }
 
 impl Wire {
-    pub fn connect(path: &Path) -> Result<Wire> {
+    /// Connects to a server whose answers take no longer than `longest`.
+    pub fn connect(path: &Path, longest: Duration) -> Result<Wire> {
         let failed = |source| Error::from_io("connecting to", path.display(), source);
         let stream = UnixStream::connect(path).map_err(failed)?;
-        let longest = Some(Duration::from_secs(ANSWER_SECONDS_MAX));
-        stream.set_read_timeout(longest).map_err(failed)?;
-        stream.set_write_timeout(longest).map_err(failed)?;
+        stream.set_read_timeout(Some(longest)).map_err(failed)?;
+        stream.set_write_timeout(Some(longest)).map_err(failed)?;
         Ok(Wire { path: path.into(), stream, has_reply_ack: false })
     }
 
