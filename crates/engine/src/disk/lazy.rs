@@ -54,14 +54,18 @@ struct Shared {
     /// For the threads of all files; they wait with the pacer's lock.
     bell: Condvar,
     sleepers: AtomicU64,
+    /// Of the pacer, for each write to read without its lock.
+    write_bytes_max: AtomicU64,
 }
 
 impl Default for Shared {
     fn default() -> Shared {
+        let pacer = Pacer::new();
         Shared {
-            pacer: Mutex::new(Pacer::new()),
             bell: Condvar::new(),
             sleepers: AtomicU64::new(0),
+            write_bytes_max: AtomicU64::new(pacer.write_bytes_max()),
+            pacer: Mutex::new(pacer),
         }
     }
 }
@@ -162,7 +166,10 @@ impl Lazy {
             ended: Condvar::new(),
             flushing: flushing.clone(),
         });
-        let number = lock(&shared.pacer).open(window);
+        let mut pacer = lock(&shared.pacer);
+        let number = pacer.open(window);
+        shared.note(&pacer);
+        drop(pacer);
         let lazy = Arc::new(Lazy { number, shared: shared.clone(), inner: inner.clone() });
         let background = Background { number, shared, inner: inner.clone() };
         // Held until its number is known: the thread clears it when it ends.
@@ -184,7 +191,7 @@ impl Lazy {
 
     /// Most bytes of one write.
     pub(super) fn write_bytes_max(&self) -> u64 {
-        lock(&self.shared.pacer).write_bytes_max()
+        self.shared.write_bytes_max.load(Ordering::Relaxed)
     }
 
     /// Flags of a write now.
@@ -249,6 +256,7 @@ impl Drop for Lazy {
     fn drop(&mut self) {
         let Ok(mut pacer) = self.shared.pacer.lock() else { return };
         pacer.close(self.number);
+        self.shared.note(&pacer);
         self.shared.bell.notify_all();
         self.shared.leave(pacer);
         let thread = lock(&self.inner.thread);
@@ -259,6 +267,11 @@ impl Drop for Lazy {
 }
 
 impl Shared {
+    /// The budget may have changed.
+    fn note(&self, pacer: &Pacer<Parked>) {
+        self.write_bytes_max.store(pacer.write_bytes_max(), Ordering::Relaxed);
+    }
+
     /// Gives the lock back. Lets writes go that may go now, and wakes threads that have something
     /// to do.
     fn leave(&self, mut pacer: MutexGuard<'_, Pacer<Parked>>) {

@@ -19,15 +19,15 @@
 //!    when someone waits, or when nothing was written for a while.
 //! 5. After a flush everything is due: its batches are found clean, and leave.
 
-pub(super) mod runs;
+pub(super) mod pages;
 #[cfg(test)]
 mod tests;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 
-pub(super) use runs::Run;
-use runs::Runs;
+use pages::Pages;
+pub(super) use pages::Run;
 
 use crate::units::{KIB, MIB};
 
@@ -72,14 +72,14 @@ struct Waiting<W> {
 #[derive(Debug)]
 struct Batch {
     id: u64,
-    runs: Vec<Run>,
     bytes: u64,
+    /// Whose they are.
+    owners: Vec<(u64, u64)>,
 }
 
 impl Batch {
-    fn new(id: u64, runs: Vec<Run>) -> Batch {
-        let bytes = runs.iter().map(|run| run.end - run.start).sum();
-        Batch { id, runs, bytes }
+    fn new(id: u64, owners: Vec<(u64, u64)>) -> Batch {
+        Batch { id, bytes: owners.iter().map(|(_, bytes)| bytes).sum(), owners }
     }
 }
 
@@ -94,10 +94,7 @@ struct File {
     turn: u64,
     /// Its writes that wait.
     waiting: usize,
-    /// Dirty since the pass began.
-    dirty: Runs,
-    /// What the pass has not come to.
-    pass: Runs,
+    dirty: Pages,
     /// Under write-out, the oldest first.
     batches: VecDeque<Batch>,
     /// Nothing was written to it for a while, or it was flushed.
@@ -111,33 +108,10 @@ impl File {
             held: 0,
             turn: 0,
             waiting: 0,
-            dirty: Runs::default(),
-            pass: Runs::default(),
+            dirty: Pages::default(),
             batches: VecDeque::new(),
             is_idle: false,
         }
-    }
-
-    fn dirty_bytes(&self) -> u64 {
-        self.dirty.bytes() + self.pass.bytes()
-    }
-
-    /// Adds what a writer has written. Returns how many bytes were not dirty before.
-    fn add(&mut self, pages: Range<u64>, owner: u64) -> u64 {
-        let (mut added, mut at) = (0, pages.start);
-        while let Some(gap) = self.pass.gap(at..pages.end) {
-            at = gap.end;
-            added += self.dirty.add(gap, owner);
-        }
-        added
-    }
-
-    /// Takes the next runs of the pass, or of a new one.
-    fn take(&mut self, bytes: u64) -> Vec<Run> {
-        if self.pass.bytes() == 0 {
-            std::mem::swap(&mut self.pass, &mut self.dirty);
-        }
-        self.pass.take(bytes, RUNS_MAX)
     }
 }
 
@@ -207,9 +181,11 @@ impl<W> Pacer<W> {
     /// A file that nobody writes any more. What it holds is given back.
     pub(super) fn close(&mut self, file: u32) {
         let Some(mut closed) = self.files.remove(&file) else { return };
-        let mut left = closed.pass.take(u64::MAX, usize::MAX);
-        left.extend(closed.dirty.take(u64::MAX, usize::MAX));
-        for batch in closed.batches.into_iter().chain([Batch::new(0, left)]) {
+        while closed.dirty.bytes() > 0 {
+            let left = closed.dirty.take(u64::MAX, usize::MAX);
+            closed.batches.push_back(Batch::new(0, left.owners));
+        }
+        for batch in closed.batches {
             self.release_batch(file, &batch);
         }
         self.set_budget();
@@ -277,7 +253,7 @@ impl<W> Pacer<W> {
         let Some(file) = self.files.get_mut(&writer.file) else {
             return self.release(writer, bytes);
         };
-        let new = file.add(pages, writer.ring);
+        let new = file.dirty.add(pages, writer.ring);
         file.is_idle = false;
         if new < bytes {
             self.release(writer, bytes - new);
@@ -295,9 +271,9 @@ impl<W> Pacer<W> {
     /// Whether the driver of `file` has something to do.
     pub(super) fn is_due(&self, file: u32) -> bool {
         let Some(file) = self.files.get(&file) else { return true };
-        let (dirty, under_way) = (file.dirty_bytes(), file.batches.len());
+        let (dirty, under_way) = (file.dirty.bytes(), file.batches.len());
         let is_wanted = under_way == 0 && (self.waiting > 0 || file.is_idle);
-        let is_full = dirty >= self.batch_bytes() || file.pass.bytes() > 0;
+        let is_full = dirty >= self.batch_bytes() || file.dirty.pass_bytes() > 0;
         under_way < DEPTH && (is_full || dirty > 0 && is_wanted)
     }
 
@@ -311,14 +287,14 @@ impl<W> Pacer<W> {
         let (is_due, bytes) = (self.is_due(file), self.batch_bytes());
         let entry = self.files.get_mut(&file)?;
         if is_due {
-            let runs = entry.take(bytes);
+            let taken = entry.dirty.take(bytes, RUNS_MAX);
             self.number += 1;
-            entry.batches.push_back(Batch::new(self.number, runs.clone()));
-            return Some(Step::Start { batch: self.number, runs });
+            entry.batches.push_back(Batch::new(self.number, taken.owners));
+            return Some(Step::Start { batch: self.number, runs: taken.runs });
         }
         Some(match entry.batches.front() {
             Some(batch) => Step::Wait { batch: batch.id },
-            None => Step::Rest { is_dirty: entry.dirty_bytes() > 0 },
+            None => Step::Rest { is_dirty: entry.dirty.bytes() > 0 },
         })
     }
 
@@ -342,7 +318,7 @@ impl<W> Pacer<W> {
     /// How much is in use now.
     pub(super) fn usage(&self) -> Usage {
         let files = self.files.values();
-        let dirty = files.clone().map(|file| file.dirty_bytes()).sum();
+        let dirty = files.clone().map(|file| file.dirty.bytes()).sum();
         let batches = files.flat_map(|file| &file.batches);
         let under_write_out = batches.map(|batch| batch.bytes).sum();
         let reserved = self.held - dirty - under_write_out;
@@ -404,8 +380,8 @@ impl<W> Pacer<W> {
     }
 
     fn release_batch(&mut self, file: u32, batch: &Batch) {
-        for run in &batch.runs {
-            self.release(Writer { file, ring: run.owner }, run.end - run.start);
+        for (owner, bytes) in &batch.owners {
+            self.release(Writer { file, ring: *owner }, *bytes);
         }
     }
 

@@ -1,6 +1,6 @@
 //! The pacer against a model: writers, files and a slow, failing or stuck device, driven by a seed.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use proptest::prelude::*;
 
@@ -274,7 +274,7 @@ fn a_stuck_file_leaves_room_to_the_others() {
     let [first, second] = [&world.done[2], &world.done[3]];
     // As fast as the device: a batch in 10 steps.
     let written = first.bytes + second.bytes;
-    assert!(written >= 2000 / 10 * MIB * 8 / 10, "{written}");
+    assert!(written >= 2000 / 10 * world.pacer.batch_bytes() * 8 / 10, "{written}");
     assert!(world.done[0].bytes < BUDGET);
     world.devices[0] = Device::Takes(1);
     world.out.get_mut(&0).unwrap().iter_mut().for_each(|(at, _)| *at = world.now);
@@ -351,28 +351,51 @@ proptest! {
     }
 
     #[test]
-    fn runs_are_a_map_of_pages(
-        steps in prop::collection::vec((any::<bool>(), 0..64_u64, 1..16_u64, 0..3_u64), 1..80)
+    fn pages_leave_in_passes_and_are_counted_for_who_made_them_dirty(
+        steps in prop::collection::vec(
+            (any::<bool>(), 0..300_u64, 1..150_u64, 0..3_u64, 1..6_usize), 1..80)
     ) {
-        let (mut runs, mut model) = (Runs::default(), BTreeMap::new());
-        for (adds, at, len, owner) in steps {
+        // Owners of the pages of the next pass, and of this one.
+        let (mut pages, mut next, mut pass) = (Pages::default(), BTreeMap::new(), BTreeMap::new());
+        for (adds, at, len, owner, count) in steps {
             if adds {
-                let fresh = (at..at + len).filter(|page| !model.contains_key(page)).count();
-                prop_assert_eq!(runs.add(at..at + len, owner), fresh as u64);
-                (at..at + len).for_each(|page| { model.entry(page).or_insert(owner); });
+                let range = at..at + len;
+                let is_new = |page: &u64| !next.contains_key(page) && !pass.contains_key(page);
+                let fresh: Vec<u64> = range.filter(is_new).collect();
+                let added = pages.add(at * PAGE..(at + len) * PAGE, owner);
+                prop_assert_eq!(added, fresh.len() as u64 * PAGE);
+                next.extend(fresh.into_iter().map(|page| (page, owner)));
             } else {
-                let taken = runs.take(len, usize::MAX);
-                let pages: Vec<(u64, u64)> = taken
-                    .iter()
-                    .flat_map(|run| (run.start..run.end).map(|page| (page, run.owner)))
-                    .collect();
-                let expected: Vec<(u64, u64)> =
-                    model.iter().take(len as usize).map(|(page, by)| (*page, *by)).collect();
-                prop_assert_eq!(&pages, &expected);
-                let gone: BTreeSet<u64> = pages.into_iter().map(|(page, _)| page).collect();
-                model.retain(|page, _| !gone.contains(page));
+                if pass.is_empty() {
+                    std::mem::swap(&mut pass, &mut next);
+                }
+                let (runs, owners) = expected(&mut pass, len, count);
+                let mut taken = pages.take(len * PAGE, count);
+                taken.owners.sort_unstable();
+                prop_assert_eq!((taken.runs, taken.owners), (runs, owners));
+                prop_assert_eq!(pages.pass_bytes(), pass.len() as u64 * PAGE);
             }
-            prop_assert_eq!(runs.bytes(), model.len() as u64);
+            prop_assert_eq!(pages.bytes(), (next.len() + pass.len()) as u64 * PAGE);
         }
     }
+}
+
+/// What is taken of a pass: its first pages, in runs, and whose they are.
+fn expected(pass: &mut BTreeMap<u64, u64>, len: u64, count: usize) -> (Vec<Run>, Vec<(u64, u64)>) {
+    let (mut runs, mut owners) = (Vec::<Run>::new(), BTreeMap::new());
+    for _ in 0..len {
+        let Some((page, owner)) = pass.first_key_value().map(|(page, by)| (*page, *by)) else {
+            break;
+        };
+        let (start, end) = (page * PAGE, (page + 1) * PAGE);
+        let is_full = runs.len() == count;
+        match runs.last_mut() {
+            Some(last) if last.end == start => last.end = end,
+            _ if is_full => break,
+            _ => runs.push(Run { start, end }),
+        }
+        *owners.entry(owner).or_insert(0) += PAGE;
+        pass.remove(&page);
+    }
+    (runs, owners.into_iter().collect())
 }
