@@ -225,6 +225,7 @@ pub struct BenchArgs {
     #[arg(value_parser = clap::value_parser!(u64).range(32..=1 << 24))]
     pub cache_blocks: Vec<u64>,
     /// hitratio: the policies of the target `cache`, with blocks of these sizes, on paper
+    /// and served
     #[arg(long, value_name = "SIZE,...", value_delimiter = ',', value_parser = parse_block)]
     pub blocks: Vec<u64>,
     /// Less of everything: seconds instead of minutes

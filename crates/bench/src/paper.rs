@@ -12,7 +12,7 @@ use crate::trace::{Request, Trace};
 /// Requests in a second, where a trace does not say when they came.
 const REQUESTS_PER_SECOND: u64 = 1000;
 /// The kernel's policy looks at its clock at most this often, in nanoseconds.
-const TICK: u64 = SECOND / 100;
+pub const TICK: u64 = SECOND / 100;
 /// A policy that was asked this often in a row for what is to leave has nothing.
 const ASKED_MAX: usize = 100_000;
 
@@ -67,6 +67,14 @@ impl Tally {
     /// Moved between the devices.
     pub fn moved(&self) -> u64 {
         self.filled + self.written_back
+    }
+}
+
+/// When a request came, in nanoseconds since the first one.
+pub fn moment(trace: &Trace, nth: usize) -> u64 {
+    match trace.seconds.get(nth) {
+        Some(seconds) => (f64::from(*seconds) * SECOND as f64) as u64,
+        None => nth as u64 * (SECOND / REQUESTS_PER_SECOND),
     }
 }
 
@@ -157,10 +165,7 @@ pub fn run_watched(
     };
     let mut ticked = None;
     for piece in &pieces {
-        let now = match trace.seconds.get(piece.nth) {
-            Some(seconds) => (f64::from(*seconds) * SECOND as f64) as u64,
-            None => piece.nth as u64 * (SECOND / REQUESTS_PER_SECOND),
-        };
+        let now = moment(trace, piece.nth);
         if ticked.is_none_or(|ticked| now >= ticked + TICK) {
             ticked = Some(now);
             paper.policy.tick(now);
@@ -196,16 +201,17 @@ impl Paper {
         let filled = Filled { block, has: vec![false; pages], dirty: vec![false; pages] };
         self.slots[slot as usize] = Some(filled);
         self.index.insert(block, slot);
-        self.policy.enter(slot);
+        self.policy.enter(slot, block);
         self.fill(slot, piece, fill);
     }
 
     fn found(&mut self, slot: u32, piece: &Piece, miss: &Miss) {
         let filled = self.slots[slot as usize].as_ref().expect("it is in the index");
         let asked = piece.first as usize..(piece.first + piece.len) as usize;
-        let had = filled.has[asked].iter().filter(|has| **has).count() as u32;
-        self.tally.hit += u64::from(had) * BLOCK;
-        let fill = match had == piece.len {
+        let has_all = filled.has[asked].iter().all(|has| *has);
+        let is_hit = has_all && !self.goes_through(piece, filled) || piece.len == self.pages;
+        self.tally.hit += u64::from(piece.len) * BLOCK * u64::from(is_hit);
+        let fill = match is_hit {
             true => {
                 if self.uses.touch(slot) {
                     self.policy.hit(slot);
@@ -217,16 +223,24 @@ impl Paper {
         self.fill(slot, piece, fill);
     }
 
+    /// Whether a request goes to the origin, and to the slot then: it writes to a block in part.
+    fn goes_through(&self, piece: &Piece, filled: &Filled) -> bool {
+        piece.is_write && piece.len < self.pages && filled.count() < self.pages
+    }
+
     /// What the request brings, and what is brought besides.
     fn fill(&mut self, slot: u32, piece: &Piece, fill: Fill) {
         let first = piece.first as usize;
         let end = first + piece.len as usize;
+        let Some(filled) = self.slots[slot as usize].as_ref() else { return };
+        let goes_through = self.goes_through(piece, filled);
         let Some(filled) = self.slots[slot as usize].as_mut() else { return };
         for page in first..end {
             // What a client writes goes to one of the devices in any case.
-            self.tally.filled += u64::from(!filled.has[page] && !piece.is_write) * BLOCK;
+            let is_filled = if piece.is_write { goes_through } else { !filled.has[page] };
+            self.tally.filled += u64::from(is_filled) * BLOCK;
             filled.has[page] = true;
-            filled.dirty[page] |= piece.is_write;
+            filled.dirty[page] |= piece.is_write && !goes_through;
         }
         let wanted = match fill {
             Fill::Asked => 0..0,
@@ -238,7 +252,7 @@ impl Paper {
             let has = std::mem::replace(&mut filled.has[page], true);
             self.tally.filled += u64::from(!has) * BLOCK;
         }
-        if piece.is_write {
+        if piece.is_write && !goes_through {
             self.policy.set_dirty(slot, true);
         }
     }

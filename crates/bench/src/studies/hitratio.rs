@@ -2,6 +2,7 @@
 //! itself with each of its policies, and for policies from the literature on paper.
 
 mod blocks;
+mod served;
 
 use std::path::Path;
 use std::sync::Arc;

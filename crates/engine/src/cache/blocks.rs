@@ -238,6 +238,11 @@ impl Blocks {
 
     fn write_miss(&mut self, miss: &Miss, is_whole: bool) -> Claim {
         let block = miss.block;
+        if is_whole && let Some(slot) = self.end_part_for_whole(block) {
+            self.traffic.begin_move(block, Mover::Overwrite);
+            self.traffic.begin_request(block, true);
+            return Claim::Go(Way::New(slot));
+        }
         if let Some(way) = self.write_in_part(miss, true) {
             self.traffic.begin_request(block, true);
             return Claim::Go(way);
@@ -394,10 +399,20 @@ impl Blocks {
         }
     }
 
+    /// Whether blocks may come at all.
+    fn takes_blocks(&self) -> bool {
+        let is_well = !self.trouble.has_lost && !self.trouble.is_stuck;
+        self.admits && self.mode != Mode::Passthrough && is_well
+    }
+
+    /// Whether a write of a whole block may go to a slot alone.
+    pub(super) fn takes_new(&self) -> bool {
+        self.mode == Mode::Writeback && self.takes_blocks()
+    }
+
     /// Asks the policy what becomes of a block that has no slot: whether it is to have one.
     fn ask(&mut self, miss: &Miss) -> Option<Fill> {
-        let is_well = !self.trouble.has_lost && !self.trouble.is_stuck;
-        if !self.admits || self.mode == Mode::Passthrough || !is_well {
+        if !self.takes_blocks() {
             return None;
         }
         match self.policy.miss(miss) {
@@ -434,7 +449,7 @@ impl Blocks {
 
     /// A block has come into a slot.
     pub(super) fn enter(&mut self, block: u64, slot: u32, is_dirty: bool) {
-        self.policy.enter(slot);
+        self.policy.enter(slot, block);
         self.name(block, slot);
         if is_dirty {
             self.soil(slot);

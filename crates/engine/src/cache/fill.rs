@@ -57,6 +57,28 @@ impl Blocks {
         Some(Way::Fill { slot, id })
     }
 
+    /// The slot that has a part of a block of which all is written to, if that may go there alone:
+    /// the part is forgotten, and nothing is read or filled there.
+    pub(super) fn end_part_for_whole(&mut self, block: u64) -> Option<u32> {
+        let slot = self.slots.partials.slot(block)?;
+        let is_quiet = self.is_quiet_in_part(block) || mutants::is(Mutant::WholeOverFill);
+        if !self.takes_new() || !is_quiet {
+            return None;
+        }
+        self.slots.partials.end(block);
+        if self.policy.takes_parts() {
+            self.policy.leave(slot, block);
+        }
+        self.stats.write_hits += 1;
+        Some(slot)
+    }
+
+    /// Whether nothing uses the slot that has a part of a block, and nothing is on its way there.
+    fn is_quiet_in_part(&self, block: u64) -> bool {
+        let is_unused = self.traffic.is_quiet(block) || mutants::is(Mutant::PartLeftWhileRead);
+        is_unused && self.slots.partials.is_quiet(block)
+    }
+
     /// Gives a slot to a block that the policy admits, for parts of it. Where the request goes.
     pub(super) fn enter_in_part(&mut self, miss: &Miss, fill: Fill) -> Way {
         let block = miss.block;
@@ -99,7 +121,7 @@ impl Blocks {
         }
         self.slots.partials.begin(block, slot?);
         if takes_parts {
-            self.policy.enter(slot?);
+            self.policy.enter(slot?, block);
         }
         slot
     }
@@ -161,13 +183,12 @@ impl Blocks {
     pub(super) fn follow_in_part(&mut self, next: Next) -> Option<u32> {
         let (Next::Leave(slot) | Next::Clean(slot) | Next::Complete(slot)) = next;
         let block = self.slots.partials.block(slot)?;
-        let is_quiet = self.traffic.is_quiet(block) || mutants::is(Mutant::PartLeftWhileRead);
         match next {
             Next::Complete(_) => {
                 self.slots.partials.wish(block, 0..u32::MAX);
                 Some(0)
             }
-            Next::Leave(_) if is_quiet && self.slots.partials.is_quiet(block) => {
+            Next::Leave(_) if self.is_quiet_in_part(block) => {
                 self.leave_in_part(block, slot);
                 Some(1)
             }

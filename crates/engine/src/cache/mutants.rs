@@ -111,6 +111,8 @@ list_mutants! {
     ZeroedPart,
     /// A block in part leaves its slot while a read of it is on its way.
     PartLeftWhileRead,
+    /// A write of a whole block takes the slot of a part while a fill is on its way there.
+    WholeOverFill,
     /// The rest of a block is read before the answer to the request that lets it come.
     GapsFirst,
     /// Another table takes the media over after a flush of the origin failed, and does not know.

@@ -43,6 +43,7 @@ pub const SCENES: &[fn()] = &[
     crate::in_part::a_write_does_not_wait_for_a_fill_and_spoils_it,
     crate::in_part::what_is_zeroed_below_is_not_read_from_the_slot,
     crate::in_part::a_slot_with_a_part_is_not_given_away_while_it_is_read,
+    crate::in_part::a_whole_block_is_not_written_over_a_fill,
     crate::promotion::a_miss_of_4_kib_moves_4_kib_before_its_answer_and_its_block_once,
 ];
 

@@ -122,8 +122,8 @@ pub trait Policy: Debug + Send {
     /// it wants.
     fn gap(&mut self, slot: u32, miss: &Miss, filled: u32) -> Fill;
 
-    /// The block that was admitted is in a slot now.
-    fn enter(&mut self, slot: u32);
+    /// A block that was admitted is in a slot now.
+    fn enter(&mut self, slot: u32, block: u64);
 
     /// A slot got its first dirty byte, or has none any more.
     fn set_dirty(&mut self, slot: u32, is_dirty: bool);

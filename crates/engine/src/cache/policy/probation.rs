@@ -5,7 +5,11 @@
 //!
 //! 1. What is moved for a block that is used once is what its request moved.
 //! 2. A block that comes back soon after it left counts as used once more than when it left.
-//! 3. Only kept blocks are on the medium; the hint of one is its uses.
+//! 3. A block that will stay is brought in whole as soon as that is known; so is one that is there
+//!    already when it is written to: only a whole block takes writes without the origin.
+//! 4. A dirty block that the hand takes leaves when it is clean, unless it was used meanwhile. The
+//!    hand goes on from where it was: a second round would take uses off all others.
+//! 5. Only kept blocks are on the medium; the hint of one is its uses.
 
 use std::collections::VecDeque;
 
@@ -21,8 +25,6 @@ const USES_TO_STAY: u8 = 3;
 const PROBATION_SHARE: u32 = 10;
 /// ...and no more: only memory knows what blocks have in part.
 const PROBATION_MAX: u32 = 1 << 15;
-/// The hand passes at most this many dirty blocks in search of a clean one.
-const DIRTY_PASSED: u32 = 64;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Standing {
@@ -32,13 +34,40 @@ enum Standing {
     Kept,
 }
 
-/// What a slot is. Three bytes for each.
+/// What a slot is, in one byte: its standing in the lower bits, and flags.
 #[derive(Clone, Copy, Debug, Default)]
-struct Slot {
-    standing: Standing,
-    is_dirty: bool,
+struct Slot(u8);
+
+impl Slot {
+    const STANDING: u8 = 0b11;
+    const DIRTY: u8 = 1 << 2;
     /// It stands in the order of those on probation, perhaps for a block that has left.
-    is_in_order: bool,
+    const IN_ORDER: u8 = 1 << 3;
+    /// The hand took it, and it is being written back.
+    const TAKEN: u8 = 1 << 4;
+
+    fn standing(self) -> Standing {
+        match self.0 & Slot::STANDING {
+            0 => Standing::Free,
+            1 => Standing::OnProbation,
+            _ => Standing::Kept,
+        }
+    }
+
+    fn stand(&mut self, standing: Standing) {
+        self.0 = self.0 & !Slot::STANDING | standing as u8;
+    }
+
+    fn is(self, flag: u8) -> bool {
+        self.0 & flag != 0
+    }
+
+    /// Sets or clears a flag. What it was.
+    fn put(&mut self, flag: u8, is_set: bool) -> bool {
+        let before = self.is(flag);
+        self.0 = self.0 & !flag | if is_set { flag } else { 0 };
+        before
+    }
 }
 
 /// The policy.
@@ -53,15 +82,15 @@ pub struct Probation {
     on_probation: u32,
     kept: u32,
     hand: u32,
+    /// Slots that the hand took, and that are clean by now.
+    cleaned: VecDeque<u32>,
     ghosts: Ghosts,
     streams: Streams,
-    /// Uses of the block that enters next.
-    uses_before: u8,
 }
 
 impl Probation {
     fn put_in_order(&mut self, slot: u32) {
-        if !std::mem::replace(&mut self.slots[slot as usize].is_in_order, true) {
+        if !self.slots[slot as usize].put(Slot::IN_ORDER, true) {
             self.probation.push_back(slot);
         }
     }
@@ -76,9 +105,9 @@ impl Probation {
             on_probation: 0,
             kept: 0,
             hand: 0,
+            cleaned: VecDeque::new(),
             ghosts: Ghosts::new(shape.slots as usize),
             streams: Streams::new(),
-            uses_before: 0,
         }
     }
 
@@ -108,15 +137,15 @@ impl Probation {
     fn end_probation(&mut self) -> Option<Next> {
         while let Some(slot) = self.probation.pop_front() {
             let found = &mut self.slots[slot as usize];
-            found.is_in_order = false;
-            if found.standing != Standing::OnProbation {
+            found.put(Slot::IN_ORDER, false);
+            if found.standing() != Standing::OnProbation {
                 continue;
             }
             if self.uses.of(slot) < USES_TO_STAY {
                 return Some(Next::Leave(slot));
             }
             self.uses.set(slot, 0);
-            found.standing = Standing::Kept;
+            found.stand(Standing::Kept);
             self.on_probation -= 1;
             self.kept += 1;
             return Some(Next::Complete(slot));
@@ -124,31 +153,34 @@ impl Probation {
         None
     }
 
-    /// The next kept block that was not used since the hand was there last. Clean ones go first.
+    /// The next kept block that was not used since the hand was there last.
     fn turn_hand(&mut self) -> Option<Next> {
+        while let Some(slot) = self.cleaned.pop_front() {
+            let found = self.slots[slot as usize];
+            let is_kept = found.standing() == Standing::Kept;
+            if is_kept && !found.is(Slot::DIRTY) && self.uses.of(slot) == 0 {
+                return Some(Next::Leave(slot));
+            }
+        }
         let slots = self.slots.len() as u32;
-        let (mut dirty, mut passed) = (None, 0);
         // After as many rounds as there are uses, all are used up.
         for _ in 0..(u64::from(USES_MAX) + 1) * u64::from(slots) {
             let at = self.hand;
             self.hand = (at + 1) % slots;
-            let slot = self.slots[at as usize];
-            if slot.standing != Standing::Kept {
+            let slot = &mut self.slots[at as usize];
+            if slot.standing() != Standing::Kept || slot.is(Slot::TAKEN) {
                 continue;
             }
             match self.uses.of(at) {
-                0 if !slot.is_dirty => return Some(Next::Leave(at)),
+                0 if !slot.is(Slot::DIRTY) => return Some(Next::Leave(at)),
                 0 => {
-                    dirty = dirty.or(Some(at));
-                    passed += 1;
-                    if passed == DIRTY_PASSED {
-                        break;
-                    }
+                    slot.put(Slot::TAKEN, true);
+                    return Some(Next::Clean(at));
                 }
                 uses => self.uses.set(at, uses - 1),
             }
         }
-        dirty.map(Next::Clean)
+        None
     }
 }
 
@@ -166,7 +198,9 @@ impl Policy for Probation {
     }
 
     fn load(&mut self, slot: u32, hint: Option<u32>, is_dirty: bool) {
-        self.slots[slot as usize] = Slot { standing: Standing::Kept, is_dirty, is_in_order: false };
+        let found = &mut self.slots[slot as usize];
+        found.stand(Standing::Kept);
+        found.put(Slot::DIRTY, is_dirty);
         self.uses.set(slot, hint.unwrap_or(0).min(u32::from(USES_MAX)) as u8);
         self.kept += 1;
     }
@@ -178,30 +212,40 @@ impl Policy for Probation {
     fn hit(&mut self, _: u32) {}
 
     fn miss(&mut self, miss: &Miss) -> Admission {
-        self.uses_before = self.ghosts.take(miss.block).map_or(0, |uses| (uses + 1).min(USES_MAX));
         Admission::Enter(self.ahead(miss, 0))
     }
 
     fn gap(&mut self, slot: u32, miss: &Miss, filled: u32) -> Fill {
         self.uses.touch(slot);
-        self.ahead(miss, filled)
+        let fill = self.ahead(miss, filled);
+        match miss.is_write || self.uses.of(slot) >= USES_TO_STAY {
+            true => Fill::Whole,
+            false => fill,
+        }
     }
 
-    fn enter(&mut self, slot: u32) {
-        self.uses.set(slot, std::mem::take(&mut self.uses_before));
-        self.slots[slot as usize].standing = Standing::OnProbation;
+    fn enter(&mut self, slot: u32, block: u64) {
+        let before = self.ghosts.take(block);
+        self.uses.set(slot, before.map_or(0, |uses| (uses + 1).min(USES_MAX)));
+        self.slots[slot as usize].stand(Standing::OnProbation);
         self.put_in_order(slot);
         self.on_probation += 1;
     }
 
     fn set_dirty(&mut self, slot: u32, is_dirty: bool) {
-        self.slots[slot as usize].is_dirty = is_dirty;
+        let found = &mut self.slots[slot as usize];
+        found.put(Slot::DIRTY, is_dirty);
+        if !is_dirty && found.put(Slot::TAKEN, false) {
+            self.cleaned.push_back(slot);
+        }
     }
 
     fn leave(&mut self, slot: u32, block: u64) {
         let found = &mut self.slots[slot as usize];
-        found.is_dirty = false;
-        match std::mem::take(&mut found.standing) {
+        let standing = found.standing();
+        found.stand(Standing::Free);
+        found.put(Slot::DIRTY | Slot::TAKEN, false);
+        match standing {
             Standing::Free => {}
             Standing::OnProbation => {
                 self.on_probation -= 1;
@@ -212,7 +256,9 @@ impl Policy for Probation {
     }
 
     fn stay(&mut self, slot: u32) {
-        if self.slots[slot as usize].standing == Standing::OnProbation {
+        let found = &mut self.slots[slot as usize];
+        found.put(Slot::TAKEN, false);
+        if found.standing() == Standing::OnProbation {
             self.put_in_order(slot);
         }
     }
@@ -226,3 +272,6 @@ impl Policy for Probation {
 
     fn tick(&mut self, _: u64) {}
 }
+
+#[cfg(test)]
+mod tests;

@@ -348,7 +348,7 @@ impl Policy for Smq {
         Fill::Whole
     }
 
-    fn enter(&mut self, slot: u32) {
+    fn enter(&mut self, slot: u32, _: u64) {
         self.uses.set(slot, 0);
         self.entries.set_level(slot, self.rules.entry_level);
         self.push(slot, Place::Clean);
