@@ -101,6 +101,8 @@ int main(int argc, char **argv) {
 				begin(slot);
 				in_flight++;
 			}
+		if (in_flight == 0)
+			break;
 		struct pollfd file = {has_loop ? udm_queue_fd(queue) : -1, POLLIN, 0};
 		if (has_loop)
 			CHECK(poll(&file, 1, 60000) == 1);

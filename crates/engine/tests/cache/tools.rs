@@ -1,6 +1,6 @@
-//! thin-provisioning-tools as judge: the 0.9 that `make test` installs, and in `make prove` also the
-//! 1.x, which is a rewrite of it (`scripts/newer-tools.sh`). Where they are not there, these tests
-//! say so loudly and do nothing.
+//! thin-provisioning-tools as judge: the 0.9 that `make test` installs, and in `make prove` also
+//! the 1.x, which is a rewrite of it (`scripts/newer-tools.sh`). Where they are not there, these
+//! tests say so loudly and do nothing.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
