@@ -105,8 +105,8 @@ int main(int argc, char **argv) {
 			break;
 		struct pollfd file = {has_loop ? udm_queue_fd(queue) : -1, POLLIN, 0};
 		if (has_loop)
-			CHECK(poll(&file, 1, 60000) == 1);
-		int count = udm_reap(queue, done, has_loop ? 0 : 1, DEPTH, 60000000000);
+			CHECK(poll(&file, 1, 300000) == 1);
+		int count = udm_reap(queue, done, has_loop ? 0 : 1, DEPTH, 300000000000);
 		CHECK(count >= (has_loop ? 0 : 1));
 		for (int nth = 0; nth < count; nth++)
 			end(&done[nth]);

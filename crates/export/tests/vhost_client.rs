@@ -317,6 +317,27 @@ fn no_server_is_waited_for_longer_than_was_said_and_no_other_device_is_taken() {
     }
 }
 
+/// The client's patience is over when it looks again, but it had no chance to look.
+#[test]
+fn a_client_that_was_stopped_meanwhile_goes_on() {
+    let mut served = Served::start(Poll::Never);
+    let uri = Uri { reconnect: Some(2), ..served.uri.clone() };
+    let front = Front::connect(&uri).unwrap();
+    let mut queue = front.queue().unwrap();
+    assert_eq!(carry_out(&mut queue, ask(Op::Flush, 0, 0, 1), &[]).0, Ok(()));
+    drop(served.server);
+    assert!(queue.start(ask(Op::Read, 0, 512, 3), |_| ()).unwrap());
+    let look = |queue: &mut Queue| {
+        queue.wait(Some(udm::queue::now() + 30_000_000));
+        queue.poll(|_, _| ())
+    };
+    assert_eq!(look(&mut queue), None);
+    std::thread::sleep(Duration::from_millis(2500));
+    assert_eq!(look(&mut queue), None, "it was not looked for a server for 2 s");
+    served.server = Server::start(&served.device, &uri).unwrap();
+    assert_eq!(next(&mut queue, 512).1, Ok(()));
+}
+
 #[test]
 fn a_file_is_readable_when_there_is_an_answer() {
     let served = Served::start(Poll::Never);

@@ -39,16 +39,31 @@ pub(super) struct Link {
     number: u64,
 }
 
+/// This thread did not run, or its program did not ask for answers, if it is silent for longer.
+const ABSENCE_NS: Nanos = SECOND;
+
 /// The time between two servers.
 #[derive(Debug)]
 pub(super) struct Outage {
     /// When no other is waited for any more.
     deadline: Nanos,
+    /// When it was looked for a server last.
+    looked_at: Nanos,
     /// What wakes a program's own loop meanwhile.
     timer: Option<OwnedFd>,
 }
 
 impl Outage {
+    /// The deadline, later by the time in which nobody could look: a program that is stopped, or
+    /// whose machine is, would find its patience ended without a try.
+    fn deadline(&mut self, now: Nanos) -> Nanos {
+        let absence = now.saturating_sub(self.looked_at);
+        if absence > ABSENCE_NS {
+            self.deadline += absence;
+        }
+        self.deadline
+    }
+
     /// Wakes a loop that waits for `bell`, for the next try. Without a timer it is not woken before
     /// it looks by itself.
     pub fn tick(&mut self, bell: &OwnedFd) {
@@ -117,12 +132,13 @@ impl Queue {
         if patience == 0 {
             return self.fail("it is gone");
         }
-        let deadline = match &self.outage {
-            Some(outage) => outage.deadline,
+        let deadline = match &mut self.outage {
+            Some(outage) => outage.deadline(now()),
             None => self.begin_outage(now() + patience),
         };
-        let left = deadline.saturating_sub(now());
-        match self.try_next(left) {
+        // One that takes connections and says nothing leaves time for another.
+        let longest = (patience / 3).max(SECOND);
+        match self.try_next(deadline.saturating_sub(now()).min(longest)) {
             Ok(()) => self.end_outage(),
             Err(error) if now() >= deadline => {
                 let seconds = patience / SECOND;
@@ -147,7 +163,7 @@ impl Queue {
 
     /// From now on the next server is waited for, until `deadline`.
     fn begin_outage(&mut self, deadline: Nanos) -> Nanos {
-        let outage = self.outage.insert(Outage { deadline, timer: None });
+        let outage = self.outage.insert(Outage { deadline, looked_at: now(), timer: None });
         if let Some(bell) = &self.bell {
             // Its end would be heard all the time.
             let _ = epoll::delete(bell, &self.socket);
@@ -166,8 +182,11 @@ impl Queue {
 
     /// Until the next try.
     fn rest(&mut self) {
-        self.alive_at = now() + ALIVE_NS;
-        if let Some(Outage { timer: Some(timer), .. }) = &self.outage {
+        let now = now();
+        self.alive_at = now + ALIVE_NS;
+        let Some(outage) = &mut self.outage else { return };
+        outage.looked_at = now;
+        if let Some(timer) = &outage.timer {
             let _ = rustix::io::read(timer, &mut [0; 8]);
         }
     }

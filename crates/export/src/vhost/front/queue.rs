@@ -290,7 +290,8 @@ impl Queue {
         let time = now();
         if time >= self.alive_at {
             self.alive_at = time + ALIVE_NS;
-            if is_closed(&self.socket) {
+            // A try that failed may have left a connection that is open.
+            if self.outage.is_some() || is_closed(&self.socket) {
                 // What it answered before its end counts.
                 if self.ring.answered() > 0 {
                     return false;
