@@ -112,7 +112,8 @@ job=("$out/fio" --name=judged --ioengine=libblkio --libblkio_driver=virtio-blk-v
   --randseed=7 --output-format=terse)
 "${job[@]}" --rw=randrw --iodepth=16 --verify=crc32c > "$work/fio.out"
 "${job[@]}" --rw=randwrite --iodepth=4 --bsrange=4k-256k --verify=crc32c --hipri > "$work/fio.out"
-"${job[@]}" --rw=randtrim --iodepth=8 > "$work/fio.out"
+# With trims alone fio 3.41's engine has no memory to map, and may crash.
+"${job[@]}" --rw=randtrimwrite --iodepth=8 > "$work/fio.out"
 "$udm" drain judged
 "$udm" remove judged > /dev/null
 echo "libblkio's copy and fio with its engine found what they wrote through vhost-user-blk"
