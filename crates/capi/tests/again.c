@@ -92,6 +92,9 @@ int main(int argc, char **argv) {
 	CHECK(udm_connect(argv[1], 0, &device) == 0);
 	CHECK(udm_size(device) >= (uint64_t)BLOCKS * BLOCK);
 	CHECK(udm_queue_create(device, &queue) == 0);
+	/* From here on servers may be killed: a first connection is tried once. */
+	puts("connected");
+	fflush(stdout);
 	int has_loop = argc > 2, in_flight = 0, goes_on = 1;
 	for (int turn = 0; goes_on || in_flight > 0; turn++) {
 		if (turn % 64 == 0 && is_over())

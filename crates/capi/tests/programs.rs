@@ -268,6 +268,9 @@ fn a_program_whose_servers_are_killed_goes_on_with_the_next() {
             .stderr(Stdio::piped())
             .spawn()
             .unwrap();
+        // If it fails to connect, these end, and what it said is shown below.
+        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        let connected = lines.next();
         for kill in 0..KILLS {
             std::thread::sleep(Duration::from_millis(40 + kill * 13));
             drop(server);
@@ -279,7 +282,8 @@ fn a_program_whose_servers_are_killed_goes_on_with_the_next() {
         let output = child.wait_with_output().unwrap();
         let said = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success(), "{words}: {said}");
-        let requests: u64 = String::from_utf8(output.stdout).unwrap().trim().parse().unwrap();
+        assert_eq!(connected.unwrap().unwrap(), "connected");
+        let requests: u64 = lines.next().unwrap().unwrap().parse().unwrap();
         assert!(requests > 50 * KILLS, "{words}: {requests} requests");
     }
 }
