@@ -8,7 +8,8 @@
 //! 1. All that is held fits into the budget.
 //! 2. A file holds at most [`SHARES`] times what it leaves free, and a writer at most that many
 //!    times what it leaves of its file's share. So who runs ahead waits while there is still room,
-//!    which a writer that holds little finds; and what a stuck file holds leaves room to others.
+//!    which a writer that holds little finds; and what a stuck file holds leaves room to others. A
+//!    file that is the only one may have all, and its writer, if it is the only one, nearly all.
 //! 3. Writers of a file that wait take turns: the one that has written least since it came goes
 //!    first, and nobody passes it. Files take turns by what they hold, but one that has its share
 //!    stops none of the others. Writes of one writer go in their order.
@@ -33,6 +34,9 @@ use crate::units::{KIB, MIB};
 
 /// What is held is at most this many times what is left.
 const SHARES: u64 = 4;
+/// The same for a writer as long as there is no other. The first write of a second one finds room:
+/// it has at most a sixteenth of the budget, and leaves a quarter of that.
+const SHARES_ALONE: u64 = 11;
 /// Batches of a file that are under write-out at a time.
 const DEPTH: usize = 3;
 /// Most runs of a batch: the writes that wait for scattered pages get room in small steps.
@@ -332,8 +336,12 @@ impl<W> Pacer<W> {
             return true;
         }
         let Some(free) = self.budget.checked_sub(self.held + bytes) else { return false };
-        let by_file = self.files.get(&writer.file).map_or(0, |file| file.held) + bytes;
         let own = self.writers.get(&writer).map_or(0, |share| share.held) + bytes;
+        if self.files.len() == 1 {
+            let is_alone = self.writers.keys().all(|other| *other == writer);
+            return own <= if is_alone { SHARES_ALONE } else { SHARES } * free;
+        }
+        let by_file = self.files.get(&writer.file).map_or(0, |file| file.held) + bytes;
         // Each byte that the file takes is one free byte less, and so `SHARES` bytes less for it.
         let left = (SHARES * free).checked_sub(by_file).map(|left| left / (SHARES + 1));
         left.is_some_and(|left| own <= SHARES * left)

@@ -254,6 +254,39 @@ fn a_writer_that_holds_little_does_not_wait_for_those_that_run_ahead() {
 }
 
 #[test]
+fn a_writer_that_is_alone_has_nearly_all_and_the_first_write_of_another_finds_room() {
+    let mut pacer: Pacer<u32> = Pacer::new();
+    let file = pacer.open(16 * MIB);
+    let writer = |ring| Writer { file, ring };
+    let mib = |at: u64| at * MIB..(at + 1) * MIB;
+    let fits = |pacer: &mut Pacer<u32>, ring, from: u64| {
+        (from..).take_while(|at| pacer.try_hold(writer(ring), mib(*at))).count()
+    };
+    assert_eq!(fits(&mut pacer, 1, 0), 14);
+    assert!(pacer.try_hold(writer(2), mib(100)), "it is as large as a write can be");
+    // Now there are two: who has most gets nothing before it has less than its share.
+    assert_eq!(fits(&mut pacer, 1, 20), 0);
+    write_out(&mut pacer, file, writer(1), 0..6);
+    assert_eq!((pacer.held, fits(&mut pacer, 1, 20)), (9 * MIB, 4));
+    // The second has nothing left.
+    write_out(&mut pacer, file, writer(2), 100..101);
+    assert_eq!((pacer.held, fits(&mut pacer, 1, 30)), (12 * MIB, 2));
+    // The device of another file may be stuck or not: each leaves room to the other.
+    pacer.open(16 * MIB);
+    write_out(&mut pacer, file, writer(1), 6..8);
+    assert_eq!((pacer.held, fits(&mut pacer, 1, 40)), (12 * MIB, 0));
+}
+
+/// Writes of a MiB each end, and are written out.
+fn write_out(pacer: &mut Pacer<u32>, file: u32, writer: Writer, places: Range<u64>) {
+    places.for_each(|at| pacer.written(writer, at * MIB..(at + 1) * MIB));
+    pacer.idle(file);
+    while let Some(Step::Start { batch, .. }) = pacer.step(file) {
+        pacer.ended(file, batch);
+    }
+}
+
+#[test]
 fn waiting_is_spread_over_the_writes_that_cause_it() {
     // A batch takes 10 steps: 4 writers of half a batch each would wait 20 at best.
     let loads = vec![Load::busy(0, 512 * KIB); 4];

@@ -26,7 +26,7 @@ fn is_seen(path: &Path, disk: &FileDisk) -> bool {
 }
 
 /// Waits until the background has nothing left to do.
-fn settle(disk: &FileDisk) {
+pub(super) fn settle(disk: &dyn Disk) {
     for _ in 0..500 {
         let pacing = disk.pacing().unwrap();
         if pacing.dirty_bytes + pacing.write_out_bytes == 0 {
@@ -62,7 +62,7 @@ fn what_was_written_is_written_out_without_a_flush() {
     let target: Arc<dyn Disk> = disk.clone();
     let mut ring = Ring::new(8).unwrap();
     write(&target, &mut ring, 4096, &pattern(8192, 1)).unwrap();
-    settle(&disk);
+    settle(&*disk);
     if is_seen(&path, &disk) {
         assert_eq!(disk.cached().unwrap().unclean_bytes, 0);
     }
@@ -94,7 +94,7 @@ fn what_a_mixed_file_has_read_stays_and_what_it_has_written_does_not() {
     for at in (32..64).chain(16..20) {
         write(&target, &mut ring, at * MIB, &pattern(MIB / 2, at)).unwrap();
     }
-    settle(&disk);
+    settle(&*disk);
     let after = disk.cached().unwrap().cached_bytes;
     assert!(after >= 8 * MIB && after <= before + MIB, "{before} before, {after} after");
     assert!(read(&target, &mut ring, 40 * MIB, MIB / 2).unwrap() == pattern(MIB / 2, 40));
@@ -132,7 +132,7 @@ fn files_of_one_device_share_the_window() {
     });
     assert!(most <= Some(4 * MIB), "{most:?}: the larger of the two windows counts");
     assert_eq!(disks[0].pacing().unwrap().window_bytes, 4 * MIB);
-    disks.iter().for_each(|disk| settle(disk));
+    disks.iter().for_each(|disk| settle(&**disk));
 }
 
 #[test]
