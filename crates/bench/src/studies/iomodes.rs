@@ -236,6 +236,7 @@ fn show_single(study: &mut Study, name: &str, rows: &[Row], is_write: bool, bs: 
         ("peak cache", Unit::Bytes),
         ("IOPS", Unit::PerSecond),
         ("left", Unit::Bytes),
+        ("disk's write", Unit::Bytes),
         ("published MB/s", Unit::MbPerSecond),
         ("published p99.9", Unit::Nanos),
     ];
@@ -253,11 +254,15 @@ fn show_single(study: &mut Study, name: &str, rows: &[Row], is_write: bool, bs: 
         let at = |percent| all.percentile(percent);
         let peak = row.median(|outcome| outcome.peak_cached);
         let left = row.median(|outcome| outcome.left);
+        let each = match is_write {
+            true => row.median(|outcome| outcome.disk_write_bytes),
+            false => f64::NAN,
+        };
         let [mbs, _, _, last] = published;
         let iops = rate * 1e6 / bs as f64;
         table.row(
             &row.name,
-            &[rate, at(50.0), at(99.0), at(99.9), peak, iops, left, mbs, last * MS],
+            &[rate, at(50.0), at(99.0), at(99.9), peak, iops, left, each, mbs, last * MS],
         );
         times.add(&row.name, PERCENTS.iter().map(|percent| (*percent, at(*percent))).collect());
         cached.add(&row.name, row.outcomes[0].cached.clone());

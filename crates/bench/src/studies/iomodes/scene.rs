@@ -1,7 +1,8 @@
 //! A scene: clients that write and read at the same time, each its own file in its own mode, and
 //! what the page cache holds of their files meanwhile.
 
-use std::path::PathBuf;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -56,6 +57,9 @@ pub struct Outcome {
     pub left: f64,
     /// Processor time of the process, in nanoseconds.
     pub cpu_nanos: f64,
+    /// Bytes of a write that the disk of the first file was asked for: what the page cache could
+    /// merge. Not a number where the file system does not lie on one.
+    pub disk_write_bytes: f64,
 }
 
 impl Outcome {
@@ -82,6 +86,7 @@ pub fn play(clients: &[Client]) -> Result<Outcome> {
     let disks = open(clients)?;
     disks.iter().for_each(|disk| disk.forget_cached());
     let is_over = AtomicBool::new(false);
+    let disk = clients.first().and_then(|client| Writes::of_disk(&client.path));
     let cpu_before = crate::cpu::of_process();
     let (played, looks) = std::thread::scope(|scope| {
         let watcher = scope.spawn(|| watch(&disks, &is_over));
@@ -111,7 +116,31 @@ pub fn play(clients: &[Client]) -> Result<Outcome> {
         peak_unclean: peak(|there| there.unclean_bytes),
         left: sum(&disks).map_or(f64::NAN, |there| there.cached_bytes as f64),
         cpu_nanos: crate::cpu::of_process() - cpu_before,
+        disk_write_bytes: disk.map_or(f64::NAN, |before| before.each_since(&clients[0].path)),
     })
+}
+
+/// Writes that a disk was asked for until now (Linux, Documentation/block/stat.rst).
+struct Writes {
+    count: u64,
+    bytes: u64,
+}
+
+impl Writes {
+    /// Of the disk that a file's file system lies on.
+    fn of_disk(file: &Path) -> Option<Writes> {
+        let number = file.metadata().ok()?.dev();
+        let (major, minor) = (rustix::fs::major(number), rustix::fs::minor(number));
+        let stat = std::fs::read_to_string(format!("/sys/dev/block/{major}:{minor}/stat")).ok()?;
+        let words: Vec<u64> = stat.split_whitespace().flat_map(str::parse).collect();
+        Some(Writes { count: *words.get(4)?, bytes: words.get(6)? * udm::units::SECTOR })
+    }
+
+    /// Bytes of one since then.
+    fn each_since(self, file: &Path) -> f64 {
+        let Some(now) = Writes::of_disk(file) else { return f64::NAN };
+        (now.bytes - self.bytes) as f64 / (now.count - self.count) as f64
+    }
 }
 
 fn one(client: &Client, disk: &Arc<FileDisk>) -> Result<Played> {
