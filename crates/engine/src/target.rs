@@ -18,7 +18,7 @@ use crate::buffer::BufferPool;
 use crate::disk::{Disk, DiskErrors, DiskIo, troubles};
 use crate::error::{Result, Status};
 use crate::foreign::Source;
-use crate::pmem::copy::SharedBytes;
+use crate::pmem::sink::Sink;
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::{Arc, Mutex, lock};
 use crate::units::Nanos;
@@ -277,10 +277,10 @@ pub trait Target: Send + Sync + std::fmt::Debug {
     /// Serves `bio`, whose range is relative to the start of the table line.
     fn submit(&self, bio: Bio, port: &mut Port);
 
-    /// Reads the range that begins at `offset` into memory that others use too, if that takes no
-    /// more than a copy. `port` is the number of the caller's port. False: it takes a bio, and what
-    /// is in the memory until then means nothing.
-    fn read_into(&self, _offset: u64, _into: SharedBytes<'_>, _port: usize) -> bool {
+    /// Reads the range that begins at `offset` to where others use it too, if that takes no more
+    /// than a copy. `port` is the number of the caller's port. False: it takes a bio, and what is
+    /// there until then means nothing.
+    fn read_into(&self, _offset: u64, _into: Sink<'_>, _port: usize) -> bool {
         false
     }
 

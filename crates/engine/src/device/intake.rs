@@ -5,7 +5,7 @@
 use super::Device;
 use crate::buffer::BufferPool;
 use crate::foreign::Source;
-use crate::pmem::copy::SharedBytes;
+use crate::pmem::sink::Sink;
 use crate::target::Port;
 
 /// See the module.
@@ -24,7 +24,7 @@ impl<'a> Intake<'a> {
 
     /// See [`Device::read_into`].
     #[inline]
-    pub fn read_into(&self, offset: u64, into: SharedBytes<'_>) -> bool {
+    pub fn read_into(&self, offset: u64, into: Sink<'_>) -> bool {
         self.device.read_into(offset, into, self.port)
     }
 
@@ -63,10 +63,9 @@ mod tests {
             port.finish(bio, Ok(()));
         }
 
-        fn read_into(&self, offset: u64, into: SharedBytes<'_>, _port: usize) -> bool {
+        fn read_into(&self, offset: u64, into: Sink<'_>, _port: usize) -> bool {
             lock(&self.0).push((offset, into.len()));
-            into.store(&vec![7; into.len()]);
-            true
+            into.store(&vec![7; into.len()])
         }
 
         fn write_from(&self, offset: u64, from: Source<'_>, fua: bool, port: usize) -> bool {
@@ -111,7 +110,7 @@ mod tests {
         let device = Device::with_table("ready", table).unwrap();
         let mut driver = Driver::new(&device, Arc::new(Deaf)).unwrap();
         let mut read = |offset, len| match is_read {
-            true => driver.intake().read_into(offset, memory.shared(0, len)),
+            true => driver.intake().read_into(offset, memory.shared(0, len).into()),
             false => driver.intake().write_from(offset, memory.source(0, len), true),
         };
         if !is_read {

@@ -25,7 +25,7 @@ use crate::bio::Bio;
 use crate::disk::DiskIo;
 use crate::error::{Error, Kind, Result};
 use crate::foreign::Source;
-use crate::pmem::copy::SharedBytes;
+use crate::pmem::sink::Sink;
 use crate::sync::{Arc, Mutex, MutexGuard, lock};
 #[allow(unused_imports, reason = "for the documentation")]
 use crate::target::Target;
@@ -174,11 +174,11 @@ impl Device {
         self.seat(port).submit(bio, port);
     }
 
-    /// Reads the range that begins at `offset` into memory that others use too, if that takes no
-    /// more than a copy; `port` is the number of the caller's port. False: submit a bio. What is in
-    /// the memory until then means nothing.
+    /// Reads the range that begins at `offset` to where others use it too, if that takes no more
+    /// than a copy; `port` is the number of the caller's port. False: submit a bio. What is there
+    /// until then means nothing.
     #[inline]
-    pub fn read_into(&self, offset: u64, into: SharedBytes<'_>, port: usize) -> bool {
+    pub fn read_into(&self, offset: u64, into: Sink<'_>, port: usize) -> bool {
         self.seat_of(port).read_into(offset, into, port)
     }
 

@@ -18,7 +18,7 @@ use crate::error::Status;
 use crate::foreign::Source;
 use crate::mutants::{self, Mutant};
 use crate::pending::Pending;
-use crate::pmem::copy::SharedBytes;
+use crate::pmem::sink::Sink;
 use crate::sync::Arc;
 use crate::target::Port;
 use crate::units::{BIO_BYTES_MAX, Nanos, SECTOR};
@@ -124,7 +124,7 @@ impl Seat {
 
     /// See [`Target::read_into`](crate::target::Target::read_into).
     #[inline]
-    pub fn read_into(&self, offset: u64, into: SharedBytes<'_>, port: usize) -> bool {
+    pub fn read_into(&self, offset: u64, into: Sink<'_>, port: usize) -> bool {
         let line = self.line_of(offset, into.len());
         line.is_some_and(|line| line.target.read_into(offset - line.start, into, port))
     }

@@ -85,7 +85,7 @@ use crate::disk::{Disk, DiskIo};
 use crate::error::{Result, Status};
 use crate::foreign::Source;
 use crate::per_port::PerPort;
-use crate::pmem::copy::SharedBytes;
+use crate::pmem::sink::Sink;
 use crate::sync::Arc;
 use crate::sync::atomic::Ordering;
 use crate::target::{
@@ -191,7 +191,7 @@ impl Target for Pcache {
         }
     }
 
-    fn read_into(&self, offset: u64, into: SharedBytes<'_>, port: usize) -> bool {
+    fn read_into(&self, offset: u64, into: Sink<'_>, port: usize) -> bool {
         self.read_hits_into(offset, into, port)
     }
 

@@ -106,7 +106,8 @@ list_mutants! {
     LoggedUnmarked,
     }
 
-    /// What only a client shows that changes its memory while it is copied, or cuts it short.
+    /// What only a client shows that changes its memory while it is copied, cuts it short, or takes
+    /// no data.
     PCACHE_SOURCES {
     /// What is remembered of the data is of a second reading.
     LookedAtTwice,
@@ -114,6 +115,8 @@ list_mutants! {
     SummedTwice,
     /// A key is made for data of which a part was cut off.
     CutOffKept,
+    /// A read is done although where its data should go has not taken it.
+    RefusalIgnored,
     }
 
     /// What only threads that run into each other show.

@@ -12,7 +12,7 @@ use crate::bio::{Bio, Op};
 use crate::disk::DiskIo;
 use crate::error::Status;
 use crate::mutants::{self, Mutant};
-use crate::pmem::copy::SharedBytes;
+use crate::pmem::sink::Sink;
 use crate::sync::atomic::Ordering;
 use crate::target::Port;
 
@@ -62,10 +62,11 @@ impl Pcache {
         self.read_gaps(bio, &gaps, port);
     }
 
-    /// Copies a range that the cache has into memory that others use too. False: a part of it is
-    /// not there, cannot be read, or its segment was reused meanwhile. Never with checksums: what
-    /// is checked must not change any more.
-    pub(super) fn read_hits_into(&self, offset: u64, into: SharedBytes<'_>, port: usize) -> bool {
+    /// Copies a range that the cache has to where others use it too. False: a part of it is not
+    /// there, cannot be read, or its segment was reused meanwhile; or it takes several calls, which
+    /// cost more than a copy of our own. Never with checksums: what is checked must not change any
+    /// more.
+    pub(super) fn read_hits_into(&self, offset: u64, into: Sink<'_>, port: usize) -> bool {
         if self.crcs.is_some() {
             return false;
         }
@@ -73,8 +74,12 @@ impl Pcache {
         while at < end {
             let piece = self.index.lookup(at, end, |place| self.is_live(place));
             let Some(place) = piece.place else { return false };
+            if into.is_by_call() && piece.len < into.len() as u64 {
+                return false;
+            }
             let into = into.part((at - offset) as usize, piece.len as usize);
-            let is_read = self.segments.load_shared(place.segment, place.offset, into).is_ok();
+            let read = self.segments.load_shared(place.segment, place.offset, into);
+            let is_read = read.is_ok() || mutants::is(Mutant::RefusalIgnored);
             let is_still = self.segments.is_still(place) || mutants::is(Mutant::HitNotRechecked);
             if !is_read || !is_still {
                 return false;

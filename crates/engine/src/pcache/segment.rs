@@ -15,7 +15,7 @@
 
 use crate::error::Status;
 use crate::mutants::{self, Mutant};
-use crate::pmem::copy::SharedBytes;
+use crate::pmem::sink::Sink;
 use crate::slots::SlotState;
 use crate::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering, fence};
 use crate::sync::{Mutex, lock};
@@ -494,12 +494,7 @@ impl Segments {
     }
 
     /// The same, into memory that others use too.
-    pub fn load_shared(
-        &self,
-        segment: u32,
-        offset: u32,
-        into: SharedBytes<'_>,
-    ) -> Result<(), Status> {
+    pub fn load_shared(&self, segment: u32, offset: u32, into: Sink<'_>) -> Result<(), Status> {
         self.media.pmem.load_shared(self.data_at(segment, offset), into)
     }
 }

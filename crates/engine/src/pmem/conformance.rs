@@ -1,10 +1,12 @@
 //! What every `Pmem` keeps, checked against a plain array. Run for each implementation.
 
+use std::os::fd::OwnedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 
 use super::sim::SimPmem;
+use super::sink::{FilePart, Sink};
 use super::{Persistence, Pmem};
 use crate::foreign::Foreign;
 use crate::look::look_of;
@@ -14,8 +16,9 @@ use crate::prng::Prng;
 struct Twin<'a> {
     pmem: &'a dyn Pmem,
     model: Vec<u8>,
-    /// Memory that others could use too.
+    /// Memory that others could use too, and its file.
     shared: Foreign,
+    file: OwnedFd,
     prng: Prng,
 }
 
@@ -62,12 +65,18 @@ impl Twin<'_> {
         self.pmem.load(at as u64, &mut found[8..8 + len]).unwrap();
         assert!(found[8..8 + len] == self.model[at..at + len], "{at}+{len} differs");
         assert_eq!([&found[..8], &found[8 + len..]], [[0xA5; 8]; 2], "load writes its range only");
-        found.fill(0x5A);
-        self.shared.store(0, &found);
-        self.pmem.load_shared(at as u64, self.shared.shared(8, len)).unwrap();
-        self.shared.load(0, &mut found);
-        assert!(found[8..8 + len] == self.model[at..at + len], "{at}+{len} differs, shared");
-        assert_eq!([&found[..8], &found[8 + len..]], [[0x5A; 8]; 2], "and that its range only");
+        let whole = [
+            Sink::from(self.shared.shared(0, len + 16)),
+            Sink::from(FilePart::new(&self.file, 0, len + 16)),
+        ];
+        for into in whole {
+            found.fill(0x5A);
+            self.shared.store(0, &found);
+            self.pmem.load_shared(at as u64, into.part(8, len)).unwrap();
+            self.shared.load(0, &mut found);
+            assert!(found[8..8 + len] == self.model[at..at + len], "{at}+{len} differs, {into:?}");
+            assert_eq!([&found[..8], &found[8 + len..]], [[0x5A; 8]; 2], "and that its range only");
+        }
     }
 }
 
@@ -76,7 +85,7 @@ pub(super) fn conformance(pmem: &dyn Pmem) {
     let file = memfd_create("conformance", MemfdFlags::CLOEXEC).unwrap();
     ftruncate(&file, 128 << 10).unwrap();
     let shared = Foreign::map(&file, 0, 128 << 10).unwrap();
-    let mut twin = Twin { pmem, model: vec![0; 64 << 10], shared, prng: Prng::new(1) };
+    let mut twin = Twin { pmem, model: vec![0; 64 << 10], shared, file, prng: Prng::new(1) };
     twin.pmem.zero(0, twin.model.len() as u64);
     for length in LENGTHS {
         for offset in 0..64 {

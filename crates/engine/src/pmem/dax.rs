@@ -25,6 +25,7 @@ use rustix::mm::{Advice, MapFlags, MsyncFlags, ProtFlags, madvise, mmap, msync, 
 
 use super::copy::{self, CAN_FLUSH, CopyPlan, Primitive, SharedBytes};
 use super::media::{self, Access, Nature, Opened};
+use super::sink::Sink;
 use super::{Medium, Persistence, Pmem};
 use crate::area::Area;
 use crate::disk::whole::{Absence, Whole};
@@ -159,14 +160,14 @@ impl DaxPmem {
         self.mapping.watch.has_damage() || self.whole.is_cut()
     }
 
-    /// Lets `copy` take the `len` bytes at `at`, whose address it is given: they are readable for
-    /// as long as the call lasts.
+    /// Lets `copy` take the `len` bytes at `at`, whose address it is given: they are mapped for as
+    /// long as the call lasts. It says whether it could.
     #[inline]
     fn load_with(
         &self,
         at: u64,
         len: usize,
-        copy: impl FnOnce(*const u8),
+        copy: impl FnOnce(*const u8) -> bool,
     ) -> std::result::Result<(), Status> {
         let place = self.mapping.place(at, len as u64);
         let range = place.addr()..place.addr() + len;
@@ -176,8 +177,8 @@ impl DaxPmem {
         if !is_there || self.mapping.watch.is_damaged(range.clone()) {
             return Err(Status::Io);
         }
-        copy(place);
-        if !self.mapping.watch.is_damaged(range) {
+        let is_copied = copy(place);
+        if is_copied && !self.mapping.watch.is_damaged(range) {
             return Ok(());
         }
         // Then loads beyond the new end fail without touching each page there.
@@ -227,11 +228,14 @@ impl Pmem for DaxPmem {
     }
 
     fn load(&self, at: u64, into: &mut [u8]) -> std::result::Result<(), Status> {
-        // SAFETY: `load_with` gives out a place with as many readable bytes.
-        self.load_with(at, into.len(), |place| unsafe { copy::load_raw(place, into) })
+        self.load_with(at, into.len(), |place| {
+            // SAFETY: `load_with` gives out a place with as many bytes.
+            unsafe { copy::load_raw(place, into) };
+            true
+        })
     }
 
-    fn load_shared(&self, at: u64, into: SharedBytes<'_>) -> std::result::Result<(), Status> {
+    fn load_shared(&self, at: u64, into: Sink<'_>) -> std::result::Result<(), Status> {
         // SAFETY: as in `load`, and this mapping is no other one.
         self.load_with(at, into.len(), |place| unsafe { into.copy_from(place) })
     }

@@ -1,10 +1,15 @@
 //! Mapped media: on tmpfs, on a disk, cut short, in use.
 
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
+
 use super::super::conformance::conformance;
+use super::super::sink::FilePart;
 use super::*;
 
 const LEN: u64 = 1 << 20;
@@ -20,8 +25,12 @@ fn folder_on_disk() -> tempfile::TempDir {
     tempfile::tempdir_in(program.parent().unwrap()).unwrap()
 }
 
+fn path_of(folder: &tempfile::TempDir) -> PathBuf {
+    folder.path().join("cache")
+}
+
 fn file(folder: &tempfile::TempDir, len: u64) -> PathBuf {
-    let path = folder.path().join("cache");
+    let path = path_of(folder);
     File::create(&path).unwrap().set_len(len).unwrap();
     path
 }
@@ -149,6 +158,46 @@ fn a_medium_cut_short_fails_and_the_process_lives() {
         drop(pmem);
         assert!(open(&path).drain().is_ok(), "a new user finds what there is");
     }
+}
+
+/// The kernel that copies meets the end, and says so.
+#[test]
+fn a_medium_cut_short_fails_the_call_that_copies_it_elsewhere() {
+    for folder in [folder_in_memory(), folder_on_disk()] {
+        let path = file(&folder, LEN);
+        let pmem = open(&path);
+        pmem.store(100, &[7; 100]);
+        let other: OwnedFd = tempfile::tempfile().unwrap().into();
+        let into = |len| FilePart::new(&other, 0, len).into();
+        assert_eq!(pmem.load_shared(500_000, into(100)), Ok(()));
+        File::options().write(true).open(&path).unwrap().set_len(8192).unwrap();
+        assert_eq!(pmem.load_shared(8000, into(5000)), Err(Status::Io));
+        assert_eq!(pmem.load_shared(100, into(100)), Ok(()));
+        let mut bytes = [0; 100];
+        File::from(other).read_exact_at(&mut bytes, 0).unwrap();
+        assert_eq!(bytes, [7; 100]);
+        assert!(pmem.failure().unwrap().contains("cut short"));
+        assert_eq!(pmem.drain(), Err(Status::Io));
+    }
+}
+
+/// What is wrong with the place where data should go is nothing that is wrong with the medium.
+#[test]
+fn a_place_that_takes_no_data_fails_the_call_and_not_the_medium() {
+    let folder = folder_in_memory();
+    let pmem = open(&file(&folder, LEN));
+    pmem.store(0, &[7; 8192]);
+    let sealed = memfd_create("sealed", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
+    ftruncate(&sealed, 4096).unwrap();
+    fcntl_add_seals(&sealed, SealFlags::GROW).unwrap();
+    let shown: OwnedFd = File::open(path_of(&folder)).unwrap().into();
+    for (file, at, len) in [(&sealed, 0, 8192), (&sealed, 4096, 1), (&shown, 0, 1)] {
+        let into = FilePart::new(file, at, len);
+        assert_eq!(pmem.load_shared(0, into.into()), Err(Status::Io), "{into:?}");
+    }
+    assert_eq!(pmem.load_shared(0, FilePart::new(&sealed, u64::MAX, 1).into()), Err(Status::Io));
+    assert_eq!(pmem.load_shared(0, FilePart::new(&sealed, 0, 4096).into()), Ok(()));
+    assert_eq!((pmem.failure(), pmem.drain()), (None, Ok(())));
 }
 
 #[test]

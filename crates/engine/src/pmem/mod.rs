@@ -13,8 +13,8 @@
 //!
 //! [`dax`] is the real implementation and [`sim`] the malicious one; one conformance suite runs on
 //! both. `dax` uses `media` (opens the medium, and finds out what makes it durable), [`copy`] (the
-//! instructions), and the room `sigbus` (memory that fails while it is used). [`rest`] is what is
-//! left of a medium that was cut short.
+//! instructions), [`sink`] (where loads go) and the room `sigbus` (memory that fails while it is
+//! used). [`rest`] is what is left of a medium that was cut short.
 
 #[cfg(test)]
 mod conformance;
@@ -23,11 +23,13 @@ pub mod dax;
 mod media;
 pub mod rest;
 pub mod sim;
+pub mod sink;
 
 use crate::error::Status;
 use crate::look::mix_look;
 use crate::sigbus;
 use copy::SharedBytes;
+use sink::Sink;
 
 /// A process maps at most this many cache devices.
 pub const MAPPINGS_MAX: usize = sigbus::MEDIA_MAX;
@@ -93,13 +95,15 @@ pub trait Pmem: Send + Sync + std::fmt::Debug {
     /// them.
     fn load(&self, at: u64, into: &mut [u8]) -> Result<(), Status>;
 
-    /// As [`Pmem::load`], into memory that others use too.
-    fn load_shared(&self, at: u64, into: SharedBytes<'_>) -> Result<(), Status> {
+    /// As [`Pmem::load`], to where others use it too. An error, too, if that is not taken there.
+    fn load_shared(&self, at: u64, into: Sink<'_>) -> Result<(), Status> {
         let mut piece = [0; 4096];
         for from in (0..into.len()).step_by(piece.len()) {
             let bytes = (into.len() - from).min(piece.len());
             self.load(at + from as u64, &mut piece[..bytes])?;
-            into.part(from, bytes).store(&piece[..bytes]);
+            if !into.part(from, bytes).store(&piece[..bytes]) {
+                return Err(Status::Io);
+            }
         }
         Ok(())
     }

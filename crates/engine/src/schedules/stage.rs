@@ -3,6 +3,7 @@
 //! every operation goes into the history, and a background.
 
 use std::collections::HashMap;
+use std::os::fd::OwnedFd;
 use std::sync::Mutex;
 
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
@@ -16,6 +17,7 @@ use crate::disk::{Disk, DiskIo, DiskLimits, Ring};
 use crate::error::Status;
 use crate::foreign::Foreign;
 use crate::local::{Clock, Local};
+use crate::pmem::sink::{FilePart, Sink};
 use crate::pmem::{Medium, Persistence, Pmem};
 use crate::prng::Prng;
 use crate::sync::atomic::{AtomicBool, Ordering};
@@ -438,8 +440,9 @@ pub struct Client {
     local: Local,
     history: Arc<History>,
     /// Memory as that of a virtual machine is, where every second read goes, and every second write
-    /// comes from, if it can.
+    /// comes from, if it can. Of those reads every second one goes there by a call.
     memory: Foreign,
+    file: OwnedFd,
     requests: u64,
 }
 
@@ -448,13 +451,13 @@ impl Client {
         let file = memfd_create("client", MemfdFlags::CLOEXEC).unwrap();
         ftruncate(&file, CLIENT_BYTES).unwrap();
         let memory = Foreign::map(&file, 0, CLIENT_BYTES).unwrap();
-        Client { local: Local::without_kernel(device).unwrap(), history, memory, requests: 0 }
+        let local = Local::without_kernel(device).unwrap();
+        Client { local, history, memory, file, requests: 0 }
     }
 
     /// It does the background's work too, while there is no background.
     pub fn with_background(self, clock: impl Clock + 'static) -> Client {
-        let Client { local, history, memory, requests } = self;
-        Client { local: local.with_background(clock), history, memory, requests }
+        Client { local: self.local.with_background(clock), ..self }
     }
 
     pub fn write(&mut self, sector: u64, count: u64, fua: bool) {
@@ -497,8 +500,14 @@ impl Client {
         let start = self.history.now();
         let (at, len, port) = (sector * SECTOR, bytes.len(), self.local.port_id());
         self.requests += 1;
-        match self.requests.is_multiple_of(2) && len as u64 <= CLIENT_BYTES {
-            true if self.local.device().read_into(at, self.memory.shared(0, len), port) => {
+        let into = (self.requests.is_multiple_of(2) && len as u64 <= CLIENT_BYTES).then(|| {
+            match self.requests.is_multiple_of(4) {
+                true => Sink::from(FilePart::new(&self.file, 0, len)),
+                false => Sink::from(self.memory.shared(0, len)),
+            }
+        });
+        match into {
+            Some(into) if self.local.device().read_into(at, into, port) => {
                 self.memory.load(0, &mut bytes);
             }
             _ => self.local.read_at(&mut bytes, at)?,

@@ -5,7 +5,7 @@ use std::fmt;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex};
 
-use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use udm::bio::Op;
 use udm::device::{Device, LoadedTable};
 use udm::disk::RamDisk;
@@ -14,6 +14,7 @@ use udm::foreign::Foreign;
 use udm::local::{Local, ManualClock};
 use udm::pcache::{OpenOptions, Pcache, TableArgs, shared_words};
 use udm::pmem::sim::SimPmem;
+use udm::pmem::sink::{FilePart, Sink};
 use udm::pmem::{Medium, Pmem};
 use udm::shm::SharedWords;
 use udm::table::Word;
@@ -24,50 +25,58 @@ use crate::world::{Setup, World};
 
 const BYTES: u64 = 64 << 10;
 
-fn memory() -> Foreign {
+/// What is read in place, to memory or by a call; nothing if it takes a bio.
+fn read(world: &World, offset: u64, len: usize, is_by_call: bool) -> Option<Vec<u8>> {
     let file = memfd_create("shared", MemfdFlags::CLOEXEC).unwrap();
     ftruncate(&file, BYTES).unwrap();
-    Foreign::map(&file, 0, BYTES).unwrap()
-}
-
-/// What is read in place; nothing if it takes a bio.
-fn read(world: &World, memory: &Foreign, offset: u64, len: usize) -> Option<Vec<u8>> {
+    let memory = Foreign::map(&file, 0, BYTES).unwrap();
+    let into = match is_by_call {
+        true => FilePart::new(&file, 512, len).into(),
+        false => memory.shared(512, len).into(),
+    };
     let mut bytes = vec![0; len];
-    let is_read = world.target().read_into(offset, memory.shared(512, len), 0);
+    let is_read = world.target().read_into(offset, into, 0);
     memory.load(512, &mut bytes);
     is_read.then_some(bytes)
 }
 
 #[test]
 fn hits_are_read_in_place_and_everything_else_takes_a_bio() {
-    let memory = memory();
     let mut world = World::new(Setup::small());
     world.open();
     world.write(8192, &[7; 8192], false);
     world.write(8192 + 512, &[9; 512], false);
-    let hits = world.fact("read_hits_total");
     let expected = [vec![7; 512], vec![9; 512], vec![7; 7168]].concat();
-    assert_eq!(read(&world, &memory, 8192, 8192), Some(expected));
-    assert_eq!(read(&world, &memory, 8704, 512), Some(vec![9; 512]));
-    assert_eq!(world.fact("read_hits_total"), hits + 2, "each is counted once");
-    // A part of it, or all of it, is on the backing device alone.
-    for (offset, len) in [(4096, 8192), (12288, 8192), (32768, 512)] {
-        assert_eq!(read(&world, &memory, offset, len), None);
+    let hits = world.fact("read_hits_total");
+    assert_eq!(read(&world, 8192, 8192, false), Some(expected));
+    assert_eq!(read(&world, 8192, 8192, true), None, "three pieces are three calls");
+    assert_eq!(world.fact("read_hits_total"), hits + 1, "each is counted once");
+    for is_by_call in [false, true] {
+        let read = |offset, len| read(&world, offset, len, is_by_call);
+        let hits = world.fact("read_hits_total");
+        assert_eq!(read(8704, 512), Some(vec![9; 512]));
+        assert_eq!(read(12288, 4096), Some(vec![7; 4096]));
+        assert_eq!(world.fact("read_hits_total"), hits + 2, "each is counted once");
+        // A part of it, or all of it, is on the backing device alone.
+        for (offset, len) in [(4096, 8192), (12288, 8192), (32768, 512)] {
+            assert_eq!(read(offset, len), None);
+        }
+        assert_eq!(world.fact("read_hits_total"), hits + 2);
     }
-    assert_eq!(world.fact("read_hits_total"), hits + 2);
     world.zero(Op::WriteZeroes, 8192, 512, false);
-    let bytes = read(&world, &memory, 8704, 512);
-    assert_eq!(bytes, Some(vec![9; 512]), "what is next to zeroes is still there");
+    for is_by_call in [false, true] {
+        let bytes = read(&world, 8704, 512, is_by_call);
+        assert_eq!(bytes, Some(vec![9; 512]), "what is next to zeroes is still there");
+    }
     assert_eq!(world.read(8192, 1024), [[0; 512], [9; 512]].concat());
 }
 
 #[test]
 fn data_with_checksums_is_checked_where_nobody_else_stores() {
-    let memory = memory();
     let mut world = World::new(Setup::small().table("C B 2 data_crc true"));
     world.open();
     world.write(8192, &[7; 4096], false);
-    assert_eq!(read(&world, &memory, 8192, 4096), None);
+    assert_eq!([false, true].map(|by_call| read(&world, 8192, 4096, by_call)), [None, None]);
     assert_eq!(world.read(8192, 4096), [7; 4096]);
 }
 
@@ -168,7 +177,7 @@ impl Stage {
 /// A hit was found, and before its copy others wrote until its place held something else.
 #[test]
 fn a_hit_whose_place_is_reused_meanwhile_is_not_shown() {
-    for is_in_place in [true, false] {
+    for way in ["in place", "by a call", "by a bio"] {
         let mut stage = Stage::new(Setup::small().table);
         let (device, pmem) = (stage.serve(), stage.pmem.clone());
         let mut writer =
@@ -181,15 +190,20 @@ fn a_hit_whose_place_is_reused_meanwhile_is_not_shown() {
                 writer.write_at(&[9; 64 << 10], (1 << 20) + nth * (64 << 10), false).unwrap();
             }
         }));
-        if is_in_place {
-            let memory = memory();
-            let into = memory.shared(0, 4096);
-            assert!(!device.read_into(8192, into, reader.port_id()), "its place was reused");
-        }
+        let file = memfd_create("shared", MemfdFlags::CLOEXEC).unwrap();
+        ftruncate(&file, BYTES).unwrap();
+        let memory = Foreign::map(&file, 0, BYTES).unwrap();
+        let into = match way {
+            "in place" => Some(Sink::from(memory.shared(0, 4096))),
+            "by a call" => Some(Sink::from(FilePart::new(&file, 0, 4096))),
+            _ => None,
+        };
+        let is_read = into.is_some_and(|into| device.read_into(8192, into, reader.port_id()));
+        assert!(!is_read, "{way}: its place was reused");
         let mut bytes = [0; 4096];
         reader.read_at(&mut bytes, 8192).unwrap();
-        assert_eq!(bytes, [8; 4096]);
-        assert!(pmem.meddle.lock().unwrap().is_none(), "the reader was held up");
+        assert_eq!(bytes, [8; 4096], "{way}");
+        assert!(pmem.meddle.lock().unwrap().is_none(), "{way}: the reader was held up");
     }
 }
 
@@ -302,6 +316,29 @@ fn a_client_cuts_its_memory_short(table: &'static str) {
     }
 }
 
+/// A client's request is gone before its data comes. What it has been given means nothing.
+fn a_client_takes_no_data(table: &'static str) {
+    let (_stage, device, memory, file) = stage(table);
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    let short = memfd_create("short", flags).unwrap();
+    ftruncate(&short, 4096).unwrap();
+    fcntl_add_seals(&short, SealFlags::GROW).unwrap();
+    let local = Local::without_kernel(&device).unwrap();
+    // Within one region.
+    let read = |file: &OwnedFd, at, len: usize| {
+        device.read_into(PLACE, FilePart::new(file, at, len).into(), local.port_id())
+    };
+    let can = !table.contains("crc");
+    assert_eq!(read(&file, 0, 8192), can, "{table}");
+    let mut bytes = [0; 8192];
+    memory.load(0, &mut bytes);
+    assert!(!can || bytes == [OLD; 8192], "{table}");
+    for (at, len) in [(4096, 4096), (0, 8192), (2048, 4096)] {
+        assert!(!read(&short, at, len), "{table}: {len} bytes at {at} of 4096");
+    }
+    assert_eq!(read_device(&device, 8192), [OLD; 8192], "{table}: it can be read again");
+}
+
 const CHANGING: [&str; 3] = ["C B 0", "C B 2 data_crc true", "C B 2 writeback_order fast"];
 
 #[test]
@@ -312,6 +349,11 @@ fn what_is_copied_while_its_client_changes_it_is_one_thing_for_all() {
 #[test]
 fn what_is_cut_short_while_it_is_copied_is_not_written() {
     CHANGING.into_iter().for_each(a_client_cuts_its_memory_short);
+}
+
+#[test]
+fn what_its_client_does_not_take_is_not_read() {
+    CHANGING.into_iter().for_each(a_client_takes_no_data);
 }
 
 #[cfg(feature = "mutants")]
@@ -327,7 +369,8 @@ fn every_mutant_of_a_changing_source_is_found() {
         found.is_err()
     };
     let missed = Mutant::PCACHE_SOURCES.iter().filter(|mutant| {
-        let scenes = [a_client_changes_its_data, a_client_cuts_its_memory_short];
+        let scenes =
+            [a_client_changes_its_data, a_client_cuts_its_memory_short, a_client_takes_no_data];
         !scenes.into_iter().any(|scene| is_found(mutant, scene))
     });
     assert_eq!(missed.collect::<Vec<_>>(), Vec::<&Mutant>::new());

@@ -156,7 +156,7 @@ impl Request {
         let Some((foreign, into)) = memory.shared(first.guest, len as usize) else {
             return Ok(None);
         };
-        let is_read = intake.read_into(offset, into);
+        let is_read = intake.read_into(offset, into.into());
         check(foreign)?;
         Ok(is_read.then_some(len as u32))
     }
