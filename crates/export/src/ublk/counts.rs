@@ -10,6 +10,7 @@ use super::proto::Description;
 pub struct Counts {
     answered: AtomicU64,
     failed: AtomicU64,
+    read_in_place: AtomicU64,
     wrong: AtomicU64,
     last_wrong: Mutex<Option<String>>,
     queues_ended: AtomicU64,
@@ -23,6 +24,11 @@ impl Counts {
         if result < 0 {
             self.failed.fetch_add(1, Ordering::Relaxed);
         }
+    }
+
+    /// A read's data went straight from where the device has it.
+    pub fn was_read_in_place(&self) {
+        self.read_in_place.fetch_add(1, Ordering::Relaxed);
     }
 
     /// A request made no sense.
@@ -47,6 +53,11 @@ impl Counts {
     /// Of those the ones with an error.
     pub fn failed(&self) -> u64 {
         self.failed.load(Ordering::Relaxed)
+    }
+
+    /// Reads whose data went straight from where the device has it.
+    pub fn read_in_place(&self) -> u64 {
+        self.read_in_place.load(Ordering::Relaxed)
     }
 
     /// Requests that made no sense, and the last of them.

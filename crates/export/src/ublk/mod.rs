@@ -67,6 +67,8 @@ pub fn limits() -> [Limit; 4] {
 pub struct Shared {
     device: Arc<Device>,
     counts: Counts,
+    /// Whether the driver may be given any memory of ours to copy from: see [`feature::SAFE_STOP`].
+    copies_by_address: bool,
     is_given_up: AtomicBool,
 }
 
@@ -93,11 +95,12 @@ impl Server {
     /// over.
     pub fn start(device: &Arc<Device>, uri: &Uri, home: &str) -> Result<Server> {
         let mut control = Control::open()?;
-        let features = control.features()? & feature::WANTED;
+        let features = control.features()?;
         let mark = proto::mark_of(&device.name(), home);
         let shared = Arc::new(Shared {
             device: device.clone(),
             counts: Counts::default(),
+            copies_by_address: features & feature::SAFE_STOP != 0,
             is_given_up: AtomicBool::new(false),
         });
         let left = find(&mut control, uri.number, mark)?;
@@ -107,7 +110,7 @@ impl Server {
                 control.start_recovery(info.number)?;
                 info
             }
-            None => add(&mut control, device, uri, features, mark)?,
+            None => add(&mut control, device, uri, features & feature::WANTED, mark)?,
         };
         let uri = Uri { number: Some(info.number), ..uri.clone() };
         let mut server = Server { shared, uri, info, was_taken_over, queues: Vec::new() };
@@ -340,6 +343,7 @@ impl Door for Server {
             number("depth", self.info.depth.into(), "requests that each takes at a time"),
             number("requests", counts.answered(), "requests that were answered"),
             number("failed", counts.failed(), "of those the ones with an error"),
+            number("read_in_place", counts.read_in_place(), "reads copied once, by the driver"),
             Fact {
                 name: "was_taken_over",
                 value: was_taken_over,

@@ -35,6 +35,10 @@ pub mod feature {
     pub const UPDATE_SIZE: u64 = 1 << 10;
     /// New requests may be held for the next server.
     pub const QUIESCE: u64 = 1 << 12;
+    /// Disks that nobody has open may be stopped. It is not used: drivers that have it (since Linux
+    /// 7.0) copy data as any call does (since 6.19). Those before take hold of the pages at an
+    /// address, and copy from there: a page that turns out to be broken is the end of the machine.
+    pub const SAFE_STOP: u64 = 1 << 17;
     /// Without these there is no door.
     pub const NEEDED: u64 = RECOVERY | REISSUE | IOCTL_NUMBERS | USER_COPY;
     /// Used where they are.

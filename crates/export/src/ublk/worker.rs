@@ -4,7 +4,8 @@
 //!    turn: requests that came are begun, finished bios are answered, and all answers go to the
 //!    kernel with the call in which the thread then waits.
 //! 2. Data is copied by this thread, between the pages of the request and a bio's buffer, through
-//!    the device's file: the only memory that the kernel uses is handed to it in a call.
+//!    the device's file: the only memory that the kernel uses is handed to it in a call. A read
+//!    that hits needs no buffer, where the driver copies from any memory of ours.
 //! 3. A queue ends when the driver has taken all tags back. One that is to stop answers what is
 //!    here in bounded time, so that the driver comes to that.
 
@@ -17,13 +18,14 @@ use udm::buffer::{Buffer, BufferPool, CLIENT_POOL_BYTES_MAX};
 use udm::device::Driver;
 use udm::error::{Error, Result};
 use udm::foreign::Shown;
+use udm::pmem::sink::FilePart;
 use udm::queue::{Core, Role, Turn, now};
 use udm::ring::{Command, Event};
 use udm::sync::Arc;
 use udm::units::{Nanos, SECOND};
 
 use super::Shared;
-use super::proto::{DEPTH_MAX_OF_KERNEL, DESCRIPTION_BYTES, Description, data_offset};
+use super::proto::{DEPTH_MAX_OF_KERNEL, DESCRIPTION_BYTES, Description, Wish, data_offset};
 use super::requests::{Requests, held_bytes};
 use crate::budget::{BUDGET, Share};
 
@@ -120,6 +122,11 @@ impl Worker {
                     continue;
                 }
             };
+            if self.read_in_place(tag, &wish) {
+                self.requests.refuse();
+                self.answer(core, tag, wish.len as i32);
+                continue;
+            }
             let held = self.requests.held_bytes() + held_bytes(&wish);
             if self.requests.in_flight() > 0 && held > HELD_BYTES_MAX {
                 return false;
@@ -150,6 +157,20 @@ impl Worker {
             self.driver.bios.push_back(bio);
         }
         false
+    }
+
+    /// Lets the driver copy a read's data from where the device has it, if it is at hand. False: it
+    /// takes a bio, which gives all of it again.
+    fn read_in_place(&mut self, tag: u16, wish: &Wish) -> bool {
+        if wish.op != Op::Read || !self.shared.copies_by_address {
+            return false;
+        }
+        let into = FilePart::new(&self.file, data_offset(self.queue, tag), wish.len as usize);
+        let is_read = self.driver.intake().read_into(wish.offset, into.into());
+        if is_read {
+            self.shared.counts.was_read_in_place();
+        }
+        is_read
     }
 
     /// Takes the data of a write. False if it is not there.
