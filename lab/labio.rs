@@ -7,8 +7,8 @@
 //!                                               crash: the last flushed one or a later one
 //!     labio cat TARGET                          prints the whole content
 //!     labio size TARGET                         prints its size in bytes
-//!     labio rate TARGET SECONDS THREADS         writes 4 KiB at random places, and prints how many
-//!                                               of them there were in a second
+//!     labio rate TARGET SECONDS THREADS [read]  writes, or reads, 4 KiB at random places, and
+//!                                               prints how many of them there were in a second
 //!     labio tear CACHE SEGMENT:OFFSET WORDS     tears the key set of a pcache log that ends there:
 //!                                               only its first WORDS words were stored
 //!
@@ -516,22 +516,27 @@ fn tear(path: &str, head: &str, words: u64) -> Outcome<()> {
 }
 
 /// Each thread waits for one write before it begins the next. Versions of writes are not kept.
-fn rate(target: &str, seconds: u64, threads: u64) -> Outcome<()> {
+fn rate(target: &str, seconds: u64, threads: u64, is_read: bool) -> Outcome<()> {
     let end = Instant::now() + Duration::from_secs(seconds);
-    let write_all = |seed| -> io::Result<u64> {
+    let use_all = |seed| -> io::Result<u64> {
         let (mut device, mut random) = (Local::open(target)?, Random(seed));
         let (blocks, bytes) = (device.size() / 4096, [seed as u8; 4096]);
+        let mut into = [0; 4096];
         let mut count = 0;
         while Instant::now() < end {
-            device.write(random.below(blocks) * 4096, &bytes, false)?;
+            let at = random.below(blocks) * 4096;
+            match is_read {
+                true => device.read(at, &mut into)?,
+                false => device.write(at, &bytes, false)?,
+            }
             count += 1;
         }
         Ok(count)
     };
     let counts = std::thread::scope(|scope| -> Outcome<u64> {
-        let write_all = &write_all;
+        let use_all = &use_all;
         let running: Vec<_> =
-            (0..threads).map(|seed| scope.spawn(move || write_all(seed))).collect();
+            (0..threads).map(|seed| scope.spawn(move || use_all(seed))).collect();
         let ended = running.into_iter().map(|thread| thread.join().expect("no panic"));
         Ok(ended.sum::<io::Result<u64>>()?)
     });
@@ -552,7 +557,10 @@ fn main() -> ExitCode {
         ["cat", target] => (|| cat(&mut *open(target)?))(),
         ["tear", cache, head, words] => (|| tear(cache, head, words.parse()?))(),
         ["rate", target, seconds, threads] => {
-            (|| rate(target, seconds.parse()?, threads.parse()?))()
+            (|| rate(target, seconds.parse()?, threads.parse()?, false))()
+        }
+        ["rate", target, seconds, threads, "read"] => {
+            (|| rate(target, seconds.parse()?, threads.parse()?, true))()
         }
         ["size", target] => open(target).map(|device| println!("{}", device.size())),
         _ => Err(

@@ -9,12 +9,15 @@
 #                   disk removed; then the backing device alone mounts, and has everything
 #   kills:FS:N      files are written, made durable and read back while udm's server is killed N times
 #                   and started again: no error, and the files are right
+#   plain           from here on caches have no checksums, so that reads that hit are copied once
+#   hits            after plain: such reads there are; data is right whether it hits, misses, or both
 #   resize          a device is doubled while it is mounted; a disk in use is not removed; one whose
 #                   server died is forgotten
 #   odd             limits, all operations, and an end while requests wait
 #   rate:WHO        "RATE WHO THREADS: " and random writes of 4 KiB in a second
 mkdir -p -m 700 /run/udm
 mkdir -p /tmp/disk
+crc=true
 
 die() {
   echo "FAIL: $*"
@@ -37,7 +40,7 @@ dax_device() {
 }
 
 udm_table() {
-  echo "0 ${1:-$(blockdev --getsz /dev/vda)} pcache /dev/dax0.0 /dev/vda 4 cache_mode writeback data_crc true"
+  echo "0 ${1:-$(blockdev --getsz /dev/vda)} pcache /dev/dax0.0 /dev/vda 4 cache_mode writeback data_crc $crc"
 }
 # attach WHO: sets $disk, and $backing.
 attach() {
@@ -147,6 +150,7 @@ kills() {
   fsck $1 $disk
   ! dmesg | grep -i "i/o error" || die "the kernel has seen errors"
   clean udm
+  [ $crc = false ] || [ "$(said read_in_place)" = 0 ] || die "reads that are to be checked were copied once"
   detach udm
   fsck $1 $backing
   echo "LAB: $1, $2 servers killed in $round rounds"
@@ -156,6 +160,27 @@ wait_for_writers() {
   for job in $(jobs -p); do
     [ "$job" = "$killer" ] || wait "$job" || die "writing"
   done
+}
+
+# A number that udm says of its disk.
+said() { udm info lab --json | tr -d ' "' | tr ',{}' '\n' | sed -n "s/^$1://p" | head -1; }
+
+hits() {
+  attach udm
+  bytes=$((64 << 20))
+  labio gen 7 $bytes 600 300000 dzfs > /tmp/ops && labio run $disk /tmp/ops || die "random operations"
+  before=$(said read_in_place)
+  labio check $disk /tmp/ops || die "other data"
+  # In blocks, of which most lie in one place.
+  LABIO_PIECE=4096 labio check $disk /tmp/ops || die "other data in blocks"
+  once=$(said read_in_place)
+  [ "$once" -gt "${before:-0}" ] || die "no read was copied once: ${once:-nothing said}"
+  clean udm
+  labio check $disk /tmp/ops || die "other data after write-back"
+  [ "$(said failed)" = 0 ] || die "$(said failed) requests have failed"
+  detach udm
+  labio check $backing /tmp/ops || die "other data on the backing device"
+  echo "LAB: $((once - before)) hits were copied once"
 }
 
 # A device of one linear line over a half of /dev/vda.
@@ -221,6 +246,8 @@ for step in "$@"; do
   case "$1" in
     session) session $2 $3 ;;
     kills) kills $2 $3 ;;
+    plain) crc=false ;;
+    hits) hits ;;
     resize) resize ;;
     odd) odd ;;
     rate) rate $2 ;;
