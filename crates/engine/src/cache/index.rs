@@ -1,104 +1,174 @@
-//! Where each block is: a table of slots, or of other numbers, open to all places. A place has a
-//! number in its lower 28 bits, and the owner of the table knows which block that is of. Four bits
-//! of the block's hash stand above it: fifteen of sixteen other blocks that stand in the way are
-//! passed without asking. Four bytes for each place, four places for three numbers.
+//! Which block each of many numbers has, and which number has a block. Numbers are slots, or others
+//! whose blocks are larger pieces.
+//!
+//! Blocks with the same hash are a chain of numbers. The hash can be turned back into the block, and
+//! its upper bits are the number of the chain, which stands at the chain's end: beside the link to
+//! the next one in the chain a number has the lower bits alone. For a million slots in front of four
+//! billion blocks these are 34 bits, and the chains' first numbers are 11 more for each; a table of
+//! slots by hash and one of blocks by slot would be 56 to 75.
 
-/// No number.
-const EMPTY: u32 = u32::MAX;
-/// The numbers that a place has room for, but for the last one.
-const NUMBERS: u32 = (1 << 28) - 1;
+use super::packed::{Packed, bits_of, ones};
 
-/// Numbers, by their blocks.
+/// Of the golden ratio: upper bits of a product with it depend on all bits of the other factor.
+const FACTOR: u64 = 0x9E37_79B9_7F4A_7C15;
+
+/// Numbers, and their blocks.
 #[derive(Debug)]
 pub(super) struct Index {
-    places: Box<[u32]>,
+    /// Of each chain the first number, plus 1; 0: it has none.
+    heads: Packed,
+    /// Of each number the next one, plus 1, or its chain, plus 1 and `count`; 0: it has no block.
+    /// Above that, the lower bits of the hash.
+    links: Packed,
+    count: u32,
+    next_bits: u32,
+    rest_bits: u32,
+    hash: Hash,
 }
 
-/// The upper bits depend on all bits of the block.
-fn hash(block: u64) -> u64 {
-    block.wrapping_mul(0x9E37_79B9_7F4A_7C15)
+/// Turns blocks into hashes of as many bits, and back.
+#[derive(Debug)]
+struct Hash {
+    factor: u64,
+    inverse: u64,
+    mask: u64,
 }
 
-/// What stands in a place of `block` beside its number.
-fn tag(hash: u64) -> u32 {
-    (hash >> 4) as u32 & !NUMBERS
+impl Hash {
+    fn new(bits: u32, key: u64) -> Hash {
+        let factor = key >> (u64::BITS - bits.max(1)) | 1;
+        // Newton's way: each step doubles the bits that are right, of which five are at first.
+        let start = factor.wrapping_mul(3) ^ 2;
+        let better =
+            |inverse: u64| inverse.wrapping_mul(2_u64.wrapping_sub(factor.wrapping_mul(inverse)));
+        let inverse = (0..4).fold(start, |inverse, _| better(inverse));
+        Hash { factor, inverse, mask: ones(bits) }
+    }
+
+    #[inline]
+    fn of(&self, block: u64) -> u64 {
+        block.wrapping_mul(self.factor) & self.mask
+    }
+
+    fn block(&self, hash: u64) -> u64 {
+        hash.wrapping_mul(self.inverse) & self.mask
+    }
 }
 
 impl Index {
-    /// For at most `count` numbers, each below `count`.
-    pub(super) fn new(count: u64) -> Index {
-        assert!(count <= u64::from(NUMBERS), "numbers have 28 bits");
-        Index { places: vec![EMPTY; (count * 4 / 3 + 2) as usize].into_boxed_slice() }
+    /// For numbers below `count`, fewer than 2^28, that have none of `blocks` blocks yet.
+    pub(super) fn new(count: u64, blocks: u64) -> Index {
+        Index::with_key(count, blocks, FACTOR)
     }
 
-    /// The first place that a block could have.
-    fn home(&self, hash: u64) -> usize {
-        ((u128::from(hash) * self.places.len() as u128) >> 64) as usize
-    }
-
-    fn next(&self, place: usize) -> usize {
-        if place + 1 == self.places.len() { 0 } else { place + 1 }
-    }
-
-    /// How far `place` comes after `before`.
-    fn distance(&self, before: usize, place: usize) -> usize {
-        match place.checked_sub(before) {
-            Some(distance) => distance,
-            None => place + self.places.len() - before,
+    /// The same, with a hash that depends on `key`.
+    pub(super) fn with_key(count: u64, blocks: u64, key: u64) -> Index {
+        assert!(count < 1 << 28, "numbers have 28 bits");
+        // One and a half to three numbers for each chain.
+        let chain_bits = bits_of(count * 2 / 3).saturating_sub(1);
+        let hash_bits = bits_of(blocks.saturating_sub(1)).max(chain_bits);
+        let chains = 1_u64 << chain_bits;
+        let next_bits = bits_of(count + chains);
+        let rest_bits = hash_bits - chain_bits;
+        Index {
+            heads: Packed::new(chains as usize, bits_of(count)),
+            links: Packed::new(count as usize, next_bits + rest_bits),
+            count: count as u32,
+            next_bits,
+            rest_bits,
+            hash: Hash::new(hash_bits, key),
         }
     }
 
+    /// How many numbers there are.
+    pub(super) fn count(&self) -> u32 {
+        self.count
+    }
+
+    /// The chain of a block, and the rest of its hash.
     #[inline]
-    fn place_of(&self, block: u64, block_of: impl Fn(u32) -> u64) -> Option<usize> {
-        let hash = hash(block);
-        let tag = tag(hash);
-        let mut place = self.home(hash);
-        loop {
-            let found = self.places[place];
-            if found == EMPTY {
-                return None;
+    fn split(&self, block: u64) -> (usize, u64) {
+        let hash = self.hash.of(block);
+        ((hash >> self.rest_bits) as usize, hash & ones(self.rest_bits))
+    }
+
+    /// What stands beside a number: where its chain goes on, and the rest of the hash.
+    #[inline]
+    fn link(&self, number: u64) -> (u64, u64) {
+        let link = self.links.get(number as usize);
+        (link & ones(self.next_bits), link >> self.next_bits)
+    }
+
+    /// The number that a link or a head means, if it means one.
+    #[inline]
+    fn number(&self, next: u64) -> Option<u64> {
+        let number = next.wrapping_sub(1);
+        (number < u64::from(self.count)).then_some(number)
+    }
+
+    /// The number that has `block`.
+    #[inline]
+    pub(super) fn find(&self, block: u64) -> Option<u32> {
+        let (chain, wanted) = self.split(block);
+        let mut at = self.number(self.heads.get(chain));
+        while let Some(number) = at {
+            let (next, rest) = self.link(number);
+            if rest == wanted && block <= self.hash.mask {
+                return Some(number as u32);
             }
-            if found & !NUMBERS == tag && block_of(found & NUMBERS) == block {
-                return Some(place);
-            }
-            place = self.next(place);
+            at = self.number(next);
         }
+        None
     }
 
-    /// The number that has `block`. `block_of` says which block a number has.
-    #[inline]
-    pub(super) fn find(&self, block: u64, block_of: impl Fn(u32) -> u64) -> Option<u32> {
-        self.place_of(block, block_of).map(|place| self.places[place] & NUMBERS)
+    /// Whether a number has a block.
+    pub(super) fn is_used(&self, number: u32) -> bool {
+        self.link(number.into()).0 != 0
     }
 
-    /// `number` has `block` from now on, which no other number has.
+    /// The block that a number has.
+    pub(super) fn block(&self, number: u32) -> Option<u64> {
+        let (mut next, rest) = self.link(number.into());
+        while let Some(number) = self.number(next) {
+            next = self.link(number).0;
+        }
+        let chain = next.checked_sub(1 + u64::from(self.count))?;
+        Some(self.hash.block(chain << self.rest_bits | rest))
+    }
+
+    /// A number without a block has `block` from now on, which no other number has.
     pub(super) fn insert(&mut self, block: u64, number: u32) {
-        let hash = hash(block);
-        let mut place = self.home(hash);
-        while self.places[place] != EMPTY {
-            place = self.next(place);
-        }
-        self.places[place] = number | tag(hash);
+        assert!(block <= self.hash.mask, "block {block} is beyond the end");
+        debug_assert!(!self.is_used(number), "{number} has a block");
+        let (chain, rest) = self.split(block);
+        let next = match self.heads.get(chain) {
+            0 => 1 + u64::from(self.count) + chain as u64,
+            first => first,
+        };
+        self.links.put(number as usize, rest << self.next_bits | next);
+        self.heads.put(chain, u64::from(number) + 1);
     }
 
-    /// No number has `block` any more. `block_of` still says which one had it.
-    pub(super) fn remove(&mut self, block: u64, block_of: impl Fn(u32) -> u64) {
-        let mut gap = self.place_of(block, &block_of).expect("a block that is there");
-        let mut place = gap;
-        loop {
-            place = self.next(place);
-            let found = self.places[place];
-            if found == EMPTY {
-                break;
-            }
-            // A block moves into the gap, unless it would stand before its home then.
-            let home = self.home(hash(block_of(found & NUMBERS)));
-            if self.distance(home, place) >= self.distance(gap, place) {
-                self.places[gap] = found;
-                gap = place;
-            }
+    /// `number` has `block` no more.
+    pub(super) fn remove(&mut self, block: u64, number: u32) {
+        let (chain, _) = self.split(block);
+        let to_number = u64::from(number) + 1;
+        let next = self.link(number.into()).0;
+        self.links.put(number as usize, 0);
+        let mut at = self.heads.get(chain);
+        if at == to_number {
+            // The end of a chain is no head.
+            return self.heads.put(chain, self.number(next).map_or(0, |_| next));
         }
-        self.places[gap] = EMPTY;
+        let before = loop {
+            let before = self.number(at).expect("a block that is there");
+            at = self.link(before).0;
+            if at == to_number {
+                break before;
+            }
+        };
+        let mask = ones(self.next_bits);
+        self.links.change(before as usize, |link| link & !mask | next);
     }
 }
 
@@ -107,31 +177,61 @@ mod tests {
     use std::collections::HashMap;
     use std::collections::hash_map::Entry;
 
-    use super::Index;
+    use super::{Hash, Index};
     use crate::prng::Prng;
+
+    #[test]
+    fn hashes_can_be_turned_back() {
+        let mut prng = Prng::new(6);
+        for bits in 0..=48 {
+            let hash = Hash::new(bits, prng.next_u64());
+            for _ in 0..100 {
+                let block = prng.next_u64() & hash.mask;
+                assert_eq!(hash.block(hash.of(block)), block, "{bits} bits");
+            }
+        }
+    }
 
     #[test]
     fn blocks_are_found_after_any_changes() {
         let mut prng = Prng::new(5);
-        for slots in [1_u32, 2, 7, 100, 1000] {
-            let mut index = Index::new(slots.into());
-            let mut blocks = vec![0; slots as usize];
+        for (slots, spread) in
+            [(1_u32, 1), (1, 0x1_0001), (2, 1), (7, 1), (100, 3), (1000, 1 << 33)]
+        {
+            let blocks = u64::from(slots) * 2 * spread;
+            let mut index = Index::new(slots.into(), blocks);
             let mut model: HashMap<u64, u32> = HashMap::new();
             for _ in 0..5000 {
                 let slot = prng.below(slots.into()) as u32;
-                let block = prng.below(u64::from(slots) * 2) * 0x1_0001;
+                let block = prng.below(u64::from(slots) * 2) * spread;
                 if let Some((&old, _)) = model.iter().find(|(_, at)| **at == slot) {
-                    index.remove(old, |slot| blocks[slot as usize]);
+                    assert_eq!(index.block(slot), Some(old));
+                    index.remove(old, slot);
                     model.remove(&old);
                 } else if let Entry::Vacant(place) = model.entry(block) {
-                    blocks[slot as usize] = block;
                     index.insert(block, slot);
                     place.insert(slot);
                 }
-                let asked = prng.below(u64::from(slots) * 2) * 0x1_0001;
-                let found = index.find(asked, |slot| blocks[slot as usize]);
-                assert_eq!(found, model.get(&asked).copied());
+                let held = model.iter().find(|(_, at)| **at == slot).map(|(block, _)| *block);
+                assert_eq!((index.block(slot), index.is_used(slot)), (held, held.is_some()));
+                let asked = prng.below(u64::from(slots) * 2) * spread;
+                assert_eq!(index.find(asked), model.get(&asked).copied());
+                assert_eq!(index.find(asked | 1 << 50), None, "that is beyond the end");
             }
+        }
+    }
+
+    #[test]
+    fn the_first_and_the_last_block_are_held() {
+        for blocks in [1, 2, u64::from(u32::MAX), 1 << 32, 1 << 48] {
+            let mut index = Index::new(3, blocks);
+            assert_eq!(index.count(), 3);
+            index.insert(blocks - 1, 1);
+            assert_eq!([0, 1, 2].map(|number| index.block(number)), [None, Some(blocks - 1), None]);
+            assert_eq!(index.find(blocks - 1), Some(1));
+            index.remove(blocks - 1, 1);
+            index.insert(0, 1);
+            assert_eq!((index.find(0), index.block(1)), (Some(1), Some(0)));
         }
     }
 }

@@ -6,7 +6,7 @@
 //! | `metadata` | the metadata device: every byte of it, reading, transactions, checks |
 //! | `policy` | which blocks the cache has: pure decisions |
 //! | `open`, `coming` | opening a cache; one that will take over from another |
-//! | `index`, `held`, `slots`, `traffic` | where blocks are, what slots have, what is under way |
+//! | `packed`, `index`, `slots`, `traffic` | where blocks are, what slots have, what is under way |
 //! | `parts`, `ranges`, `numbers` | which sectors of a block are dirty; sets of sectors; a hash |
 //! | `blocks` | all of that under one lock: whether a request may go on |
 //! | `marks` | what a commit changes of that |
@@ -44,14 +44,15 @@ mod counts;
 pub mod drain;
 mod facts;
 mod fill;
-mod held;
 mod index;
 pub mod inspect;
+mod keys;
 mod marks;
 pub mod metadata;
 mod mutants;
 mod numbers;
 mod open;
+mod packed;
 mod partial;
 mod parts;
 mod plan;

@@ -6,28 +6,42 @@
 //! 2. What is listed of a slot stays listed until all of it is durable on the origin.
 //! 3. The list is bounded. What has no room in it is dirty as a whole.
 
-use std::collections::HashMap;
 use std::ops::Range;
 
 use crate::mutants::{self, Mutant};
 
-use super::numbers::ByNumber;
+use super::keys::{self, Keys};
 use super::ranges::Ranges;
 
 /// Most slots that are listed.
 pub(super) const PARTS_MAX: usize = 1 << 16;
 
 /// The dirty sectors of slots.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Parts {
-    slots: HashMap<u32, Ranges, ByNumber>,
+    slots: Keys,
+    ranges: Vec<Ranges>,
 }
 
 impl Parts {
+    /// No slots, of so many.
+    pub(super) fn new(slots: u64) -> Parts {
+        Parts { slots: Keys::new(slots), ranges: Vec::new() }
+    }
+
+    fn find(&self, slot: u32) -> Option<usize> {
+        self.slots.find(slot.into())
+    }
+
     /// Sectors of a slot that was clean are dirty now.
     pub(super) fn begin(&mut self, slot: u32, sectors: Range<u32>) {
-        if self.slots.len() < PARTS_MAX {
-            self.slots.insert(slot, Ranges::of(sectors));
+        match self.find(slot) {
+            Some(place) => self.ranges[place] = Ranges::of(sectors),
+            None if self.ranges.len() == PARTS_MAX => {}
+            None => {
+                self.slots.push(slot.into());
+                keys::push(&mut self.ranges, Ranges::of(sectors));
+            }
         }
     }
 
@@ -37,28 +51,31 @@ impl Parts {
         if mutants::is(Mutant::PartUnseen) {
             return;
         }
-        if mutants::is(Mutant::WholeTakenForPart) && !self.slots.contains_key(&slot) {
+        if mutants::is(Mutant::WholeTakenForPart) && self.find(slot).is_none() {
             return self.begin(slot, sectors);
         }
-        if let Some(ranges) = self.slots.get_mut(&slot) {
-            ranges.cover(sectors);
+        if let Some(place) = self.find(slot) {
+            self.ranges[place].cover(sectors);
         }
     }
 
     /// The slot is clean, or dirty as a whole.
     pub(super) fn forget(&mut self, slot: u32) {
-        self.slots.remove(&slot);
+        if let Some(place) = self.find(slot) {
+            self.slots.remove(slot.into(), place);
+            keys::remove(&mut self.ranges, &self.slots, place);
+        }
     }
 
     /// What is dirty of a dirty slot; `None`: all of it.
     pub(super) fn get(&self, slot: u32) -> Option<&Ranges> {
-        self.slots.get(&slot)
+        self.find(slot).map(|place| &self.ranges[place])
     }
 
     /// Deliberate bug: what is being copied counts as copied.
     pub(super) fn empty(&mut self, slot: u32) {
-        if let Some(ranges) = self.slots.get_mut(&slot) {
-            *ranges = Ranges::default();
+        if let Some(place) = self.find(slot) {
+            self.ranges[place] = Ranges::default();
         }
     }
 }
@@ -69,9 +86,9 @@ mod tests {
 
     #[test]
     fn what_has_no_room_in_the_list_is_dirty_as_a_whole() {
-        let mut parts = Parts::default();
+        let mut parts = Parts::new(1 << 20);
         (0..PARTS_MAX as u32 + 10).for_each(|slot| parts.begin(slot, 0..8));
-        assert_eq!(parts.slots.len(), PARTS_MAX);
+        assert_eq!(parts.ranges.len(), PARTS_MAX);
         let late = PARTS_MAX as u32;
         parts.add(late, 8..16);
         assert_eq!(parts.get(late), None);

@@ -12,93 +12,141 @@ use crate::mutants::{self, Mutant};
 /// Most ranges of a block.
 pub(super) const RANGES_MAX: usize = 16;
 
-/// A set of sectors: ranges in order, with gaps between them.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Ranges(Vec<Range<u32>>);
+/// A set of sectors: ranges in order, with gaps between them. Most sets have one range or none, so
+/// that takes no memory elsewhere.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Ranges {
+    /// This one, unless it is empty.
+    One(Range<u32>),
+    /// Two or more.
+    Many(Box<[Range<u32>]>),
+}
+
+impl Default for Ranges {
+    fn default() -> Ranges {
+        Ranges::One(0..0)
+    }
+}
 
 impl Ranges {
     /// These sectors.
     pub(super) fn of(sectors: Range<u32>) -> Ranges {
-        Ranges(vec![sectors])
+        Ranges::One(sectors)
+    }
+
+    fn as_slice(&self) -> &[Range<u32>] {
+        match self {
+            Ranges::One(range) if range.is_empty() => &[],
+            Ranges::One(range) => std::slice::from_ref(range),
+            Ranges::Many(ranges) => ranges,
+        }
     }
 
     /// All of them, in order.
     pub(super) fn iter(&self) -> impl Iterator<Item = Range<u32>> {
-        self.0.iter().cloned()
+        self.as_slice().iter().cloned()
+    }
+
+    /// Puts ranges in the place of some.
+    fn splice(&mut self, old: Range<usize>, new: impl IntoIterator<Item = Range<u32>>) {
+        let mut ranges = match std::mem::take(self) {
+            Ranges::Many(ranges) => ranges.into_vec(),
+            Ranges::One(range) if range.is_empty() => Vec::new(),
+            Ranges::One(range) => vec![range],
+        };
+        if old.is_empty() {
+            ranges.reserve_exact(1);
+        }
+        ranges.splice(old, new);
+        *self = match ranges[..] {
+            [] | [_] => Ranges::One(ranges.pop().unwrap_or_default()),
+            _ => Ranges::Many(ranges.into_boxed_slice()),
+        };
     }
 
     /// Adds sectors, and more of them where the set would have too many ranges.
     #[inline]
     pub(super) fn cover(&mut self, new: Range<u32>) {
-        let first = self.0.partition_point(|old| old.end < new.start);
-        match self.0.get(first) {
+        let all = self.as_slice();
+        let first = all.partition_point(|old| old.end < new.start);
+        match all.get(first) {
             Some(old) if old.start <= new.start && new.end <= old.end => {}
             _ => {
                 self.join(first, new);
-                if self.0.len() > RANGES_MAX {
-                    self.close_narrowest_gap();
-                }
+                self.close_narrowest_gap();
             }
         }
     }
 
     /// Adds sectors that touch no range before the one at `first`.
     fn join(&mut self, first: usize, mut new: Range<u32>) {
-        let touched = self.0[first..].partition_point(|old| old.start <= new.end);
-        if let Some([old, ..]) = self.0.get(first..first + touched) {
+        let all = self.as_slice();
+        let touched = all[first..].partition_point(|old| old.start <= new.end);
+        if let [old, ..] = &all[first..first + touched] {
             new.start = new.start.min(old.start);
         }
-        if let Some([.., old]) = self.0.get(first..first + touched) {
+        if let [.., old] = &all[first..first + touched] {
             new.end = new.end.max(old.end);
         }
-        self.0.splice(first..first + touched, [new]);
+        match all.len() == touched {
+            true => *self = Ranges::One(new),
+            false => self.splice(first..first + touched, [new]),
+        }
     }
 
     /// How many sectors it has.
     pub(super) fn len(&self) -> u32 {
-        self.0.iter().map(|range| range.end - range.start).sum()
+        self.as_slice().iter().map(|range| range.end - range.start).sum()
     }
 
     /// Whether it has all of `wanted`.
     #[inline]
     pub(super) fn contains(&self, wanted: &Range<u32>) -> bool {
-        let first = self.0.partition_point(|old| old.end < wanted.end);
-        self.0.get(first).is_some_and(|old| old.start <= wanted.start)
+        let all = self.as_slice();
+        let first = all.partition_point(|old| old.end < wanted.end);
+        all.get(first).is_some_and(|old| old.start <= wanted.start)
     }
 
     /// Adds sectors; where it would have too many ranges, it loses the shortest one.
     pub(super) fn add(&mut self, new: Range<u32>) {
-        let first = self.0.partition_point(|old| old.end < new.start);
+        let first = self.as_slice().partition_point(|old| old.end < new.start);
         self.join(first, new);
         self.lose_shortest();
     }
 
     /// Takes sectors away, and more where it would have too many ranges.
     pub(super) fn remove(&mut self, gone: &Range<u32>) {
-        let first = self.0.partition_point(|old| old.end <= gone.start);
-        let touched = self.0[first..].partition_point(|old| old.start < gone.end);
-        let Some([head, ..]) = self.0.get(first..first + touched) else { return };
-        let before = head.start..gone.start;
-        let after = gone.end..self.0[first + touched - 1].end;
-        let left = [before, after].into_iter().filter(|range| !range.is_empty());
-        self.0.splice(first..first + touched, left);
+        let all = self.as_slice();
+        let first = all.partition_point(|old| old.end <= gone.start);
+        let touched = all[first..].partition_point(|old| old.start < gone.end);
+        let ([head, ..], [.., tail]) = (&all[first..first + touched], &all[first..first + touched])
+        else {
+            return;
+        };
+        let left = [head.start..gone.start, gone.end..tail.end];
+        let left = left.into_iter().filter(|range| !range.is_empty());
+        self.splice(first..first + touched, left);
         self.lose_shortest();
     }
 
     fn lose_shortest(&mut self) {
-        if self.0.len() > RANGES_MAX {
-            let len = |nth: &usize| self.0[*nth].end - self.0[*nth].start;
-            let shortest = (0..self.0.len()).min_by_key(len).expect("it has ranges");
-            self.0.remove(shortest);
+        let all = self.as_slice();
+        if all.len() > RANGES_MAX {
+            let len = |nth: &usize| all[*nth].end - all[*nth].start;
+            let shortest = (0..all.len()).min_by_key(len).expect("it has ranges");
+            self.splice(shortest..shortest + 1, []);
         }
     }
 
     fn close_narrowest_gap(&mut self) {
-        let gap = |nth: &usize| self.0[nth + 1].start - self.0[*nth].end;
-        let narrowest = (0..self.0.len() - 1).min_by_key(gap).expect("it has two ranges at least");
-        let after = self.0.remove(narrowest + 1);
-        if !mutants::is(Mutant::PartsCutShort) {
-            self.0[narrowest].end = after.end;
+        let all = self.as_slice();
+        if all.len() > RANGES_MAX {
+            let gap = |nth: &usize| all[nth + 1].start - all[*nth].end;
+            let narrowest = (0..all.len() - 1).min_by_key(gap).expect("it has two ranges at least");
+            let (before, after) = (all[narrowest].clone(), all[narrowest + 1].clone());
+            let is_cut = mutants::is(Mutant::PartsCutShort);
+            let joined = before.start..if is_cut { before.end } else { after.end };
+            self.splice(narrowest..narrowest + 2, [joined]);
         }
     }
 }
@@ -131,8 +179,13 @@ mod tests {
                 let found = sectors(&set, count);
                 assert!(model.iter().zip(&found).all(|(wanted, found)| !wanted || *found));
                 assert!(!is_exact || found == model, "{set:?}");
-                assert!(set.0.len() <= RANGES_MAX && set.0.iter().all(|range| !range.is_empty()));
-                assert!(set.0.windows(2).all(|pair| pair[0].end < pair[1].start), "{set:?}");
+                assert!(
+                    set.as_slice().len() <= RANGES_MAX && set.iter().all(|range| !range.is_empty())
+                );
+                assert!(
+                    set.as_slice().windows(2).all(|pair| pair[0].end < pair[1].start),
+                    "{set:?}"
+                );
             }
         }
     }
@@ -159,8 +212,13 @@ mod tests {
                 let found = sectors(&set, count);
                 assert!(model.iter().zip(&found).all(|(may, found)| *may || !found), "{set:?}");
                 assert!(!is_exact || found == model, "{set:?}");
-                assert!(set.0.len() <= RANGES_MAX && set.0.iter().all(|range| !range.is_empty()));
-                assert!(set.0.windows(2).all(|pair| pair[0].end < pair[1].start), "{set:?}");
+                assert!(
+                    set.as_slice().len() <= RANGES_MAX && set.iter().all(|range| !range.is_empty())
+                );
+                assert!(
+                    set.as_slice().windows(2).all(|pair| pair[0].end < pair[1].start),
+                    "{set:?}"
+                );
                 let all = found[start as usize..end as usize].iter().all(|found| *found);
                 assert_eq!(set.contains(&(start..end)), all);
                 assert_eq!(set.len(), found.iter().filter(|found| **found).count() as u32);
@@ -169,12 +227,17 @@ mod tests {
     }
 
     #[test]
+    fn a_set_of_one_range_takes_16_bytes() {
+        assert_eq!(size_of::<Ranges>(), 16);
+    }
+
+    #[test]
     fn the_narrowest_gap_is_closed() {
         let mut set = Ranges::default();
         (0..16).for_each(|nth| set.cover(nth * 100..nth * 100 + 1));
         set.cover(1550..1551);
-        assert_eq!(set.0.len(), RANGES_MAX);
-        assert_eq!(set.0.last(), Some(&(1500..1551)));
+        assert_eq!(set.as_slice().len(), RANGES_MAX);
+        assert_eq!(set.as_slice().last(), Some(&(1500..1551)));
         set.cover(0..u32::MAX);
         assert_eq!(set, Ranges::of(0..u32::MAX));
     }

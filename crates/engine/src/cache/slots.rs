@@ -15,7 +15,6 @@
 use std::collections::VecDeque;
 use std::ops::Range;
 
-use super::held::{Held, NO_BLOCK};
 use super::index::Index;
 use super::metadata::Contents;
 use super::metadata::bits::{Bits, words_of};
@@ -28,7 +27,6 @@ use crate::units::SECTOR;
 /// The slots.
 #[derive(Debug)]
 pub(super) struct Slots {
-    held: Held,
     dirty: Bits,
     marked: Bits,
     fresh: Bits,
@@ -47,21 +45,16 @@ impl Slots {
     /// As the medium has it, in front of an origin of this many blocks, of this many sectors each.
     pub(super) fn new(contents: Contents, origin_blocks: u64, block_sectors: u32) -> Slots {
         let count = contents.slots();
-        let mut held = Held::new(count, origin_blocks);
-        let mut index = Index::new(count);
+        let mut index = Index::new(count, origin_blocks);
         let mut free = Bits::new(count);
         (0..count).for_each(|slot| match contents.block(slot) {
-            Some(block) => {
-                held.put(slot as u32, block);
-                index.insert(block, slot as u32);
-            }
+            Some(block) => index.insert(block, slot as u32),
             None => free.set(slot),
         });
         let dirty = contents.dirty;
         let (marked, fresh, dirty_count) = (dirty.clone(), Bits::new(count), dirty.ones() as u32);
         let (free_count, cursor) = (free.ones() as u32, 0);
         Slots {
-            held,
             dirty,
             marked,
             fresh,
@@ -70,14 +63,14 @@ impl Slots {
             cursor,
             index,
             dirty_count,
-            parts: Parts::default(),
-            partials: Partials::new(block_sectors),
+            parts: Parts::new(count),
+            partials: Partials::new(block_sectors, count, origin_blocks),
         }
     }
 
     /// How many there are.
     pub(super) fn count(&self) -> u32 {
-        self.held.count()
+        self.index.count()
     }
 
     /// How many are free.
@@ -93,12 +86,12 @@ impl Slots {
     /// The slot that holds `block`.
     #[inline]
     pub(super) fn find(&self, block: u64) -> Option<u32> {
-        self.index.find(block, |slot| self.held.get(slot))
+        self.index.find(block)
     }
 
     /// The block that it holds.
     pub(super) fn block(&self, slot: u32) -> Option<u64> {
-        Some(self.held.get(slot)).filter(|block| *block != NO_BLOCK)
+        self.index.block(slot)
     }
 
     /// Its mapping, as the medium has it.
@@ -136,7 +129,7 @@ impl Slots {
     pub(super) fn mapped_word(&self, word: u64) -> u64 {
         let first = word * 64;
         let slots = first..(first + 64).min(self.count().into());
-        let bit = |slot: u64| u64::from(self.mapping(slot) != 0) << (slot - first);
+        let bit = |slot: u64| u64::from(self.index.is_used(slot as u32)) << (slot - first);
         slots.map(bit).fold(0, |word, bit| word | bit)
     }
 
@@ -225,7 +218,6 @@ impl Slots {
 
     /// A slot that was taken holds `block` from now on.
     pub(super) fn map(&mut self, slot: u32, block: u64) {
-        self.held.put(slot, block);
         self.index.insert(block, slot);
         self.fresh.set(slot.into());
         self.marked.clear(slot.into());
@@ -233,8 +225,7 @@ impl Slots {
 
     /// It holds its block no more. It is not free yet.
     pub(super) fn unmap(&mut self, slot: u32, block: u64) {
-        self.index.remove(block, |slot| self.held.get(slot));
-        self.held.put(slot, NO_BLOCK);
+        self.index.remove(block, slot);
         self.clean(slot);
         self.marked.clear(slot.into());
         self.fresh.clear(slot.into());

@@ -18,7 +18,7 @@ use std::ops::Range;
 
 use crate::mutants::{self, Mutant};
 
-use super::numbers::ByNumber;
+use super::keys::{self, Keys};
 use super::ranges::Ranges;
 
 /// Most blocks that are in their slots in part.
@@ -44,40 +44,75 @@ impl Fill {
     }
 }
 
-/// A block that is in its slot in part.
+/// A block that is in its slot in part. There may be many: 24 bytes for each.
 #[derive(Debug)]
 struct Partial {
-    slot: u32,
     valid: Ranges,
-    fills: Vec<Fill>,
-    /// The fill that let it come, until the origin has answered.
-    first: Option<u32>,
-    /// What the background is to bring.
-    wish: Range<u32>,
-    /// It is in the queue of the background.
-    is_queued: bool,
+    wish: Wish,
 }
 
-impl Partial {
+/// What the background is to bring of a block.
+#[derive(Clone, Copy, Debug, Default)]
+struct Wish {
+    start: u32,
+    /// In the lower bits; above them, whether the block is in the queue of the background.
+    end: u32,
+}
+
+impl Wish {
+    const IS_QUEUED: u32 = 1 << 31;
+
+    fn get(self) -> Range<u32> {
+        self.start..self.end & !Wish::IS_QUEUED
+    }
+
+    fn put(&mut self, wish: Range<u32>) {
+        *self = Wish { start: wish.start, end: wish.end | self.end & Wish::IS_QUEUED };
+    }
+
+    fn is_queued(self) -> bool {
+        self.end & Wish::IS_QUEUED != 0
+    }
+
+    fn put_queued(&mut self, is_queued: bool) {
+        self.end = self.get().end | if is_queued { Wish::IS_QUEUED } else { 0 };
+    }
+}
+
+/// What is under way in a block.
+#[derive(Debug, Default)]
+struct Work {
+    fills: Vec<Fill>,
+    /// The fill that let the block come, until the origin has answered.
+    first: Option<u32>,
+}
+
+impl Work {
     fn overlaps(&self, sectors: &Range<u32>) -> bool {
         self.fills.iter().any(|fill| overlap(&fill.sectors, sectors))
     }
 
-    /// The first sectors of the wish that are missing, and not under way.
-    fn gap(&self) -> Option<Range<u32>> {
-        if self.first.is_some() && !mutants::is(Mutant::GapsFirst) {
-            return None;
-        }
-        let under_way = || self.fills.iter().map(|fill| fill.sectors.clone());
-        let all = || self.valid.iter().chain(under_way());
-        let mut start = self.wish.start;
-        while let Some(over) = all().find(|range| range.contains(&start)) {
-            start = over.end;
-        }
-        let later = all().map(|range| range.start).filter(|first| *first > start);
-        let end = later.min().map_or(self.wish.end, |first| first.min(self.wish.end));
-        (start < end).then_some(start..end)
+    /// None of its fills brings anything.
+    fn spoil(&mut self) {
+        self.fills.iter_mut().for_each(|fill| fill.is_good = false);
     }
+}
+
+/// The first sectors of a block's wish that are missing, and not under way.
+fn gap(of: &Partial, work: Option<&Work>) -> Option<Range<u32>> {
+    if work.is_some_and(|work| work.first.is_some()) && !mutants::is(Mutant::GapsFirst) {
+        return None;
+    }
+    let fills = work.map_or(&[][..], |work| &work.fills);
+    let under_way = || fills.iter().map(|fill| fill.sectors.clone());
+    let all = || of.valid.iter().chain(under_way());
+    let Range { mut start, end } = of.wish.get();
+    while let Some(over) = all().find(|range| range.contains(&start)) {
+        start = over.end;
+    }
+    let later = all().map(|range| range.start).filter(|first| *first > start);
+    let end = later.min().map_or(end, |first| first.min(end));
+    (start < end).then_some(start..end)
 }
 
 fn overlap(one: &Range<u32>, other: &Range<u32>) -> bool {
@@ -95,9 +130,12 @@ pub(super) struct Gap {
 /// The blocks that are in their slots in part.
 #[derive(Debug)]
 pub(super) struct Partials {
-    /// By blocks, which clients choose: with the hash that they cannot know.
-    blocks: HashMap<u64, Partial>,
-    slots: HashMap<u32, u64, ByNumber>,
+    /// The blocks and their slots, in places of the same numbers.
+    blocks: Keys,
+    slots: Keys,
+    partials: Vec<Partial>,
+    /// By blocks with anything under way.
+    works: HashMap<u64, Work>,
     /// Blocks with gaps that the background is to fill.
     queue: VecDeque<u64>,
     block_sectors: u32,
@@ -108,11 +146,15 @@ pub(super) struct Partials {
 }
 
 impl Partials {
-    /// None, of a cache with blocks of this many sectors.
-    pub(super) fn new(block_sectors: u32) -> Partials {
+    /// None, of a cache with blocks of this many sectors, so many slots, and so many blocks at its
+    /// origin.
+    pub(super) fn new(block_sectors: u32, slots: u64, blocks: u64) -> Partials {
+        assert!(block_sectors < Wish::IS_QUEUED, "a block has at most 2^21 sectors");
         Partials {
-            blocks: HashMap::default(),
-            slots: HashMap::default(),
+            blocks: Keys::new(blocks),
+            slots: Keys::new(slots),
+            partials: Vec::new(),
+            works: HashMap::default(),
             queue: VecDeque::new(),
             block_sectors,
             last_id: 0,
@@ -123,7 +165,22 @@ impl Partials {
 
     /// How many there are.
     pub(super) fn count(&self) -> usize {
-        self.blocks.len()
+        self.partials.len()
+    }
+
+    #[inline]
+    fn get(&self, block: u64) -> Option<&Partial> {
+        self.blocks.find(block).map(|place| &self.partials[place])
+    }
+
+    /// One that is there.
+    fn of(&mut self, block: u64) -> &mut Partial {
+        let place = self.blocks.find(block).expect("it is there in part");
+        &mut self.partials[place]
+    }
+
+    fn fills(&self, block: u64) -> &[Fill] {
+        self.works.get(&block).map_or(&[], |work| &work.fills)
     }
 
     /// Whether anything is under way in any of them.
@@ -133,33 +190,38 @@ impl Partials {
 
     /// Whether nothing is under way in a block.
     pub(super) fn is_quiet(&self, block: u64) -> bool {
-        self.blocks.get(&block).is_none_or(|of| of.fills.is_empty())
+        self.fills(block).is_empty()
     }
 
     /// The slot that has a part of a block.
     #[inline]
     pub(super) fn slot(&self, block: u64) -> Option<u32> {
-        self.blocks.get(&block).map(|of| of.slot)
+        self.blocks.find(block).map(|place| self.slots.key(place) as u32)
     }
 
     /// The block of which a slot has a part.
     pub(super) fn block(&self, slot: u32) -> Option<u64> {
-        self.slots.get(&slot).copied()
+        self.slots.find(slot.into()).map(|place| self.blocks.key(place))
     }
 
     /// All of them, with their slots.
     pub(super) fn all(&self) -> Vec<(u64, u32)> {
-        self.blocks.iter().map(|(block, of)| (*block, of.slot)).collect()
+        (0..self.count()).map(|place| self.pair(place)).collect()
+    }
+
+    /// The block and the slot of a place.
+    fn pair(&self, place: usize) -> (u64, u32) {
+        (self.blocks.key(place), self.slots.key(place) as u32)
     }
 
     /// Whether the slot has these sectors of its block.
     pub(super) fn has(&self, block: u64, sectors: &Range<u32>) -> bool {
-        self.blocks.get(&block).is_some_and(|of| of.valid.contains(sectors))
+        self.get(block).is_some_and(|of| of.valid.contains(sectors))
     }
 
     /// How many sectors the slot has.
     pub(super) fn filled(&self, block: u64) -> u32 {
-        self.blocks.get(&block).map_or(0, |of| of.valid.len())
+        self.get(block).map_or(0, |of| of.valid.len())
     }
 
     /// Sectors of fills under way: of requests, and of gaps.
@@ -169,38 +231,42 @@ impl Partials {
 
     /// A slot is to have parts of a block, and has none yet.
     pub(super) fn begin(&mut self, block: u64, slot: u32) {
-        let (valid, fills, first, wish) = (Ranges::default(), Vec::new(), None, 0..0);
-        let partial = Partial { slot, valid, fills, first, wish, is_queued: false };
-        self.blocks.insert(block, partial);
-        self.slots.insert(slot, block);
+        self.blocks.push(block);
+        self.slots.push(slot.into());
+        let partial = Partial { valid: Ranges::default(), wish: Wish::default() };
+        keys::push(&mut self.partials, partial);
     }
 
     /// It leaves its slot, or is there as a whole. Nothing is under way in it.
     pub(super) fn end(&mut self, block: u64) {
-        let of = self.blocks.remove(&block).expect("it is there in part");
-        debug_assert!(of.fills.is_empty());
-        self.slots.remove(&of.slot);
+        let place = self.blocks.find(block).expect("it is there in part");
+        debug_assert!(self.is_quiet(block));
+        self.works.remove(&block);
+        self.slots.remove(self.slots.key(place), place);
+        self.blocks.remove(block, place);
+        keys::remove(&mut self.partials, &self.blocks, place);
     }
 
     /// A read of sectors that the slot lacks begins at the origin. The number of its fill, if it
     /// may be one.
     pub(super) fn read_begins(&mut self, block: u64, sectors: Range<u32>) -> Option<u32> {
-        let of = self.blocks.get(&block)?;
-        let may_fill = !of.overlaps(&sectors) || mutants::is(Mutant::FillsOverlap);
+        self.blocks.find(block)?;
+        let is_first = self.works.get(&block).is_none_or(|work| !work.overlaps(&sectors));
+        let may_fill = is_first || mutants::is(Mutant::FillsOverlap);
         may_fill.then(|| self.register(block, sectors, true, false))
     }
 
     /// A write begins at the origin. `has_data`: it may fill. Its number.
     pub(super) fn write_begins(&mut self, block: u64, sectors: Range<u32>, has_data: bool) -> u32 {
-        let of = self.blocks.get_mut(&block).expect("it is there in part");
-        let is_first = !of.overlaps(&sectors) || mutants::is(Mutant::FillsOverlap);
+        let work = self.works.entry(block).or_default();
+        let is_first = !work.overlaps(&sectors) || mutants::is(Mutant::FillsOverlap);
         if !mutants::is(Mutant::FillNotSpoiled) && !mutants::is(Mutant::SpoiledLate) {
-            of.fills.iter_mut().for_each(|fill| fill.spoil(&sectors));
+            work.fills.iter_mut().for_each(|fill| fill.spoil(&sectors));
         }
         if !mutants::is(Mutant::RewrittenPartValid)
             && (has_data || !mutants::is(Mutant::ZeroedPart))
         {
-            of.valid.remove(&sectors);
+            self.of(block).valid.remove(&sectors);
         }
         self.register(block, sectors, has_data && is_first, false)
     }
@@ -210,25 +276,25 @@ impl Partials {
         self.under_way += 1;
         self.filling[usize::from(is_gap)] += u64::from(sectors.end - sectors.start);
         let id = self.last_id;
-        let of = self.blocks.get_mut(&block).expect("it is there in part");
-        of.fills.push(Fill { id, sectors, spoiled: Ranges::default(), is_good, is_gap });
+        let fills = &mut self.works.entry(block).or_default().fills;
+        fills.push(Fill { id, sectors, spoiled: Ranges::default(), is_good, is_gap });
         id
     }
 
     /// Gaps of a block wait for the answer to the request of this fill, with which it came.
     pub(super) fn wait_for(&mut self, block: u64, id: u32) {
-        self.blocks.get_mut(&block).expect("it is there in part").first = Some(id);
+        self.works.get_mut(&block).expect("its fill is under way").first = Some(id);
     }
 
     /// The origin has answered. Whether the fill goes on, to the slot; else it has ended.
     pub(super) fn answered(&mut self, block: u64, id: u32, has_data: bool) -> bool {
-        let of = self.blocks.get_mut(&block).expect("its fill is under way");
-        of.first = of.first.filter(|first| *first != id);
-        let fill = of.fills.iter().find(|fill| fill.id == id).expect("it is under way");
+        let work = self.works.get_mut(&block).expect("its fill is under way");
+        work.first = work.first.filter(|first| *first != id);
+        let fill = work.fills.iter().find(|fill| fill.id == id).expect("it is under way");
         let goes_on = fill.is_good && has_data;
         if mutants::is(Mutant::SpoiledLate) {
             let sectors = fill.sectors.clone();
-            let others = of.fills.iter_mut().filter(|fill| fill.id != id);
+            let others = work.fills.iter_mut().filter(|fill| fill.id != id);
             others.for_each(|fill| fill.spoil(&sectors));
         }
         match goes_on {
@@ -240,14 +306,20 @@ impl Partials {
 
     /// A fill has ended. Whether the slot has all of the block now.
     pub(super) fn ended(&mut self, block: u64, id: u32, is_done: bool) -> bool {
-        let of = self.blocks.get_mut(&block).expect("its fill is under way");
-        let nth = of.fills.iter().position(|fill| fill.id == id).expect("it is under way");
-        let Fill { sectors, spoiled, is_good, is_gap, .. } = of.fills.swap_remove(nth);
+        let work = self.works.get_mut(&block).expect("its fill is under way");
+        let nth = work.fills.iter().position(|fill| fill.id == id).expect("it is under way");
+        let Fill { sectors, spoiled, is_good, is_gap, .. } = work.fills.swap_remove(nth);
+        let is_last = work.fills.is_empty();
+        if is_last {
+            self.works.remove(&block);
+        }
         self.under_way -= 1;
         self.filling[usize::from(is_gap)] -= u64::from(sectors.end - sectors.start);
+        let block_sectors = self.block_sectors;
+        let of = self.of(block);
         if is_good && !is_done {
             // It is tried again when somebody asks for it.
-            of.wish = 0..0;
+            of.wish.put(0..0);
         }
         match is_done {
             true if is_good => {
@@ -259,17 +331,18 @@ impl Partials {
             // What was valid before may be damaged by a write to the slot that failed.
             false => of.valid.remove(&sectors),
         }
-        let is_whole = of.valid.contains(&(0..self.block_sectors))
+        let is_whole = of.valid.contains(&(0..block_sectors))
             || mutants::is(Mutant::NamedInPart) && of.valid.len() > 0;
-        let is_whole = is_whole && of.fills.is_empty();
+        let is_whole = is_whole && is_last;
         self.enqueue(block);
         is_whole
     }
 
     fn enqueue(&mut self, block: u64) {
-        let of = self.blocks.get_mut(&block).expect("it is there in part");
-        if !of.is_queued && of.gap().is_some() {
-            of.is_queued = true;
+        let place = self.blocks.find(block).expect("it is there in part");
+        let of = &mut self.partials[place];
+        if !of.wish.is_queued() && gap(of, self.works.get(&block)).is_some() {
+            of.wish.put_queued(true);
             self.queue.push_back(block);
         }
     }
@@ -277,9 +350,9 @@ impl Partials {
     /// The background is to bring these sectors, or as many of them as there are.
     pub(super) fn wish(&mut self, block: u64, sectors: Range<u32>) {
         let whole = 0..self.block_sectors;
-        let of = self.blocks.get_mut(&block).expect("it is there in part");
-        if of.wish != whole {
-            of.wish = sectors.start..sectors.end.min(whole.end);
+        let wish = &mut self.of(block).wish;
+        if wish.get() != whole {
+            wish.put(sectors.start..sectors.end.min(whole.end));
         }
         self.enqueue(block);
     }
@@ -292,9 +365,10 @@ impl Partials {
     /// The next gap to fill, of at most this many sectors. Its fill has begun.
     pub(super) fn next_gap(&mut self, sectors_max: u32) -> Option<Gap> {
         while let Some(block) = self.queue.pop_front() {
-            let Some(of) = self.blocks.get_mut(&block) else { continue };
-            of.is_queued = false;
-            let Some(gap) = of.gap() else { continue };
+            let Some(place) = self.blocks.find(block) else { continue };
+            let of = &mut self.partials[place];
+            of.wish.put_queued(false);
+            let Some(gap) = gap(of, self.works.get(&block)) else { continue };
             let sectors = gap.start..gap.end.min(gap.start.saturating_add(sectors_max));
             let id = self.register(block, sectors.clone(), true, true);
             self.enqueue(block);
@@ -309,26 +383,26 @@ impl Partials {
 
     /// Blocks of which nothing is under way, and nothing more is to be brought, with their slots.
     pub(super) fn given_up(&self) -> Vec<(u64, u32)> {
-        let is_over = |of: &Partial| of.wish.is_empty() && of.fills.is_empty();
-        let over = self.blocks.iter().filter(|(_, of)| is_over(of));
-        over.map(|(block, of)| (*block, of.slot)).collect()
+        let over = (0..self.count()).filter(|place| self.partials[*place].wish.get().is_empty());
+        let over = over.map(|place| self.pair(place));
+        over.filter(|(block, _)| self.is_quiet(*block)).collect()
     }
 
     /// The slot may have lost what it has of a block.
     pub(super) fn forget(&mut self, block: u64) {
-        if let Some(of) = self.blocks.get_mut(&block) {
-            of.valid = Ranges::default();
-            of.fills.iter_mut().for_each(|fill| fill.is_good = false);
+        if let Some(place) = self.blocks.find(block) {
+            self.partials[place].valid = Ranges::default();
+            self.works.entry(block).and_modify(Work::spoil);
         }
     }
 
     /// All slots may have lost what they have.
     pub(super) fn lose(&mut self) {
-        for of in self.blocks.values_mut() {
+        for of in &mut self.partials {
             of.valid = Ranges::default();
-            of.wish = 0..0;
-            of.fills.iter_mut().for_each(|fill| fill.is_good = false);
+            of.wish.put(0..0);
         }
+        self.works.values_mut().for_each(Work::spoil);
     }
 }
 

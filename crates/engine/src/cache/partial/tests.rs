@@ -106,7 +106,7 @@ impl Model {
 #[test]
 fn what_is_valid_equals_the_origin() {
     for seed in 0..300 {
-        let mut partials = Partials::new(SECTORS);
+        let mut partials = Partials::new(SECTORS, 100, 100);
         partials.begin(7, 3);
         let origin = (0..u64::from(SECTORS)).map(|sector| 1 << 40 | sector).collect();
         let slot = vec![u64::MAX; SECTORS as usize];
@@ -132,7 +132,7 @@ fn what_is_valid_equals_the_origin() {
 
 #[test]
 fn what_is_lost_is_not_valid() {
-    let mut partials = Partials::new(64);
+    let mut partials = Partials::new(64, 1 << 20, 1 << 20);
     partials.begin(1, 0);
     let id = partials.read_begins(1, 0..8).unwrap();
     assert!(partials.answered(1, id, true) && !partials.ended(1, id, true));
@@ -146,7 +146,7 @@ fn what_is_lost_is_not_valid() {
 
 #[test]
 fn gaps_are_what_is_missing_and_not_under_way() {
-    let mut partials = Partials::new(64);
+    let mut partials = Partials::new(64, 1 << 20, 1 << 20);
     partials.begin(1, 0);
     for sectors in [8..16, 24..32] {
         let id = partials.read_begins(1, sectors).unwrap();

@@ -1,71 +1,87 @@
 //! Lists of entries by level, the structure below the kernel's policy: 64 lists, each from its
 //! oldest to its newest entry. Entries are numbers; an entry is in one queue at most.
 
+use super::super::packed::{Packed, bits_of, ones};
+
 /// Levels of a queue.
 pub(super) const LEVELS: usize = 64;
 
-/// Entries have numbers of 28 bits; this one is of none.
-const NONE: u32 = (1 << LINK_BITS) - 1;
-const LINK_BITS: u32 = 28;
+/// No entry.
+const NONE: u32 = u32::MAX;
+const LEVEL_BITS: u32 = LEVELS.trailing_zeros();
+const MARK_BITS: u32 = 2;
 
-/// Eight bytes for an entry: its older and its newer neighbour, and four bits above each. Those of
-/// the older one are the level's lower bits; above the newer one are a mark and the level's upper
-/// two.
-#[derive(Clone, Copy, Debug)]
-struct Entry {
-    older: u32,
-    newer: u32,
-}
-
-/// All entries, whichever queue they are in.
+/// All entries, whichever queue they are in. Each is a few bits: from the lowest, a mark, its
+/// level, its older and its newer neighbour, plus 1.
 #[derive(Debug)]
-pub(super) struct Entries(Box<[Entry]>);
+pub(super) struct Entries {
+    packed: Packed,
+    link_bits: u32,
+}
 
 impl Entries {
     pub(super) fn new(count: usize) -> Entries {
-        assert!(count <= NONE as usize, "entries have numbers of 28 bits");
-        Entries(vec![Entry { older: NONE, newer: NONE }; count].into_boxed_slice())
+        let link_bits = bits_of(count as u64);
+        assert!(link_bits <= 28, "entries have numbers of 28 bits");
+        let packed = Packed::new(count, MARK_BITS + LEVEL_BITS + 2 * link_bits);
+        Entries { packed, link_bits }
+    }
+
+    #[inline]
+    fn part(&self, entry: u32, at: u32, bits: u32) -> u64 {
+        self.packed.get(entry as usize) >> at & ones(bits)
+    }
+
+    #[inline]
+    fn put_part(&mut self, entry: u32, at: u32, bits: u32, new: u64) {
+        self.packed.change(entry as usize, |all| all & !(ones(bits) << at) | new << at);
     }
 
     pub(super) fn level(&self, entry: u32) -> u8 {
-        let Entry { older, newer } = self.0[entry as usize];
-        (older >> LINK_BITS | (newer >> LINK_BITS & 3) << 4) as u8
+        self.part(entry, MARK_BITS, LEVEL_BITS) as u8
     }
 
     /// Of an entry that is in no queue.
     pub(super) fn set_level(&mut self, entry: u32, level: u8) {
-        let level = u32::from(level);
-        let Entry { older, newer } = &mut self.0[entry as usize];
-        *older = *older & NONE | (level & 15) << LINK_BITS;
-        *newer = *newer & !(3 << LINK_BITS) | (level >> 4) << LINK_BITS;
+        self.put_part(entry, MARK_BITS, LEVEL_BITS, level.into());
     }
 
     /// Two bits that are the owner's: 0 at first.
     pub(super) fn mark(&self, entry: u32) -> u8 {
-        (self.0[entry as usize].newer >> (LINK_BITS + 2)) as u8
+        self.part(entry, 0, MARK_BITS) as u8
     }
 
     pub(super) fn set_mark(&mut self, entry: u32, mark: u8) {
-        let newer = &mut self.0[entry as usize].newer;
-        *newer = *newer & !(3 << (LINK_BITS + 2)) | u32::from(mark) << (LINK_BITS + 2);
+        self.put_part(entry, 0, MARK_BITS, mark.into());
     }
 
-    fn older(&self, entry: u32) -> u32 {
-        self.0[entry as usize].older & NONE
+    fn older_at(&self) -> u32 {
+        MARK_BITS + LEVEL_BITS
     }
 
-    fn newer(&self, entry: u32) -> u32 {
-        self.0[entry as usize].newer & NONE
+    fn newer_at(&self) -> u32 {
+        MARK_BITS + LEVEL_BITS + self.link_bits
+    }
+
+    /// Its older and its newer neighbour.
+    fn neighbours(&self, entry: u32) -> (u32, u32) {
+        let all = self.packed.get(entry as usize);
+        let link = |at: u32| ((all >> at & ones(self.link_bits)) as u32).wrapping_sub(1);
+        (link(self.older_at()), link(self.newer_at()))
+    }
+
+    fn put_neighbours(&mut self, entry: u32, older: u32, newer: u32) {
+        let link = |link: u32| u64::from(link.wrapping_add(1));
+        let both = link(newer) << self.link_bits | link(older);
+        self.put_part(entry, self.older_at(), 2 * self.link_bits, both);
     }
 
     fn put_older(&mut self, entry: u32, older: u32) {
-        let link = &mut self.0[entry as usize].older;
-        *link = *link & !NONE | older;
+        self.put_part(entry, self.older_at(), self.link_bits, older.wrapping_add(1).into());
     }
 
     fn put_newer(&mut self, entry: u32, newer: u32) {
-        let link = &mut self.0[entry as usize].newer;
-        *link = *link & !NONE | newer;
+        self.put_part(entry, self.newer_at(), self.link_bits, newer.wrapping_add(1).into());
     }
 }
 
@@ -116,8 +132,7 @@ impl Queue {
     /// Between two neighbours of its level.
     fn insert(&mut self, entries: &mut Entries, entry: u32, older: u32, newer: u32) {
         let list = &mut self.lists[usize::from(entries.level(entry))];
-        entries.put_older(entry, older);
-        entries.put_newer(entry, newer);
+        entries.put_neighbours(entry, older, newer);
         match older {
             NONE => list.oldest = entry,
             older => entries.put_newer(older, entry),
@@ -133,7 +148,7 @@ impl Queue {
     /// Takes an entry of this queue out of it.
     pub(super) fn remove(&mut self, entries: &mut Entries, entry: u32) {
         let list = &mut self.lists[usize::from(entries.level(entry))];
-        let (older, newer) = (entries.older(entry), entries.newer(entry));
+        let (older, newer) = entries.neighbours(entry);
         match older {
             NONE => list.oldest = newer,
             older => entries.put_newer(older, newer),
@@ -212,10 +227,10 @@ mod tests {
         let walk = |list: &List, level: usize| {
             let (mut found, mut at, mut before) = (Vec::new(), list.oldest, NONE);
             while at != NONE {
-                assert_eq!(entries.older(at), before);
+                assert_eq!(entries.neighbours(at).0, before);
                 assert_eq!(usize::from(entries.level(at)), level);
                 found.push(at);
-                (before, at) = (at, entries.newer(at));
+                (before, at) = (at, entries.neighbours(at).1);
             }
             assert_eq!((list.newest, list.len), (before, found.len()));
             found
@@ -231,9 +246,10 @@ mod tests {
             entries.set_mark(1, mark);
             entries.set_level(1, level);
             assert_eq!((entries.level(1), entries.mark(1)), (level, mark));
-            assert_eq!((entries.older(1), entries.newer(1)), (NONE, NONE));
+            assert_eq!(entries.neighbours(1), (NONE, NONE));
             entries.put_older(1, 0);
-            entries.put_newer(1, NONE - 1);
+            entries.put_newer(1, 1);
+            assert_eq!(entries.neighbours(1), (0, 1));
             assert_eq!((entries.level(1), entries.mark(1)), (level, mark));
             entries.put_older(1, NONE);
             entries.put_newer(1, NONE);

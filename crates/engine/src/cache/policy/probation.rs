@@ -26,6 +26,10 @@ const PROBATION_SHARE: u32 = 10;
 /// ...and no more: only memory knows what blocks have in part.
 const PROBATION_MAX: u32 = 1 << 15;
 
+/// Room of queues that is not used: one in so many slots, and so many.
+const SPARE_PART: usize = 8;
+const SPARE: usize = 16;
+
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Standing {
     #[default]
@@ -70,6 +74,22 @@ impl Slot {
     }
 }
 
+/// Adds a slot to a queue, which has little more room than it needs.
+fn push(queue: &mut VecDeque<u32>, slot: u32) {
+    if queue.len() == queue.capacity() {
+        queue.reserve_exact(queue.len() / SPARE_PART + SPARE);
+    }
+    queue.push_back(slot);
+}
+
+/// Takes the first slot of a queue.
+fn pop(queue: &mut VecDeque<u32>) -> Option<u32> {
+    if queue.capacity() > 4 * SPARE && queue.len() < queue.capacity() / 4 * 3 {
+        queue.shrink_to(queue.len() + queue.len() / SPARE_PART + SPARE);
+    }
+    queue.pop_front()
+}
+
 /// The policy.
 #[derive(Debug)]
 pub struct Probation {
@@ -91,7 +111,7 @@ pub struct Probation {
 impl Probation {
     fn put_in_order(&mut self, slot: u32) {
         if !self.slots[slot as usize].put(Slot::IN_ORDER, true) {
-            self.probation.push_back(slot);
+            push(&mut self.probation, slot);
         }
     }
 
@@ -135,7 +155,7 @@ impl Probation {
 
     /// What becomes of the oldest block on probation.
     fn end_probation(&mut self) -> Option<Next> {
-        while let Some(slot) = self.probation.pop_front() {
+        while let Some(slot) = pop(&mut self.probation) {
             let found = &mut self.slots[slot as usize];
             found.put(Slot::IN_ORDER, false);
             if found.standing() != Standing::OnProbation {
@@ -155,7 +175,7 @@ impl Probation {
 
     /// The next kept block that was not used since the hand was there last.
     fn turn_hand(&mut self) -> Option<Next> {
-        while let Some(slot) = self.cleaned.pop_front() {
+        while let Some(slot) = pop(&mut self.cleaned) {
             let found = self.slots[slot as usize];
             let is_kept = found.standing() == Standing::Kept;
             if is_kept && !found.is(Slot::DIRTY) && self.uses.of(slot) == 0 {
@@ -236,7 +256,7 @@ impl Policy for Probation {
         let found = &mut self.slots[slot as usize];
         found.put(Slot::DIRTY, is_dirty);
         if !is_dirty && found.put(Slot::TAKEN, false) {
-            self.cleaned.push_back(slot);
+            push(&mut self.cleaned, slot);
         }
     }
 

@@ -10,8 +10,8 @@
 //! blocks leave from the lower half only, and levels are shared out again once a minute. By
 //! [`Rules::MENDED`] time is counted in accesses, and blocks enter where they can leave.
 
-use super::super::held::Held;
 use super::super::index::Index;
+use super::super::metadata::bits::Bits;
 use super::levels::{Entries, LEVELS, Queue};
 use super::uses::Uses;
 use super::{Admission, Fill, Miss, Next, Policy, Shape};
@@ -82,16 +82,40 @@ impl Record {
     }
 }
 
+/// Entries that were missed during this tick, and had their piece before.
+#[derive(Debug)]
+struct Missed {
+    is: Bits,
+    entries: Vec<u32>,
+}
+
+impl Missed {
+    /// One is missed. Whether that is the first time.
+    fn put(&mut self, entry: u32) -> bool {
+        let is_first = !self.is.is_set(entry.into());
+        if is_first {
+            self.is.set(entry.into());
+            self.entries.push(entry);
+        }
+        is_first
+    }
+
+    fn end_tick(&mut self) {
+        self.entries.drain(..).for_each(|entry| self.is.clear(entry.into()));
+    }
+}
+
 /// Pieces of the origin, by how often something of them was missed.
 #[derive(Debug)]
 struct Hotspots {
     entries: Entries,
     queue: Queue,
+    /// The pieces of entries.
     index: Index,
-    /// The piece of each entry, and during which tick it was missed last, but for its upper bits.
-    pieces: Held,
-    missed: Vec<u16>,
-    ticks: u32,
+    /// Entries that have a piece: those before this one.
+    used: u32,
+    missed: Missed,
+    /// Blocks of a piece.
     blocks: u64,
     record: Record,
     jump: u8,
@@ -108,10 +132,9 @@ impl Hotspots {
         Hotspots {
             entries: Entries::new(max),
             queue: Queue::with_top(HOTSPOT_TOP, top),
-            index: Index::new(max as u64),
-            pieces: Held::new(max as u64, shape.origin_blocks.div_ceil(blocks)),
-            missed: Vec::with_capacity(max),
-            ticks: 0,
+            index: Index::new(max as u64, shape.origin_blocks.div_ceil(blocks)),
+            used: 0,
+            missed: Missed { is: Bits::new(max as u64), entries: Vec::new() },
             blocks,
             record: Record::default(),
             jump: 0,
@@ -121,31 +144,27 @@ impl Hotspots {
     /// Something of a block's piece was missed. Returns the piece's level.
     fn miss(&mut self, block: u64) -> u8 {
         let piece = block / self.blocks;
-        if let Some(entry) = self.index.find(piece, |entry| self.pieces.get(entry)) {
+        if let Some(entry) = self.index.find(piece) {
             self.record.count(self.entries.level(entry));
-            let missed = &mut self.missed[entry as usize];
-            let now = self.ticks as u16;
-            let is_first = std::mem::replace(missed, now) != now;
+            let is_first = self.missed.put(entry);
             self.queue.requeue(&mut self.entries, entry, if is_first { self.jump } else { 0 });
             return self.entries.level(entry);
         }
         self.record.misses += 1;
-        let before = self.ticks.wrapping_sub(1) as u16;
-        let entry = match (self.missed.len() as u32) < self.pieces.count() {
+        let entry = match self.used < self.index.count() {
             true => {
-                self.missed.push(before);
-                self.missed.len() as u32 - 1
+                self.used += 1;
+                self.used - 1
             }
             false => {
                 let oldest = self.queue.oldest(LEVELS).expect("it is full");
                 self.queue.remove(&mut self.entries, oldest);
-                let left = self.pieces.get(oldest);
-                self.index.remove(left, |entry| self.pieces.get(entry));
-                self.missed[oldest as usize] = before;
+                let left = self.index.block(oldest).expect("it has a piece");
+                self.index.remove(left, oldest);
+                self.missed.is.clear(oldest.into());
                 oldest
             }
         };
-        self.pieces.put(entry, piece);
         self.index.insert(piece, entry);
         self.queue.push(&mut self.entries, entry);
         self.entries.level(entry)
@@ -244,7 +263,7 @@ impl Smq {
     }
 
     fn end_periods(&mut self, now: u64) {
-        self.hotspots.ticks = self.hotspots.ticks.wrapping_add(1);
+        self.hotspots.missed.end_tick();
         self.entry_bar = match self.hotspots.record.grade() {
             Grade::Poor => 48,
             Grade::Fair => 32,
