@@ -91,8 +91,8 @@ impl Requests {
         u64::from(tag.stamp) << 32 | u64::from(nth)
     }
 
-    /// The oldest request is answered without the device. A command goes out for its tag.
-    pub fn refuse(&mut self) {
+    /// The oldest request is answered without a bio. A command goes out for its tag.
+    pub fn answer_at_once(&mut self) {
         let tag = self.waiting.pop_front().expect("a request waits");
         self.tags[usize::from(tag)].phase = Phase::WithKernel;
     }
@@ -252,9 +252,9 @@ mod tests {
             }
         }
 
-        fn refuse(&mut self) {
+        fn answer_at_once(&mut self) {
             if let Some(tag) = self.server.next() {
-                self.server.refuse();
+                self.server.answer_at_once();
                 self.answered(tag);
             }
         }
@@ -302,7 +302,7 @@ mod tests {
                     0..12 => scene.ask(),
                     12..24 => scene.begin(),
                     24..35 => scene.end(nth),
-                    35 => scene.refuse(),
+                    35 => scene.answer_at_once(),
                     36 | 37 => scene.kill(),
                     38 => scene.abandon(),
                     _ if nth == 0 => scene.stop(),

@@ -117,13 +117,13 @@ impl Worker {
                 Ok(wish) => wish,
                 Err(errno) => {
                     self.shared.counts.was_wrong(&description);
-                    self.requests.refuse();
+                    self.requests.answer_at_once();
                     self.answer(core, tag, -errno.raw_os_error());
                     continue;
                 }
             };
             if self.read_in_place(tag, &wish) {
-                self.requests.refuse();
+                self.requests.answer_at_once();
                 self.answer(core, tag, wish.len as i32);
                 continue;
             }
@@ -135,12 +135,12 @@ impl Worker {
                 return true;
             }
             let Some(mut buffer) = self.driver.pool().try_take(held_bytes(&wish) as usize) else {
-                self.requests.refuse();
+                self.requests.answer_at_once();
                 self.answer(core, tag, FAILED);
                 continue;
             };
             if wish.op == Op::Write && !self.copy_in(tag, &mut buffer) {
-                self.requests.refuse();
+                self.requests.answer_at_once();
                 self.answer(core, tag, FAILED);
                 continue;
             }
