@@ -19,7 +19,7 @@ use udm::device::{Device, Driver, LoadedTable};
 use udm::disk::{DiskIo, RamDisk};
 use udm::error::Status;
 use udm::foreign::Source;
-use udm::pmem::copy::SharedBytes;
+use udm::pmem::sink::Sink;
 use udm::simple::{Linear, LinearArgs};
 use udm::sync::Arc;
 use udm::table::Table;
@@ -127,11 +127,10 @@ impl Target for AtHand {
         port.finish(bio, Ok(()));
     }
 
-    fn read_into(&self, offset: u64, into: SharedBytes<'_>, _port: usize) -> bool {
+    fn read_into(&self, offset: u64, into: Sink<'_>, _port: usize) -> bool {
         let end = offset + into.len() as u64;
         assert!(end <= STORED_BYTES && (offset | end).is_multiple_of(SECTOR), "{offset}..{end}");
-        into.store(&vec![7; into.len()]);
-        offset < STORED_BYTES / 2
+        into.store(&vec![7; into.len()]) && offset < STORED_BYTES / 2
     }
 
     fn write_from(&self, offset: u64, from: Source<'_>, _fua: bool, _port: usize) -> bool {
