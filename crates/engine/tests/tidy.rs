@@ -44,6 +44,7 @@ const UNSAFE_FILES: [&str; 22] = [
     "crates/engine/src/ring/kernel.rs",
     "crates/engine/src/shm.rs",
     "crates/engine/src/sigbus.rs",
+    "crates/engine/tests/cache_memory.rs",
     "crates/engine/tests/hotpath.rs",
 ];
 

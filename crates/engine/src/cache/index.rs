@@ -1,11 +1,11 @@
 //! Which block each of many numbers has, and which number has a block. Numbers are slots, or others
 //! whose blocks are larger pieces.
 //!
-//! Blocks with the same hash are a chain of numbers. The hash can be turned back into the block, and
-//! its upper bits are the number of the chain, which stands at the chain's end: beside the link to
-//! the next one in the chain a number has the lower bits alone. For a million slots in front of four
-//! billion blocks these are 34 bits, and the chains' first numbers are 11 more for each; a table of
-//! slots by hash and one of blocks by slot would be 56 to 75.
+//! Blocks with the same hash are a chain of numbers. The hash can be turned back into the block,
+//! and its upper bits are the number of the chain, which stands at the chain's end: beside the link
+//! to the next one in the chain a number has the lower bits alone. For a million slots in front of
+//! four billion blocks these are 34 bits, and the chains' first numbers are 11 more for each; a
+//! table of slots by hash and one of blocks by slot would be 56 to 75.
 
 use super::packed::{Packed, bits_of, ones};
 

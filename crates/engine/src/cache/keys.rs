@@ -5,7 +5,7 @@ use std::hash::{BuildHasher, RandomState};
 
 use super::index::Index;
 
-/// One in this many places more than are taken, and so many.
+/// One in this many places more than are taken, and this many.
 const SPARE_PART: u32 = 8;
 const SPARE: u32 = 16;
 
@@ -63,7 +63,7 @@ impl Keys {
         }
     }
 
-    /// Whether a row with room for so many is much too large.
+    /// Whether a row with room for this many is much too large.
     pub(super) fn is_roomy(&self, capacity: usize) -> bool {
         capacity as u32 > 4 * SPARE && self.len < capacity as u32 / 4 * 3
     }

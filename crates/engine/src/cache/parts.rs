@@ -24,7 +24,7 @@ pub(super) struct Parts {
 }
 
 impl Parts {
-    /// No slots, of so many.
+    /// No slots, of this many.
     pub(super) fn new(slots: u64) -> Parts {
         Parts { slots: Keys::new(slots), ranges: Vec::new() }
     }

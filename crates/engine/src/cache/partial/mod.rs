@@ -146,8 +146,8 @@ pub(super) struct Partials {
 }
 
 impl Partials {
-    /// None, of a cache with blocks of this many sectors, so many slots, and so many blocks at its
-    /// origin.
+    /// None, of a cache with blocks of this many sectors, and this many slots, in front of this
+    /// many blocks.
     pub(super) fn new(block_sectors: u32, slots: u64, blocks: u64) -> Partials {
         assert!(block_sectors < Wish::IS_QUEUED, "a block has at most 2^21 sectors");
         Partials {

@@ -26,7 +26,7 @@ const PROBATION_SHARE: u32 = 10;
 /// ...and no more: only memory knows what blocks have in part.
 const PROBATION_MAX: u32 = 1 << 15;
 
-/// Room of queues that is not used: one in so many slots, and so many.
+/// Room of queues that is not used: one in this many slots, and this many.
 const SPARE_PART: usize = 8;
 const SPARE: usize = 16;
 
