@@ -535,8 +535,7 @@ fn rate(target: &str, seconds: u64, threads: u64, is_read: bool) -> Outcome<()> 
     };
     let counts = std::thread::scope(|scope| -> Outcome<u64> {
         let use_all = &use_all;
-        let running: Vec<_> =
-            (0..threads).map(|seed| scope.spawn(move || use_all(seed))).collect();
+        let running: Vec<_> = (0..threads).map(|seed| scope.spawn(move || use_all(seed))).collect();
         let ended = running.into_iter().map(|thread| thread.join().expect("no panic"));
         Ok(ended.sum::<io::Result<u64>>()?)
     });
