@@ -78,7 +78,7 @@ prove:
 	$(CLIPPY)
 	$(CLIPPY_NETS)
 	$(DOC)
-	$(CARGO) test --workspace --locked --test bench -- --ignored
+	$(CARGO) test --workspace --locked --test bench --test cache_memory -- --ignored
 	UDM_FUZZ_SECONDS=20 $(CARGO) test --workspace --locked --test replay
 	$(EXPLORE)
 	$(FLUSHES)
