@@ -16,10 +16,12 @@
 //! tests/vectors/README.md. FLAGS of `gen` are letters: `d` discards, `z` writes zeroes,
 //! `f` FUA writes, `s` flushes, `u` leaves the last tenth of the operations unflushed, `4` keeps to
 //! whole blocks of 4 KiB. LABIO_PIECE, in the environment, is how much `cat` and `check` read at a
-//! time (dm-writecache's mode `p` answers longer reads wrongly).
+//! time (dm-writecache's mode `p` answers longer reads wrongly); LAB_MEMORY is a file in memory, from
+//! which data comes and where it goes (`memory.rs`).
 //!
 //! Without dependencies, so that `rustc` alone builds it, statically, for the guest too.
 
+mod memory;
 mod random;
 
 use std::fs::{File, OpenOptions};
@@ -143,8 +145,7 @@ struct Local {
     plain: File,
     fua: File,
     size: u64,
-    bounce: Vec<u8>,
-    bounce_start: usize,
+    bounce: &'static mut [u8],
 }
 
 impl Local {
@@ -156,9 +157,7 @@ impl Local {
         let open = |flags| OpenOptions::new().read(true).write(true).custom_flags(flags).open(path);
         let (mut plain, fua) = (open(direct)?, open(direct | O_DSYNC)?);
         let size = plain.seek(SeekFrom::End(0))?;
-        let bounce = vec![0_u8; WRITE_MAX + 4096];
-        let bounce_start = bounce.as_ptr().align_offset(4096);
-        Ok(Local { plain, fua, size, bounce, bounce_start })
+        Ok(Local { plain, fua, size, bounce: memory::take(WRITE_MAX)? })
     }
 }
 
@@ -168,14 +167,14 @@ impl Device for Local {
     }
 
     fn read(&mut self, offset: u64, bytes: &mut [u8]) -> io::Result<()> {
-        let aligned = &mut self.bounce[self.bounce_start..][..bytes.len()];
+        let aligned = &mut self.bounce[..bytes.len()];
         self.plain.read_exact_at(aligned, offset)?;
         bytes.copy_from_slice(aligned);
         Ok(())
     }
 
     fn write(&mut self, offset: u64, bytes: &[u8], is_fua: bool) -> io::Result<()> {
-        let aligned = &mut self.bounce[self.bounce_start..][..bytes.len()];
+        let aligned = &mut self.bounce[..bytes.len()];
         aligned.copy_from_slice(bytes);
         let file = if is_fua { &self.fua } else { &self.plain };
         file.write_all_at(aligned, offset)

@@ -1,7 +1,8 @@
 //! labjob: random I/O on a file of a mounted file system, as the published study of dm-cache did,
 //! with content that can be judged afterwards.
 //!
-//!     labjob fill FILE BYTES VERSIONS              makes FILE, in writes of 1 MiB
+//!     labjob fill FILE BYTES VERSIONS              makes FILE, or fills a block device, in writes
+//!                                                  of 1 MiB
 //!     labjob read FILE VERSIONS SECONDS THREADS    reads 4 KiB at random places, and prints how
 //!                                                  many of them there were in a second
 //!     labjob write FILE VERSIONS SECONDS THREADS   the same with writes
@@ -9,15 +10,17 @@
 //!
 //! All I/O is past the page cache (O_DIRECT), and each thread has one at a time. A block of 4 KiB
 //! holds its number and its version, again and again; VERSIONS is a file elsewhere with the
-//! versions of all blocks, eight bytes for each. A thread writes blocks of its own.
+//! versions of all blocks, eight bytes for each. A thread writes blocks of its own. LAB_MEMORY, in
+//! the environment, is a file in memory, from which data comes and where it goes (`memory.rs`).
 //!
 //! Without dependencies, so that `rustc` alone builds it, statically, for the guest.
 
+mod memory;
 mod random;
 
 use std::fs::{File, OpenOptions};
 use std::io;
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
@@ -29,31 +32,35 @@ const O_DIRECT: i32 = 0o40000;
 
 type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
 
-/// Memory as direct I/O wants it.
-#[repr(align(4096))]
-#[derive(Clone)]
-struct Block([u8; BLOCK as usize]);
+/// A block in memory as direct I/O wants it.
+struct Block(&'static mut [u8]);
 
 impl Block {
-    fn of(number: u64, version: u64) -> Block {
-        let mut block = Block([0; BLOCK as usize]);
-        for word in block.0.chunks_exact_mut(16) {
-            word[..8].copy_from_slice(&number.to_le_bytes());
-            word[8..].copy_from_slice(&version.to_le_bytes());
-        }
-        block
+    fn new() -> io::Result<Block> {
+        memory::take(BLOCK as usize).map(Block)
+    }
+
+    fn word(number: u64, version: u64) -> [u8; 16] {
+        (u128::from(version) << 64 | u128::from(number)).to_le_bytes()
+    }
+
+    /// Makes it this one.
+    fn fill(&mut self, number: u64, version: u64) {
+        let word = Block::word(number, version);
+        self.0.chunks_exact_mut(16).for_each(|found| found.copy_from_slice(&word));
     }
 
     /// An error unless it is this one.
     fn check(&self, number: u64, version: u64) -> io::Result<()> {
-        if self.0 == Block::of(number, version).0 {
+        let expected = Block::word(number, version);
+        let Some(other) = self.0.chunks_exact(16).find(|word| **word != expected) else {
             return Ok(());
-        }
-        let word = |at: usize| u64::from_le_bytes(*self.0[at..].first_chunk().expect("in a block"));
+        };
+        let found = u128::from_le_bytes(*other.first_chunk().expect("a word"));
+        let (found_number, found_version) = (found as u64, found >> 64);
         let what = format!(
-            "block {number} is not of version {version}: it begins as block {} of version {}",
-            word(0),
-            word(8)
+            "block {number} is not of version {version}: it has words of block {found_number} of \
+             version {found_version}"
         );
         Err(io::Error::other(what))
     }
@@ -73,9 +80,10 @@ impl Judged {
         Ok(Judged { file, versions })
     }
 
-    fn read(&self, number: u64, version: u64) -> io::Result<()> {
-        let mut block = Block([0; BLOCK as usize]);
-        self.file.read_exact_at(&mut block.0, number * BLOCK)?;
+    fn read(&self, number: u64, version: u64, block: &mut Block) -> io::Result<()> {
+        // What was there before is no answer.
+        block.0.fill(0xA5);
+        self.file.read_exact_at(block.0, number * BLOCK)?;
         block.check(number, version)
     }
 }
@@ -86,16 +94,17 @@ fn save(path: &str, versions: &[u64]) -> Outcome<()> {
 }
 
 fn fill(path: &str, bytes: u64, versions: &str) -> Outcome<()> {
-    let file = OpenOptions::new().write(true).create_new(true).custom_flags(O_DIRECT).open(path)?;
+    let is_block = std::fs::metadata(path).is_ok_and(|found| found.file_type().is_block_device());
+    let mut options = OpenOptions::new();
+    let file = options.write(true).create_new(!is_block).custom_flags(O_DIRECT).open(path)?;
     let blocks = bytes / BLOCK;
-    // Only an aligned piece of memory is taken, and `Vec<Block>` is not one of bytes.
-    let mut room = vec![0; ((PIECE_BLOCKS + 1) * BLOCK) as usize];
-    let skip = room.as_ptr().align_offset(BLOCK as usize);
+    let room = memory::take((PIECE_BLOCKS * BLOCK) as usize)?;
     for first in (0..blocks).step_by(PIECE_BLOCKS as usize) {
         let count = PIECE_BLOCKS.min(blocks - first);
-        let piece = &mut room[skip..][..(count * BLOCK) as usize];
+        let piece = &mut room[..(count * BLOCK) as usize];
         for (number, block) in (first..).zip(piece.chunks_exact_mut(BLOCK as usize)) {
-            block.copy_from_slice(&Block::of(number, 0).0);
+            let word = Block::word(number, 0);
+            block.chunks_exact_mut(16).for_each(|place| place.copy_from_slice(&word));
         }
         file.write_all_at(piece, first * BLOCK)?;
     }
@@ -107,7 +116,7 @@ fn fill(path: &str, bytes: u64, versions: &str) -> Outcome<()> {
 type Done = io::Result<(u64, Vec<(u64, u64)>)>;
 
 fn work(judged: &Judged, is_write: bool, thread: u64, threads: u64, end: Instant) -> Done {
-    let mut random = Random(thread + 1);
+    let (mut random, mut block) = (Random(thread + 1), Block::new()?);
     let blocks = judged.versions.len() as u64;
     let own = (blocks - thread).div_ceil(threads);
     let mut versions: Vec<u64> =
@@ -119,12 +128,12 @@ fn work(judged: &Judged, is_write: bool, thread: u64, threads: u64, end: Instant
                 let nth = random.below(own);
                 let number = thread + nth * threads;
                 versions[nth as usize] += 1;
-                let block = Block::of(number, versions[nth as usize]);
-                judged.file.write_all_at(&block.0, number * BLOCK)?;
+                block.fill(number, versions[nth as usize]);
+                judged.file.write_all_at(block.0, number * BLOCK)?;
             }
             false => {
                 let number = random.below(blocks);
-                judged.read(number, judged.versions[number as usize])?;
+                judged.read(number, judged.versions[number as usize], &mut block)?;
             }
         }
         count += 1;
@@ -164,8 +173,8 @@ fn job(path: &str, list: &str, is_write: bool, seconds: u64, threads: u64) -> Ou
 
 fn check(path: &str, versions: &str) -> Outcome<()> {
     let judged = Judged::open(path, versions)?;
-    let mut numbers = (0..).zip(&judged.versions);
-    numbers.try_for_each(|(number, version)| judged.read(number, *version))?;
+    let (mut numbers, mut block) = ((0..).zip(&judged.versions), Block::new()?);
+    numbers.try_for_each(|(number, version)| judged.read(number, *version, &mut block))?;
     Ok(())
 }
 

@@ -11,13 +11,19 @@
 #                   and started again: no error, and the files are right
 #   plain           from here on caches have no checksums, so that reads that hit are copied once
 #   hits            after plain: such reads there are; data is right whether it hits, misses, or both
+#   shared          clients with their memory in a file that udm has mapped too: no call for their data;
+#                   others beside them; udm killed, started again with the file and without; the file
+#                   cut short while reads wait
 #   resize          a device is doubled while it is mounted; a disk in use is not removed; one whose
 #                   server died is forgotten
 #   odd             limits, all operations, and an end while requests wait
 #   rate:WHO        "RATE WHO THREADS: " and random writes of 4 KiB in a second
+#   memory          "RATE MEMORY THREADS KIND: ", for memory that is shared and own memory in turns
 mkdir -p -m 700 /run/udm
 mkdir -p /tmp/disk
 crc=true
+# What follows the number of udm's disk.
+words=
 
 die() {
   echo "FAIL: $*"
@@ -47,7 +53,7 @@ attach() {
   case $1 in
     udm)
       dax_device
-      udm create lab --export ublk:0 --table "$(udm_table $size)" || die "udm create"
+      udm create lab --export "ublk:0$words" --table "$(udm_table $size)" || die "udm create"
       disk=/dev/ublkb0 backing=/dev/vda ;;
     kernel)
       dmsetup create lab --table "0 $(blockdev --getsz /dev/vdb) pcache /dev/pmem1 /dev/vdb 4 \
@@ -183,6 +189,124 @@ hits() {
   echo "LAB: $((once - before)) hits were copied once"
 }
 
+# The clients' memory, and what udm is told of it.
+shared_file() {
+  mkdir -p /tmp/clients
+  mount -t tmpfs tmpfs /tmp/clients && truncate -s 96M /tmp/clients/memory || die "no memory to share"
+  words="?shared=/tmp/clients/memory"
+}
+# A program that has its memory there.
+sharing() { LAB_MEMORY=/tmp/clients/memory "$@"; }
+# again WORDS: udm's server is killed and started again.
+again() {
+  kill -9 "$(server_pid)" || die "no server"
+  udm create lab --export "ublk:0$1" --table "$(udm_table $size)" > /tmp/again 2>&1 ||
+    { cat /tmp/again; die "udm create again"; }
+}
+# refused WORDS...: what udm says of a file that cannot be shared has these words.
+refused() {
+  udm create other --export "ublk:?shared=$1" --table "0 8 zero" 2> /tmp/refused && die "$1 was taken"
+  grep -q "$1.*$2" /tmp/refused || die "of $1: $(cat /tmp/refused)"
+}
+
+shared() {
+  size=$((128 << 11)) bytes=$((64 << 20))
+  shared_file
+  truncate -s 100 /tmp/clients/odd
+  refused /tmp/clients/odd "whole pages"
+  refused /tmp/clients/none "No such file"
+  refused /dev/vdb "not a file"
+  attach udm
+  # Odd sectors, discards, zeroes; then all of them with and without the file.
+  labio gen 7 $bytes 600 300000 dzfs > /tmp/ops
+  sharing labio run $disk /tmp/ops && sharing labio check $disk /tmp/ops || die "random operations"
+  [ "$(said shared)" -gt 600 ] || die "only $(said shared) requests were in shared memory"
+  labio check $disk /tmp/ops || die "other data for others"
+  # Sixteen at a time.
+  sharing labjob fill $disk $bytes /tmp/versions || die fill
+  before=$(said requests) once=$(said shared)
+  sharing labjob write $disk /tmp/versions 2 16 > /dev/null || die "writing"
+  sharing labjob read $disk /tmp/versions 2 16 > /dev/null || die "reading"
+  all=$(($(said requests) - before)) once=$(($(said shared) - once))
+  # Flushes have no data.
+  [ $((all - once)) -lt 20 ] && [ $once -gt 1000 ] || die "$once of $all requests were in shared memory"
+  labjob check $disk /tmp/versions || die "other data for others"
+  once=$(said shared)
+  labjob write $disk /tmp/versions 1 16 > /dev/null || die "writing from memory of its own"
+  [ "$(said shared)" = "$once" ] || die "memory was shared that is not"
+  sharing labjob check $disk /tmp/versions || die "other data in shared memory"
+  # Servers die under load, also that of clients that share nothing. The next ones have the file,
+  # or do not.
+  dmsetup create half --table "0 $((bytes / 512)) linear $disk $((bytes / 512))" || die "no half"
+  labjob fill /dev/mapper/half $bytes /tmp/own.versions || die fill
+  for next in "$words" "$words" "" "" "$words"; do
+    sharing labjob write $disk /tmp/versions 4 16 > /dev/null & writing=$!
+    labjob write /dev/mapper/half /tmp/own.versions 4 4 > /dev/null & own=$!
+    sleep 1
+    again "$next"
+    wait $writing && wait $own || die "writing while a server died"
+    labjob check /dev/mapper/half /tmp/own.versions || die "other data of others"
+    case "$next" in
+      "") [ "$(said shared)" = 0 ] || die "shared without a file" ;;
+      *) [ "$(said shared)" -gt 100 ] || die "not shared again: $(said shared)" ;;
+    esac
+    sharing labjob check $disk /tmp/versions || die "other data after a server died"
+    labjob check $disk /tmp/versions || die "other data for others after a server died"
+  done
+  [ "$(said failed)$(said violations)" = 00 ] || die "requests have failed"
+  after=$(said shared)
+  dmsetup remove half || die "half stays"
+  detach udm
+  # A disk that was made without the file gets none from the next server.
+  keep=$words words=
+  attach udm
+  kill -9 "$(server_pid)"
+  udm create lab --export "ublk:0$keep" --table "$(udm_table $size)" 2> /tmp/refused && die "it shares now"
+  grep -q "was made without shared=" /tmp/refused || die "$(cat /tmp/refused)"
+  udm create lab --export ublk:0 --table "$(udm_table $size)" || die "udm create"
+  labjob check $disk /tmp/versions || die "other data"
+  detach udm
+  # The file is cut short while reads wait: they get their data by calls, in the pages that the
+  # kernel still has, and the client falls over its own memory. Others see nothing of it.
+  words=$keep
+  attach udm
+  sharing labjob read $disk /tmp/versions 60 16 > /tmp/fallen 2>&1 & reading=$!
+  sleep 1
+  udm suspend lab || die suspend
+  sleep 1
+  truncate -s 0 /tmp/clients/memory
+  udm resume lab || die resume
+  wait $reading && die "a client has not noticed that its memory has gone"
+  labjob check $disk /tmp/versions || die "other data when the file was cut short"
+  labjob write $disk /tmp/versions 1 16 > /dev/null && labjob check $disk /tmp/versions || die "writing"
+  [ "$(said shared_is_lost)" = true ] || die "nobody has noticed that the file was cut short"
+  [ "$(said failed)$(said violations)" = 00 ] || die "requests have failed"
+  detach udm
+  rm /tmp/clients/*
+  umount /tmp/clients || die "somebody still has the file"
+  ! dmesg | grep -i "i/o error" || die "the kernel has seen errors"
+  echo "LAB: $once requests in shared memory, $after after servers died"
+}
+
+# For the numbers: reads hit, and writes go to the cache.
+memory() {
+  size=$((64 << 11))
+  shared_file
+  attach udm
+  labjob fill $disk $((64 << 20)) /tmp/versions || die fill
+  for _ in $(seq 7); do
+    for threads in 1 16; do
+      for kind in write read; do
+        word=$kind
+        [ $kind = read ] || word=
+        echo "RATE own $threads $kind: $(labio rate $disk 1 $threads $word)"
+        echo "RATE shared $threads $kind: $(sharing labio rate $disk 1 $threads $word)"
+      done
+    done
+  done
+  detach udm
+}
+
 # A device of one linear line over a half of /dev/vda.
 resize() {
   sectors=$(($(blockdev --getsz /dev/vda) / 2))
@@ -251,6 +375,8 @@ for step in "$@"; do
     resize) resize ;;
     odd) odd ;;
     rate) rate $2 ;;
+    shared) shared ;;
+    memory) memory ;;
     *) die "unknown step $step" ;;
   esac
 done

@@ -22,6 +22,7 @@ use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
 use crate::error::{Error, Kind, Result};
 use crate::pmem::copy::{self, SharedBytes};
+use crate::ring::{UBLK_MEMORY_BYTES, ublk_memory};
 use crate::sigbus::{FOREIGN_MAX, Watch, Watched, watch};
 use crate::sync::statics::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering};
 
@@ -89,6 +90,13 @@ impl Foreign {
     /// Bytes.
     pub fn len_bytes(&self) -> u64 {
         self.len as u64
+    }
+
+    /// What ublk's driver is given to know its pages again. It holds them, and neither loads from
+    /// them nor stores there.
+    pub fn ublk_memory(&self) -> [u8; UBLK_MEMORY_BYTES] {
+        let address = self.region.start.as_ptr().expose_provenance() + self.lead;
+        ublk_memory(address as u64, self.len as u64)
     }
 
     /// Whether anything of it was ever cut off, or could not be loaded.
@@ -304,6 +312,9 @@ mod tests {
         assert_eq!(other.u16_at(1000).load(Ordering::Acquire), 77);
         one.u64_at(8000).store(1 << 40, Ordering::Relaxed);
         assert_eq!(one.u32_at(8004).load(Ordering::Relaxed), 1 << 8);
+        let address =
+            |memory: &Foreign| u64::from_le_bytes(*memory.ublk_memory().first_chunk().unwrap());
+        assert!(address(&one) % 4096 == 0 && address(&other) % 4096 == 5000 % 4096);
         assert!(other.is_aligned(0, 8) && !other.is_aligned(4, 8) && !other.is_aligned(0, 16));
     }
 

@@ -3,7 +3,8 @@
 //! What a command means is its driver's business, and its bytes may hold an address. So commands
 //! are made here alone, and each has its driver's own number, which says the driver, the direction
 //! and the length as those of ioctl do: a driver of another kind refuses it. The only memory that a
-//! command may name is the buffer that goes with it, and it names all of that.
+//! command may name is the buffer that goes with it, and it names all of that. One buffer holds an
+//! address itself: `foreign` makes it, and the driver only notes which pages are there.
 
 /// Bytes of an entry that are a command's own, as far as any command here uses them.
 const OWN_BYTES: usize = 32;
@@ -14,6 +15,8 @@ pub(super) const BYTES: usize = 80;
 const CONTROL_BYTES: u32 = 32;
 /// Bytes of a command to the file of one of ublk's devices.
 const REQUEST_BYTES: u32 = 16;
+/// Bytes of what says which memory a device's clients share.
+pub const UBLK_MEMORY_BYTES: usize = 24;
 /// Directions of an ioctl's number.
 const READ: u32 = 2;
 const READ_WRITE: u32 = 3;
@@ -56,6 +59,11 @@ pub enum UblkControl {
     UpdateSize,
     /// Holds new requests for the next server; with milliseconds to wait.
     Quiesce,
+    /// Clients share the memory that the buffer names (`Foreign::ublk_memory`). Results in its
+    /// index.
+    ShareMemory,
+    /// They do so no more; with its index.
+    ForgetMemory,
 }
 
 impl UblkControl {
@@ -75,9 +83,19 @@ impl UblkControl {
             UblkControl::Features => (READ, 0x13),
             UblkControl::UpdateSize => (READ_WRITE, 0x15),
             UblkControl::Quiesce => (READ_WRITE, 0x16),
+            UblkControl::ShareMemory => (READ_WRITE, 0x18),
+            UblkControl::ForgetMemory => (READ_WRITE, 0x19),
         };
         encode(direction, CONTROL_BYTES, which)
     }
+}
+
+/// The bytes that go with [`UblkControl::ShareMemory`]: which memory of this process it is.
+pub(crate) fn ublk_memory(address: u64, len: u64) -> [u8; UBLK_MEMORY_BYTES] {
+    let mut bytes = [0; UBLK_MEMORY_BYTES];
+    bytes[..8].copy_from_slice(&address.to_le_bytes());
+    bytes[8..16].copy_from_slice(&len.to_le_bytes());
+    bytes
 }
 
 /// A number as those of ioctl are, of ublk's type.
@@ -162,6 +180,8 @@ mod tests {
             (UblkControl::Features, 0x8020_7513),
             (UblkControl::UpdateSize, 0xC020_7515),
             (UblkControl::Quiesce, 0xC020_7516),
+            (UblkControl::ShareMemory, 0xC020_7518),
+            (UblkControl::ForgetMemory, 0xC020_7519),
         ];
         for (what, number) in expected {
             assert_eq!(Command::ublk_control(what, 0, 0).number(), number, "{what:?}");
@@ -184,5 +204,15 @@ mod tests {
         let answer = Command::ublk_answer(0x0201, 0x0403, -5).bytes(&mut buffer);
         assert_eq!(answer[..8], [1, 2, 3, 4, 0xFB, 0xFF, 0xFF, 0xFF]);
         assert_eq!(answer[8..], [0; 72], "a request's command names no memory");
+    }
+
+    /// `ublk_shmem_buf_reg`: address, length, no flags.
+    #[test]
+    fn memory_is_named_as_a_whole() {
+        let bytes = ublk_memory(0x7654_3210_7000, 12288);
+        assert_eq!(bytes[..8], [0, 0x70, 0x10, 0x32, 0x54, 0x76, 0, 0]);
+        assert_eq!(bytes[8..], [0, 0x30, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
+        let command = Command::ublk_control(UblkControl::ForgetMemory, 5, 2).bytes(&mut []);
+        assert_eq!((command[0], command[16]), (5, 2), "the memory's index is its number");
     }
 }

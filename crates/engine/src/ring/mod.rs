@@ -28,7 +28,8 @@ use std::time::Duration;
 
 #[cfg(all(test, feature = "shuttle"))]
 pub(crate) use bell::schedules;
-pub use command::{Command, UblkControl};
+pub(crate) use command::ublk_memory;
+pub use command::{Command, UBLK_MEMORY_BYTES, UblkControl};
 pub use desk::{Desk, Event, SEND_BUFFERS_MAX};
 pub(crate) use kernel::{CALL_BYTES_MAX, Call, Memory};
 #[cfg(test)]

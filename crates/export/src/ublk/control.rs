@@ -10,6 +10,7 @@ use udm::error::{Error, Kind, Result};
 use udm::ring::{Command, Desk, Ring, UblkControl};
 use udm::sync::Arc;
 
+use super::memory::{Known, Memory};
 use super::proto::{INFO_BYTES, Info, PARAMS_BYTES, feature, sectors_of};
 
 const PLACE: &str = "/dev/ublk-control";
@@ -19,6 +20,9 @@ const ANSWER_MAX: Duration = Duration::from_secs(60);
 const FEATURES_BYTES: usize = 8;
 /// Bytes of a set of processors: room for 1024 of them.
 pub const PROCESSORS_BYTES: usize = 128;
+/// The index of the memory that a server has shared. There is one at a time, and the driver gives the
+/// lowest that is free.
+const FIRST_MEMORY: u64 = 0;
 /// A number that the driver chooses.
 pub const ANY_NUMBER: u32 = u32::MAX;
 
@@ -44,6 +48,17 @@ impl Control {
         value: u64,
         bytes: [u8; N],
     ) -> std::result::Result<[u8; N], Errno> {
+        self.give_and_count(what, number, value, bytes).map(|(_, filled)| filled)
+    }
+
+    /// The same, and what the command results in.
+    fn give_and_count<const N: usize>(
+        &mut self,
+        what: UblkControl,
+        number: u32,
+        value: u64,
+        bytes: [u8; N],
+    ) -> std::result::Result<(u32, [u8; N]), Errno> {
         let command = Command::ublk_control(what, number, value);
         self.desk.command(&self.file, command, Buffer::from_bytes(&bytes), ());
         let deadline = Instant::now() + ANSWER_MAX;
@@ -51,9 +66,9 @@ impl Control {
             if let Some(event) = self.desk.pop_event() {
                 let failed =
                     |error: std::io::Error| Errno::from_io_error(&error).unwrap_or(Errno::IO);
-                event.result.map_err(failed)?;
+                let result = event.result.map_err(failed)?;
                 let filled = event.buffer.as_slice().try_into();
-                return Ok(filled.expect("a buffer comes back as it went"));
+                return Ok((result, filled.expect("a buffer comes back as it went")));
             }
             let rest = deadline.saturating_duration_since(Instant::now());
             if rest.is_zero() {
@@ -158,6 +173,25 @@ impl Control {
     /// Takes all commands back from the driver, and holds requests for the next server.
     pub fn quiesce(&mut self, number: u32, milliseconds: u64) -> Result<()> {
         self.order(UblkControl::Quiesce, number, milliseconds)
+    }
+
+    /// Tells the driver of memory that the clients of a device share.
+    pub fn share(&mut self, number: u32, memory: Memory) -> Result<Known> {
+        let (what, bytes) = (UblkControl::ShareMemory, memory.foreign().ublk_memory());
+        let done = self.give_and_count(what, number, 0, bytes);
+        let (index, _) = done.map_err(|errno| refused(what, number, errno))?;
+        let no_index = |_| refused(what, number, Errno::RANGE);
+        Ok(Known { index: index.try_into().map_err(no_index)?, memory })
+    }
+
+    /// The driver forgets the memory that a server before this one has told it of, if there is
+    /// some. It waits until all requests that are under way are answered.
+    pub fn forget_memory(&mut self, number: u32) -> Result<()> {
+        let what = UblkControl::ForgetMemory;
+        match self.give(what, number, FIRST_MEMORY, []) {
+            Ok(_) | Err(Errno::NOENT) => Ok(()),
+            Err(errno) => Err(refused(what, number, errno)),
+        }
     }
 }
 

@@ -11,6 +11,7 @@ pub struct Counts {
     answered: AtomicU64,
     failed: AtomicU64,
     read_in_place: AtomicU64,
+    shared: AtomicU64,
     wrong: AtomicU64,
     last_wrong: Mutex<Option<String>>,
     queues_ended: AtomicU64,
@@ -29,6 +30,11 @@ impl Counts {
     /// A read's data went straight from where the device has it.
     pub fn was_read_in_place(&self) {
         self.read_in_place.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// A request's data was read or stored in memory that its client shares.
+    pub fn was_shared(&self) {
+        self.shared.fetch_add(1, Ordering::Relaxed);
     }
 
     /// A request made no sense.
@@ -58,6 +64,11 @@ impl Counts {
     /// Reads whose data went straight from where the device has it.
     pub fn read_in_place(&self) -> u64 {
         self.read_in_place.load(Ordering::Relaxed)
+    }
+
+    /// Requests whose data was read or stored in memory that their client shares.
+    pub fn shared(&self) -> u64 {
+        self.shared.load(Ordering::Relaxed)
     }
 
     /// Requests that made no sense, and the last of them.

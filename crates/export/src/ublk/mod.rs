@@ -5,6 +5,7 @@
 //! | [`proto`] | what is said to the driver and by it |
 //! | [`control`] | commands about a disk |
 //! | [`requests`] | who has each request of a queue |
+//! | [`memory`] | memory that clients share |
 //! | [`worker`] | one queue, served by a thread of its own |
 //! | [`uri`], [`counts`], [`users`] | which disk; what happened; who is on it |
 //! | this one | a disk: made or taken over, and its end |
@@ -15,6 +16,7 @@
 
 pub mod control;
 pub mod counts;
+pub mod memory;
 pub mod proto;
 pub mod requests;
 pub mod uri;
@@ -31,14 +33,15 @@ use udm::device::Device;
 use udm::error::{Error, Kind, Result};
 use udm::limits::{Limit, limit};
 use udm::queue::Queue;
-use udm::sync::Arc;
 use udm::sync::atomic::{AtomicBool, Ordering};
+use udm::sync::{Arc, OnceLock};
 use udm::target::{Fact, FactValue};
 
 use crate::door::Door;
 
 use control::{ANY_NUMBER, Control, PROCESSORS_BYTES};
 use counts::Counts;
+use memory::{Known, Memory};
 use proto::{Info, Params, State, feature};
 pub use uri::Uri;
 use worker::Worker;
@@ -69,6 +72,8 @@ pub struct Shared {
     counts: Counts,
     /// Whether the driver may be given any memory of ours to copy from: see [`feature::SAFE_STOP`].
     copies_by_address: bool,
+    /// Memory that clients share, once the driver knows it.
+    memory: OnceLock<Known>,
     is_given_up: AtomicBool,
 }
 
@@ -96,25 +101,29 @@ impl Server {
     pub fn start(device: &Arc<Device>, uri: &Uri, home: &str) -> Result<Server> {
         let mut control = Control::open()?;
         let features = control.features()?;
+        let memory = uri.shared.as_deref().map(Memory::map).transpose()?;
+        let wanted = wanted(features, uri)?;
         let mark = proto::mark_of(&device.name(), home);
         let shared = Arc::new(Shared {
             device: device.clone(),
             counts: Counts::default(),
             copies_by_address: features & feature::SAFE_STOP != 0,
+            memory: OnceLock::new(),
             is_given_up: AtomicBool::new(false),
         });
         let left = find(&mut control, uri.number, mark)?;
         let was_taken_over = left.is_some();
         let info = match left {
             Some(info) => {
+                may_share(&info, uri)?;
                 control.start_recovery(info.number)?;
                 info
             }
-            None => add(&mut control, device, uri, features & feature::WANTED, mark)?,
+            None => add(&mut control, device, uri, wanted, mark)?,
         };
         let uri = Uri { number: Some(info.number), ..uri.clone() };
         let mut server = Server { shared, uri, info, was_taken_over, queues: Vec::new() };
-        match server.serve(&mut control) {
+        match server.serve(&mut control, memory) {
             Ok(()) => Ok(server),
             Err(error) => {
                 server.undo(&mut control);
@@ -123,7 +132,7 @@ impl Server {
         }
     }
 
-    fn serve(&mut self, control: &mut Control) -> Result<()> {
+    fn serve(&mut self, control: &mut Control, memory: Option<Memory>) -> Result<()> {
         let Info { number, queues, depth, .. } = self.info;
         let file = open_file(number)?;
         for queue in 0..queues {
@@ -140,10 +149,23 @@ impl Server {
         }
         drop(file);
         if !self.was_taken_over {
+            self.share(control, memory)?;
             return control.start(number);
         }
         control.end_recovery(number)?;
+        if self.info.features & feature::SHARED_MEMORY != 0 {
+            control.forget_memory(number)?;
+        }
+        self.share(control, memory)?;
         self.update_size(control)
+    }
+
+    /// Tells the driver of the memory that clients share, if they do.
+    fn share(&self, control: &mut Control, memory: Option<Memory>) -> Result<()> {
+        let Some(memory) = memory else { return Ok(()) };
+        let known = control.share(self.info.number, memory)?;
+        self.shared.memory.set(known).expect("a disk begins once");
+        Ok(())
     }
 
     /// Tells the kernel the device's size, if it is another one.
@@ -263,6 +285,32 @@ fn find(control: &mut Control, number: Option<u32>, mark: u64) -> Result<Option<
     Ok(None)
 }
 
+/// What a new disk uses of what the driver is able to do.
+fn wanted(features: u64, uri: &Uri) -> Result<u64> {
+    let wanted = features & feature::WANTED;
+    if uri.shared.is_none() {
+        return Ok(wanted);
+    }
+    if features & feature::SHARED_MEMORY == 0 {
+        let message = "this kernel's ublk driver does not take shared=: Linux 7.1 or later does";
+        return Err(Error::new(Kind::Unsupported, message));
+    }
+    Ok(wanted | feature::SHARED_MEMORY)
+}
+
+/// An error if `uri` has memory that clients share, and the disk that was left was made without.
+fn may_share(info: &Info, uri: &Uri) -> Result<()> {
+    if uri.shared.is_none() || info.features & feature::SHARED_MEMORY != 0 {
+        return Ok(());
+    }
+    let disk = info.number;
+    let message = format!(
+        "/dev/ublkb{disk} was made without shared=, and waits for a server without it; to have it, \
+         close that export and open it again"
+    );
+    Err(Error::new(Kind::Unsupported, message))
+}
+
 /// Makes a disk, which is not started.
 fn add(
     control: &mut Control,
@@ -329,7 +377,7 @@ impl Door for Server {
     }
 
     fn facts(&self) -> Vec<Fact> {
-        let counts = &self.shared.counts;
+        let (counts, memory) = (&self.shared.counts, self.shared.memory.get());
         let number = |name, count, about| Fact { name, value: FactValue::Number(count), about };
         let text = |name, text: Option<String>, about| {
             let value = text.map_or(FactValue::Nothing, FactValue::Text);
@@ -344,6 +392,12 @@ impl Door for Server {
             number("requests", counts.answered(), "requests that were answered"),
             number("failed", counts.failed(), "of those the ones with an error"),
             number("read_in_place", counts.read_in_place(), "reads copied once, by the driver"),
+            number("shared", counts.shared(), "requests whose data was in the clients' file"),
+            Fact {
+                name: "shared_is_lost",
+                value: FactValue::Flag(memory.is_some_and(|known| known.memory.is_lost())),
+                about: "whether that file was cut short, so that it is not used any more",
+            },
             Fact {
                 name: "was_taken_over",
                 value: was_taken_over,
@@ -370,5 +424,28 @@ impl Door for Server {
 impl Drop for Server {
     fn drop(&mut self) {
         self.end();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn memory_is_shared_only_where_the_driver_and_the_disk_have_it() {
+        let (plain, sharing): (Uri, Uri) =
+            ("ublk:0".parse().unwrap(), "ublk:0?shared=/dev/shm/x".parse().unwrap());
+        let (old, new) = (feature::WANTED | 1 << 17, feature::WANTED | 1 << 17 | 1 << 19);
+        assert_eq!(wanted(new, &plain).unwrap(), feature::WANTED);
+        assert_eq!(wanted(new, &sharing).unwrap(), feature::WANTED | 1 << 19);
+        let error = wanted(old, &sharing).unwrap_err().to_string();
+        assert!(error.contains("shared=: Linux 7.1 or later"), "{error}");
+        let made_with = |features| Info::new(7, 1, 1, features, 0);
+        may_share(&made_with(feature::WANTED), &plain).unwrap();
+        may_share(&made_with(feature::WANTED | 1 << 19), &plain).unwrap();
+        may_share(&made_with(feature::WANTED | 1 << 19), &sharing).unwrap();
+        let error = may_share(&made_with(feature::WANTED), &sharing).unwrap_err().to_string();
+        assert!(error.contains("/dev/ublkb7 was made without shared="), "{error}");
     }
 }

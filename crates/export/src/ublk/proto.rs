@@ -39,6 +39,8 @@ pub mod feature {
     /// 7.0) copy data as any call does (since 6.19). Those before take hold of the pages at an
     /// address, and copy from there: a page that turns out to be broken is the end of the machine.
     pub const SAFE_STOP: u64 = 1 << 17;
+    /// Clients may share memory with the server (Linux 7.1).
+    pub const SHARED_MEMORY: u64 = 1 << 19;
     /// Without these there is no door.
     pub const NEEDED: u64 = RECOVERY | REISSUE | IOCTL_NUMBERS | USER_COPY;
     /// Used where they are.
@@ -193,14 +195,28 @@ pub struct Description {
     pub sectors: u32,
     /// Beginning.
     pub start_sector: u64,
+    /// Where its data is, if that is in memory that clients share.
+    pub address: u64,
 }
 
 impl fmt::Display for Description {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Description { op_flags, sectors, start_sector } = self;
+        let Description { op_flags, sectors, start_sector, address } = self;
         let (op, flags) = (op_flags & 0xFF, op_flags >> 8);
-        write!(f, "operation {op} with flags {flags:#x}: {sectors} sectors at {start_sector}")
+        write!(f, "operation {op} with flags {flags:#x}: {sectors} sectors at {start_sector}")?;
+        if self.memory().is_some() { write!(f, ", data at {address:#x}") } else { Ok(()) }
     }
+}
+
+/// Where a request's data is in memory that clients share.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct InMemory {
+    /// Which memory: what the driver called it.
+    pub index: u16,
+    /// The first byte there.
+    pub at: u32,
+    /// Bits that have no meaning yet, and must be zero.
+    pub reserved: u16,
 }
 
 /// What a request asks for.
@@ -216,6 +232,8 @@ pub struct Wish {
     pub fua: bool,
     /// It is metadata of a file system.
     pub is_metadata: bool,
+    /// Where its data is in the memory that clients share, if it is there.
+    pub shared_at: Option<u64>,
 }
 
 impl Description {
@@ -233,7 +251,8 @@ impl Description {
         };
         let has = |flag| self.op_flags & flag != 0;
         if op == Op::Flush {
-            return Ok(Wish { op, offset: 0, len: 0, fua: false, is_metadata: false });
+            let (fua, is_metadata, shared_at) = (false, false, None);
+            return Ok(Wish { op, offset: 0, len: 0, fua, is_metadata, shared_at });
         }
         let len = u64::from(self.sectors) * SECTOR;
         let max =
@@ -242,7 +261,17 @@ impl Description {
         if len == 0 || len > max || offset.checked_add(len).is_none() {
             return Err(Errno::INVAL);
         }
-        Ok(Wish { op, offset, len, fua: has(FUA), is_metadata: has(METADATA) })
+        let (fua, is_metadata) = (has(FUA), has(METADATA));
+        Ok(Wish { op, offset, len, fua, is_metadata, shared_at: None })
+    }
+
+    /// Where the data is, if the driver has found the request's pages in memory that is
+    /// shared.
+    pub fn memory(&self) -> Option<InMemory> {
+        const IN_MEMORY: u32 = 1 << 19;
+        let [word, index, reserved] = [0, 32, 48].map(|shift| (self.address >> shift) as u32);
+        let (index, reserved) = (index as u16, reserved as u16);
+        (self.op_flags & IN_MEMORY != 0).then_some(InMemory { index, at: word, reserved })
     }
 }
 
@@ -316,11 +345,11 @@ mod tests {
     #[test]
     fn requests_that_make_no_sense_are_refused() {
         let wish = |op_flags, sectors, start_sector| {
-            Description { op_flags, sectors, start_sector }.wish()
+            Description { op_flags, sectors, start_sector, address: u64::MAX }.wish()
         };
         let write = wish(0x2801, 8, 1000).unwrap();
-        let expected =
-            Wish { op: Op::Write, offset: 512_000, len: 4096, fua: true, is_metadata: true };
+        let (op, offset, len, shared_at) = (Op::Write, 512_000, 4096, None);
+        let expected = Wish { op, offset, len, fua: true, is_metadata: true, shared_at };
         assert_eq!(write, expected);
         assert_eq!(wish(0x800, 2048, 0).unwrap().len, 1 << 20);
         // Flags of newer kernels are left alone.
@@ -340,6 +369,24 @@ mod tests {
         for op in [4, 10, 15, 18, 255] {
             assert_eq!(wish(op, 8, 0), Err(Errno::OPNOTSUPP));
         }
+    }
+
+    /// `UBLK_IO_F_SHMEM_ZC`, and what `ublk_shmem_zc_index` and `_offset` make of an address.
+    #[test]
+    fn data_is_in_memory_where_the_driver_says_so() {
+        let said = |op_flags, address| {
+            Description { op_flags, sectors: 8, start_sector: 9, address }.memory()
+        };
+        assert_eq!(said(1, 0x0003_0000_2000), None);
+        let memory = InMemory { index: 3, at: 0x8000_2000, reserved: 0 };
+        assert_eq!(said(1 | 1 << 19, 0x0003_8000_2000), Some(memory));
+        let all = InMemory { index: u16::MAX, at: u32::MAX, reserved: u16::MAX };
+        assert_eq!(said(u32::MAX, u64::MAX), Some(all));
+        let text = Description { op_flags: 1 << 19, sectors: 8, start_sector: 9, address: 4096 };
+        assert_eq!(
+            text.to_string(),
+            "operation 0 with flags 0x800: 8 sectors at 9, data at 0x1000"
+        );
     }
 
     #[test]

@@ -200,7 +200,8 @@ mod tests {
 
     fn wish(number: u32) -> Wish {
         let offset = u64::from(number) * 4096;
-        Wish { op: Op::Write, offset, len: 4096, fua: false, is_metadata: false }
+        let (len, shared_at) = (4096, None);
+        Wish { op: Op::Write, offset, len, fua: false, is_metadata: false, shared_at }
     }
 
     impl Scene {

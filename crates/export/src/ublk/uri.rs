@@ -1,7 +1,9 @@
 //! Which disk a door of ublk is, as users write it: `ublk:` for the next free number, `ublk:N` for
-//! `/dev/ublkbN`, and `?queues=`, `?depth=` for how many requests it takes at a time.
+//! `/dev/ublkbN`, and `?queues=`, `?depth=` for how many requests it takes at a time, `?shared=`
+//! for the memory that its clients share with it.
 
 use std::fmt;
+use std::path::PathBuf;
 use std::str::FromStr;
 
 use udm::error::{Error, Kind, Result};
@@ -25,6 +27,8 @@ pub struct Uri {
     pub queues: Option<u16>,
     /// Requests that a queue takes at a time.
     pub depth: u16,
+    /// The absolute path of a file in memory that clients have their data in.
+    pub shared: Option<PathBuf>,
 }
 
 impl Uri {
@@ -56,9 +60,17 @@ impl FromStr for Uri {
         };
         let queues = small("queues", QUEUES_MAX)?.map(|queues| queues as u16);
         let depth = small("depth", DEPTH_MAX)?.map_or(DEPTH, |depth| depth as u16);
-        options.end("ublk takes queues= and depth=").map_err(wrong)?;
-        Ok(Uri { number, queues, depth })
+        let shared = options.take("shared").map(file).transpose().map_err(wrong)?;
+        options.end("ublk takes queues=, depth= and shared=").map_err(wrong)?;
+        Ok(Uri { number, queues, depth, shared })
     }
+}
+
+fn file(path: &str) -> std::result::Result<PathBuf, String> {
+    if !path.starts_with('/') || path.ends_with('/') || path.contains('\0') {
+        return Err(format!("has shared={path:?}, which is not the absolute path of a file"));
+    }
+    Ok(path.into())
 }
 
 fn at_most(digits: &str, min: u32, max: u32) -> std::result::Result<u32, String> {
@@ -76,7 +88,8 @@ impl fmt::Display for Uri {
         }
         let queues = self.queues.map(|queues| format!("queues={queues}"));
         let depth = (self.depth != DEPTH).then(|| format!("depth={}", self.depth));
-        let options: Vec<String> = queues.into_iter().chain(depth).collect();
+        let shared = self.shared.as_ref().map(|path| format!("shared={}", path.display()));
+        let options: Vec<String> = queues.into_iter().chain(depth).chain(shared).collect();
         let mark = if options.is_empty() { "" } else { "?" };
         write!(f, "{mark}{}", options.join("&"))
     }
@@ -89,7 +102,10 @@ mod tests {
 
     #[test]
     fn uris_are_printed_as_they_are_read_and_wrong_ones_refused() {
-        for text in ["ublk:", "ublk:0", "ublk:17?queues=2", "ublk:?queues=1&depth=64"] {
+        let texts = ["ublk:", "ublk:0", "ublk:17?queues=2", "ublk:?queues=1&depth=64"];
+        for text in
+            texts.into_iter().chain(["ublk:?shared=/dev/shm/a?b", "ublk:3?depth=1&shared=/x"])
+        {
             assert_eq!(text.parse::<Uri>().unwrap().to_string(), text);
         }
         let uri: Uri = "ublk:3?depth=128".parse().unwrap();
@@ -103,7 +119,11 @@ mod tests {
             ("ublk:0?depth=0", "has \"0\": no number from 1 to 1024 for depth="),
             ("ublk:0?queues=17", "no number from 1 to 16"),
             ("ublk:0?queues=1&queues=2", "twice"),
-            ("ublk:0?poll=auto", "ublk takes queues= and depth="),
+            ("ublk:0?shared=/a&shared=/b", "has \"shared\" twice"),
+            ("ublk:0?shared=", "not the absolute path of a file"),
+            ("ublk:0?shared=a", "has shared=\"a\", which is not the absolute path of a file"),
+            ("ublk:0?shared=/dev/shm/", "not the absolute path"),
+            ("ublk:0?poll=auto", "ublk takes queues=, depth= and shared="),
         ] {
             let error = text.parse::<Uri>().unwrap_err().to_string();
             assert!(error.contains(word), "{error}");

@@ -5,7 +5,8 @@
 //!    kernel with the call in which the thread then waits.
 //! 2. Data is copied by this thread, between the pages of the request and a bio's buffer, through
 //!    the device's file: the only memory that the kernel uses is handed to it in a call. A read
-//!    that hits needs no buffer, where the driver copies from any memory of ours.
+//!    that hits needs no buffer, where the driver copies from any memory of ours. Data in memory
+//!    that the client shares needs no call: it is copied there, once if that is all to do.
 //! 3. A queue ends when the driver has taken all tags back. One that is to stop answers what is
 //!    here in bounded time, so that the driver comes to that.
 
@@ -25,6 +26,8 @@ use udm::sync::Arc;
 use udm::units::{Nanos, SECOND};
 
 use super::Shared;
+use super::counts::Counts;
+use super::memory::Known;
 use super::proto::{DEPTH_MAX_OF_KERNEL, DESCRIPTION_BYTES, Description, Wish, data_offset};
 use super::requests::{Requests, held_bytes};
 use crate::budget::{BUDGET, Share};
@@ -105,6 +108,7 @@ impl Worker {
             op_flags: self.descriptions.u32_at(at),
             sectors: self.descriptions.u32_at(at + 4),
             start_sector: self.descriptions.u64_at(at + 8),
+            address: self.descriptions.u64_at(at + 16),
         }
     }
 
@@ -113,7 +117,7 @@ impl Worker {
     fn begin_all(&mut self, core: &mut Core<u16>) -> bool {
         while let Some(tag) = self.requests.next() {
             let description = self.describe(tag);
-            let wish = match description.wish() {
+            let wish = match self.wish(&description) {
                 Ok(wish) => wish,
                 Err(errno) => {
                     self.shared.counts.was_wrong(&description);
@@ -122,7 +126,7 @@ impl Worker {
                     continue;
                 }
             };
-            if self.read_in_place(tag, &wish) {
+            if self.copy_in_place(tag, &wish) {
                 self.requests.answer_at_once();
                 self.answer(core, tag, wish.len as i32);
                 continue;
@@ -139,7 +143,7 @@ impl Worker {
                 self.answer(core, tag, FAILED);
                 continue;
             };
-            if wish.op == Op::Write && !self.copy_in(tag, &mut buffer) {
+            if wish.op == Op::Write && !self.copy_in(tag, &wish, &mut buffer) {
                 self.requests.answer_at_once();
                 self.answer(core, tag, FAILED);
                 continue;
@@ -159,6 +163,39 @@ impl Worker {
         false
     }
 
+    /// What a request asks for, and where its data is.
+    fn wish(&self, description: &Description) -> std::result::Result<Wish, Errno> {
+        let mut wish = description.wish()?;
+        let has_data = matches!(wish.op, Op::Read | Op::Write);
+        if let (Some(said), Some(known), true) =
+            (description.memory(), self.shared.memory.get(), has_data)
+        {
+            wish.shared_at = known.place(said, &wish).ok_or(Errno::IO)?;
+        }
+        Ok(wish)
+    }
+
+    /// Copies a request's data once, if that is all there is to do. False: it takes a bio, which
+    /// does all of it again.
+    fn copy_in_place(&mut self, tag: u16, wish: &Wish) -> bool {
+        let (Some(at), Some(known)) = (wish.shared_at, self.shared.memory.get()) else {
+            return self.read_in_place(tag, wish);
+        };
+        let intake = self.driver.intake();
+        let is_copied = match wish.op {
+            Op::Read => {
+                let is_read = intake.read_into(wish.offset, known.sink(at, wish.len).into());
+                is_read && !known.memory.is_lost()
+            }
+            Op::Write => intake.write_from(wish.offset, known.source(at, wish.len), wish.fua),
+            Op::Flush | Op::Discard | Op::WriteZeroes => false,
+        };
+        if is_copied {
+            self.shared.counts.was_shared();
+        }
+        is_copied
+    }
+
     /// Lets the driver copy a read's data from where the device has it, if it is at hand. False: it
     /// takes a bio, which gives all of it again.
     fn read_in_place(&mut self, tag: u16, wish: &Wish) -> bool {
@@ -174,7 +211,13 @@ impl Worker {
     }
 
     /// Takes the data of a write. False if it is not there.
-    fn copy_in(&self, tag: u16, buffer: &mut Buffer) -> bool {
+    fn copy_in(&self, tag: u16, wish: &Wish, buffer: &mut Buffer) -> bool {
+        if let (Some(at), Some(known)) = (wish.shared_at, self.shared.memory.get())
+            && known.load(at, buffer.as_mut_slice())
+        {
+            self.shared.counts.was_shared();
+            return true;
+        }
         let (mut at, len) = (0, buffer.len());
         while at < len {
             let offset = data_offset(self.queue, tag) + at as u64;
@@ -189,13 +232,18 @@ impl Worker {
     /// Carries out what can be carried out, and answers what comes back.
     fn pump(&mut self, core: &mut Core<u16>) -> bool {
         let (requests, file, queue) = (&mut self.requests, &*self.file, self.queue);
+        let (memory, counts) = (self.shared.memory.get(), &self.shared.counts);
         let mut answers = Vec::new();
         let finish = |mut bio: Bio, _: &mut _, pool: &mut BufferPool| {
             if let Some((tag, wish)) = requests.end(bio.token) {
                 let data = wish.len as i32;
+                let is_given = || {
+                    store_shared(memory, counts, &wish, &bio.buffer)
+                        || copy_out(file, queue, tag, &bio.buffer)
+                };
                 let result = match (bio.status, wish.op) {
                     (Err(status), _) => -status.errno(),
-                    (Ok(()), Op::Read) if !copy_out(file, queue, tag, &bio.buffer) => FAILED,
+                    (Ok(()), Op::Read) if !is_given() => FAILED,
                     (Ok(()), Op::Read | Op::Write) => data,
                     (Ok(()), Op::Flush | Op::Discard | Op::WriteZeroes) => 0,
                 };
@@ -252,6 +300,16 @@ impl Worker {
         }
         None
     }
+}
+
+/// Gives the data of a read in memory that the client shares. False if it is not there.
+fn store_shared(memory: Option<&Known>, counts: &Counts, wish: &Wish, buffer: &Buffer) -> bool {
+    let (Some(at), Some(known)) = (wish.shared_at, memory) else { return false };
+    let is_stored = known.store(at, buffer.as_slice());
+    if is_stored {
+        counts.was_shared();
+    }
+    is_stored
 }
 
 /// Gives the data of a read. False if nobody takes it.
