@@ -16,8 +16,8 @@
 //! tests/vectors/README.md. FLAGS of `gen` are letters: `d` discards, `z` writes zeroes,
 //! `f` FUA writes, `s` flushes, `u` leaves the last tenth of the operations unflushed, `4` keeps to
 //! whole blocks of 4 KiB. LABIO_PIECE, in the environment, is how much `cat` and `check` read at a
-//! time (dm-writecache's mode `p` answers longer reads wrongly); LAB_MEMORY is a file in memory, from
-//! which data comes and where it goes (`memory.rs`).
+//! time (dm-writecache's mode `p` answers longer reads wrongly); LAB_MEMORY is a file in memory,
+//! from which data comes and where it goes (`memory.rs`).
 //!
 //! Without dependencies, so that `rustc` alone builds it, statically, for the guest too.
 

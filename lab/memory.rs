@@ -1,5 +1,5 @@
-//! Memory for direct I/O: the program's own, or, where the environment has LAB_MEMORY=FILE, parts of
-//! that file, so that a server that has mapped it too sees what is read and written.
+//! Memory for direct I/O: the program's own, or, where the environment has LAB_MEMORY=FILE, parts
+//! of that file, so that a server that has mapped it too sees what is read and written.
 
 #![allow(unsafe_code)]
 

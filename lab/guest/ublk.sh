@@ -18,7 +18,8 @@
 #                   server died is forgotten
 #   odd             limits, all operations, and an end while requests wait
 #   rate:WHO        "RATE WHO THREADS: " and random writes of 4 KiB in a second
-#   memory          "RATE MEMORY THREADS KIND: ", for memory that is shared and own memory in turns
+#   memory          "RATE MEMORY THREADS KIND: " and random requests of 4 KiB in a second, seven times
+#                   each, from memory that is shared and from own memory
 mkdir -p -m 700 /run/udm
 mkdir -p /tmp/disk
 crc=true

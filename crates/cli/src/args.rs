@@ -480,10 +480,13 @@ never does, and takes a processor for each ring.
 
 ublk:N?queues=Q&depth=D names the disk, and says how many queues it has and how many requests each
 takes at a time. A disk whose server was killed waits for the next one: `udm create` with the same
-words, or `udm export` of the same disk.
+words, or `udm export` of the same disk. ?shared=FILE (Linux 7.1) is a file in memory, on tmpfs or
+hugetlbfs, in which clients with direct I/O keep their data (fio --mem=mmapshared:FILE): the server
+copies from there and to there without a call. It has its length before, and keeps that.
 
 Examples:
   udm export vol ublk:
+  udm export vol 'ublk:?shared=/dev/shm/buffers'
   udm export vol nbd://127.0.0.1:10809
   udm export vol nbd://127.0.0.1:10809/vol      beside other devices, which `nbdinfo --list` shows
   udm export vol 'nbds://0.0.0.0:10809?tls=/etc/udm/pki'

@@ -20,8 +20,8 @@ const ANSWER_MAX: Duration = Duration::from_secs(60);
 const FEATURES_BYTES: usize = 8;
 /// Bytes of a set of processors: room for 1024 of them.
 pub const PROCESSORS_BYTES: usize = 128;
-/// The index of the memory that a server has shared. There is one at a time, and the driver gives the
-/// lowest that is free.
+/// The index of the memory that a server has shared. There is one at a time, and the driver gives
+/// the lowest that is free.
 const FIRST_MEMORY: u64 = 0;
 /// A number that the driver chooses.
 pub const ANY_NUMBER: u32 = u32::MAX;

@@ -1,9 +1,9 @@
 //! Memory that a disk's clients share: a file in memory which they have mapped, as has this server.
 //! A request whose pages are of that file says where, and its data is copied there without a call.
 //!
-//! The file is somebody else's, who may store to it at any time and may cut it short. Where the data
-//! of a request is can only be the driver's word. So there is always a second way, the request's
-//! own pages by calls (see `worker`), which is taken
+//! The file is somebody else's, who may store to it at any time and may cut it short. Where the
+//! data of a request is can only be the driver's word. So there is always a second way, the
+//! request's own pages by calls (see `worker`), which is taken
 //!
 //! 1. if the driver names other memory than this: what a server before this one has shared;
 //! 2. from then on when a part of the file was found to be cut off. The driver still has its pages.
