@@ -476,7 +476,7 @@ Which door for what:
 
 vhost-user:///PATH looks at rings before it sleeps, as long as it pays and at most a tenth of the
 time in vain; `udm info` prints how much of it was. ?poll=never sleeps immediately; ?poll=always
-never does, and takes a processor for each ring.
+never does, and takes a processor for each ring. NBD takes ?poll=never, too.
 
 ublk:N?queues=Q&depth=D names the disk, and says how many queues it has and how many requests each
 takes at a time. A disk whose server was killed waits for the next one: `udm create` with the same

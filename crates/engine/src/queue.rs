@@ -26,7 +26,7 @@ use std::time::Duration;
 use rustix::time::ClockId;
 
 pub use prefault::prefault;
-pub use stream::{Conversation, Space};
+pub use stream::{Conversation, Socket, Space};
 pub use watch::{Watched, watched};
 
 use crate::device::{Device, Driver};

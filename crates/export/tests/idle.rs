@@ -1,4 +1,5 @@
-//! A server whose clients are silent uses no processor, however brisk they were before.
+//! A server whose clients are silent uses no processor, however brisk they were before; one that is
+//! told to does not look for their next request either.
 
 #![allow(clippy::unwrap_used)] // A test that cannot go on ends.
 
@@ -9,6 +10,7 @@ use std::time::Duration;
 use rustix::time::{ClockId, clock_gettime};
 use udm::device::{Device, LoadedTable};
 use udm::disk::RamDisk;
+use udm::queue::{Watched, watched};
 use udm::simple::{Linear, LinearArgs};
 use udm::sync::Arc;
 use udm::table::Table;
@@ -47,8 +49,23 @@ fn silent_clients_cost_nothing() {
     let target = Linear::new(&args, 1 << 20, Arc::new(RamDisk::new(1 << 20, 512))).unwrap();
     let loaded = LoadedTable::single(Arc::new(target), 1 << 20);
     let device = Device::with_table("memory", loaded).unwrap();
+    let mut uri = Uri::unix(&path);
+    uri.is_polled = false;
+    let server = Server::start(&device, &uri).unwrap();
+    let mut client = connect(&path);
+    (0..500).for_each(|_| read(&mut client));
+    assert_eq!(watched(), Watched::default(), "with poll=never nobody looks");
+    drop((client, server));
     let server = Server::start(&device, &Uri::unix(&path)).unwrap();
     let mut clients: Vec<UnixStream> = (0..4).map(|_| connect(&path)).collect();
+    if std::thread::available_parallelism().unwrap().get() > 1 {
+        // A client that others keep from its processor is not quick: so it may take some rounds.
+        let mut looks = |_| {
+            (0..500).for_each(|_| read(&mut clients[0]));
+            watched() != Watched::default()
+        };
+        assert!((0..50).any(&mut looks), "without poll=never a quick client is watched");
+    }
     for _ in 0..200 {
         clients.iter_mut().for_each(read);
     }

@@ -27,7 +27,7 @@ use crate::rig::{Export, FILLS, Setup, has_fio_nbd, is_installed, ram_disk, sett
 use crate::stats::{median, ratios};
 use crate::unit::Unit;
 
-use load::{Load, Measure, Peer, idle_nbd, idle_vhost};
+use load::{Load, Measure, Peer, idle_nbd, idle_vhost, wake_ups};
 
 /// Bytes of the devices.
 const BYTES: u64 = 1 << 30;
@@ -37,23 +37,28 @@ const LOADS: [(usize, bool); 4] = [(1, false), (1, true), (32, false), (32, true
 const LOAD_NAMES: [&str; 4] = ["write 1", "read 1", "write 32", "read 32"];
 
 /// The ways, in the order of the tables.
-const WAYS: [&str; 8] = [
+const WAYS: [&str; 9] = [
     "in process",
     "vhost-user, both poll",
     "vhost-user, poll=auto",
     "vhost-user, no polling",
     "NBD",
+    "NBD, no polling",
     "NBD, target zero",
     "nbdkit memory, NBD",
     "qemu-storage-daemon null, vhost-user",
 ];
+/// What the names of vhost-user's ways begin with.
+const VHOST: &str = "vhost-user, ";
 const LOCAL: usize = 0;
 const POLLING: usize = 1;
+const ADAPTIVE: usize = 2;
 const SLEEPING: usize = 3;
 const NBD: usize = 4;
-const NBD_ZERO: usize = 5;
-const NBDKIT: usize = 6;
-const QEMU: usize = 7;
+const NBD_SLEEPING: usize = 5;
+const NBD_ZERO: usize = 6;
+const NBDKIT: usize = 7;
+const QEMU: usize = 8;
 
 /// By way, by load, by round; nothing of ways that are not here.
 type Measures = Vec<Vec<Vec<Measure>>>;
@@ -80,12 +85,13 @@ impl Stage<'_> {
         match way {
             LOCAL => load.in_process(&self.device).map(Some),
             POLLING => vhost(Poll::Always),
-            2 => vhost(Poll::Auto),
+            ADAPTIVE => vhost(Poll::Auto),
             SLEEPING => vhost(Poll::Never),
-            NBD | NBD_ZERO if self.has_fio => {
-                let device = if way == NBD { &self.device } else { &self.nothing };
+            NBD | NBD_SLEEPING | NBD_ZERO if self.has_fio => {
+                let device = if way == NBD_ZERO { &self.nothing } else { &self.device };
                 let socket = self.socket("doors.nbd");
-                let uri = udm_export::nbd::Uri::unix(socket.clone());
+                let mut uri = udm_export::nbd::Uri::unix(socket.clone());
+                uri.is_polled = way != NBD_SLEEPING;
                 let _server = udm_export::nbd::Server::start(device, &uri)?;
                 let spent = || cpu::of_process() - cpu::of_threads("bg-doors");
                 self.over_nbd(&socket, load, spent).map(Some)
@@ -156,10 +162,30 @@ pub fn run(setup: &Setup) -> Result<Study> {
     idle.push(("NBD".into(), idle_nbd(&idle_socket)?));
     drop(export);
     let mut study = study(&measures, &idle, rounds);
+    let bare = (0..rounds).map(|_| wake_ups(runtime)).collect::<Result<Vec<_>>>()?;
+    add_bare(&mut study, &measures, &bare);
     missing(&mut study, &stage);
     engine::add(&mut study, setup, BYTES, rounds);
     setup.describe(&mut study, rig.pmem.as_ref())?;
     Ok(study)
+}
+
+/// What sleeping costs by itself, beside the door that does nothing else about it.
+fn add_bare(study: &mut Study, measures: &Measures, bare: &[Measure]) {
+    let columns = [("p50", Unit::Nanos), ("p99.9", Unit::Nanos), ("CPU", Unit::Nanos)];
+    let mut table = Table::new("two sleeping threads wake each other, no more", &columns);
+    let numbers: [fn(&Measure) -> f64; 3] = [|one| one.p50, |one| one.p999, |one| one.server];
+    table.row("a wake-up and the answer's", &numbers.map(|number| median(&of(bare, number))));
+    study.tables.push(table);
+    for (load, name) in LOAD_NAMES.iter().enumerate().take(2) {
+        let door = &measures[SLEEPING][load];
+        let mut claim = |what: &str, number: fn(&Measure) -> f64| {
+            let parts = ratios(&of(door, number), &of(bare, number));
+            study.claims.push(Claim::new(format!("{name}, no polling: {what}"), &parts, None));
+        };
+        claim("p50 / that of bare wake-ups", |one| one.p50);
+        claim("CPU of the server / that of bare wake-ups", |one| one.server);
+    }
 }
 
 fn missing(study: &mut Study, stage: &Stage<'_>) {
@@ -179,7 +205,8 @@ fn study(measures: &Measures, idle: &[(String, f64)], rounds: usize) -> Study {
         "the ways to one device, side by side",
         "random 4 KiB requests at depths 1 and 32 to a pcache in memory in front of a disk in \
          memory: in process; by vhost-user with libudm's client, both sides polling, adaptively, \
-         and not at all; by NBD with fio. Beside them NBD of the target zero, which does nothing, \
+         and not at all; by NBD with fio, where the server looks at a quick client's socket before \
+         it sleeps, and where it does not. Beside them NBD of the target zero, which does nothing, \
          nbdkit's memory plugin, and a device that does nothing of qemu-storage-daemon, with the \
          same clients. fio's engine is libudm in fio's process, on a pcache of its own in \
          memory. CPU is that of the server's threads for each request, without write-back; \
@@ -249,19 +276,24 @@ fn claims(study: &mut Study, measures: &Measures, idle: &[(String, f64)]) {
         claim(format!("{name}, both poll: p50 / in process"), &times, AtMost(3.0));
         claim(format!("{name}, both poll: requests/s"), &iops(POLLING, load), AtLeast(350e3));
         let nbd = ratios(&p50(SLEEPING, load), &p50(NBD, load));
-        claim(format!("{name}, no polling: p50 / NBD's"), &nbd, AtMost(1.0));
+        claim(format!("{name}, no polling: p50 / NBD's, which looks"), &nbd, AtMost(1.0));
+        let nbd = ratios(&p50(SLEEPING, load), &p50(NBD_SLEEPING, load));
+        claim(format!("{name}, no polling: p50 / NBD's without"), &nbd, AtMost(1.0));
     }
     for (load, name) in LOAD_NAMES.iter().enumerate().skip(2) {
-        claim(format!("{name}, both poll: requests/s"), &iops(POLLING, load), AtLeast(700e3));
-        let qemu = ratios(&iops(POLLING, load), &iops(QEMU, load));
-        claim(format!("{name}, both poll: requests/s / qemu's null"), &qemu, AtLeast(1.5));
+        for way in [POLLING, ADAPTIVE] {
+            let what = format!("{name}, {}: requests/s", WAYS[way].trim_start_matches(VHOST));
+            claim(what.clone(), &iops(way, load), AtLeast(700e3));
+            let qemu = ratios(&iops(way, load), &iops(QEMU, load));
+            claim(format!("{what} / qemu's null"), &qemu, AtLeast(1.5));
+        }
         let nbdkit = ratios(&server(NBD, load), &server(NBDKIT, load));
         claim(format!("{name}, NBD: CPU of the server / nbdkit's"), &nbdkit, AtMost(0.6));
         let zero = ratios(&iops(NBD, load), &iops(NBD_ZERO, load));
         claim(format!("{name}, NBD: requests/s / target zero's"), &zero, AtLeast(0.95));
     }
     for (load, name) in LOAD_NAMES.iter().enumerate() {
-        let nbd = ratios(&server(SLEEPING, load), &server(NBD, load));
+        let nbd = ratios(&server(SLEEPING, load), &server(NBD_SLEEPING, load));
         claim(format!("{name}, no polling: CPU of the server / NBD's"), &nbd, AtMost(0.5));
     }
     for (name, sleeps) in idle {

@@ -59,13 +59,10 @@ const PUBLISHED_FOUR: [f64; 4] = [58.0, f64::NAN, f64::NAN, 388.0];
 struct Stage<'a> {
     setup: &'a Setup,
     repeats: usize,
-    /// One file of twice the memory.
-    whole: PathBuf,
-    /// Four, together of twice the memory.
-    quarters: [PathBuf; 4],
-    /// Two, the same.
-    halves: [PathBuf; 2],
-    whole_bytes: u64,
+    /// Each of twice the memory. Of a smaller one, what is written over again may never have been
+    /// written out: one of four buffered writers then lives in memory, at ten times the disk's rate.
+    files: [PathBuf; 4],
+    file_bytes: u64,
 }
 
 /// A row: its name and its clients; and what each repeat of it reached.
@@ -120,11 +117,11 @@ pub fn run(setup: &Setup) -> Result<Study> {
          study of these modes in the kernel, on XFS and NVMe with 80 processors and 256 GiB.",
     );
     let stage = Stage::new(setup)?;
-    let memory = (stage.whole_bytes / 2).max(256 * MIB);
+    let memory = (stage.file_bytes / 2).max(256 * MIB);
     let pressure = Pressure::of(memory);
-    study.fact("files", file_system(&stage.whole));
+    study.fact("files", file_system(&stage.files[0]));
     study.fact("repeats", stage.repeats.to_string());
-    study.fact("size", Unit::Bytes.text(stage.whole_bytes as f64));
+    study.fact("size of each file", Unit::Bytes.text(stage.file_bytes as f64));
     match &pressure {
         Ok(_) => study.fact("memory", Unit::Bytes.text(memory as f64)),
         Err(why) => study.notes.push(format!("nothing pressed on the page cache: {why}")),
@@ -145,32 +142,19 @@ pub fn run(setup: &Setup) -> Result<Study> {
 impl Stage<'_> {
     fn new(setup: &Setup) -> Result<Stage<'_>> {
         let own = setup.choose(512 * MIB, 1024 * MIB);
-        let whole_bytes = setup.asked().size.unwrap_or(own).next_multiple_of(4 * MIB);
-        let make = |name: &str, bytes: u64| {
-            let path = setup.places.disk.file(name, bytes)?;
-            write_out(&path, bytes)?;
+        let file_bytes = setup.asked().size.unwrap_or(own).next_multiple_of(4 * MIB);
+        let make = |nth: usize| {
+            let path = setup.places.disk.file(&format!("file{nth}"), file_bytes)?;
+            write_out(&path, file_bytes)?;
             Ok::<PathBuf, anyhow::Error>(path)
         };
-        let quarter = |nth: usize| make(&format!("quarter{nth}"), whole_bytes / 4);
-        let half = |nth: usize| make(&format!("half{nth}"), whole_bytes / 2);
-        Ok(Stage {
-            setup,
-            repeats: setup.repeats(1, 10),
-            whole: make("whole", whole_bytes)?,
-            quarters: [quarter(0)?, quarter(1)?, quarter(2)?, quarter(3)?],
-            halves: [half(0)?, half(1)?],
-            whole_bytes,
-        })
+        let files = [make(0)?, make(1)?, make(2)?, make(3)?];
+        Ok(Stage { setup, repeats: setup.repeats(1, 10), files, file_bytes })
     }
 
     /// A client of one file, for as long as the others.
     fn client(&self, path: &PathBuf, io: IoMode, rw: Rw, bs: u64, iodepth: u32) -> Client {
-        let parts = match path {
-            path if *path == self.whole => 1,
-            path if self.halves.contains(path) => 2,
-            _ => 4,
-        };
-        let size = self.whole_bytes / parts;
+        let size = self.file_bytes;
         let runtime = self.setup.choose(Duration::from_millis(300), Duration::from_secs(3));
         let runtime = self.setup.asked().runtime.unwrap_or(runtime);
         let io_size = 1 << 40;
@@ -214,7 +198,7 @@ fn single(stage: &Stage<'_>, study: &mut Study, checked: &mut Checked) -> Result
     for (name, rw, bs) in loads {
         let mut rows: Vec<Row> = MODES
             .iter()
-            .map(|(mode, io)| Row::new(*mode, vec![stage.client(&stage.whole, *io, rw, bs, 16)]))
+            .map(|(mode, io)| Row::new(*mode, vec![stage.client(&stage.files[0], *io, rw, bs, 16)]))
             .collect();
         stage.play(&format!("Single client, {name}"), &mut rows, study)?;
         checked.check(&format!("Single client, {name}"), &rows);
@@ -317,7 +301,7 @@ fn over_time(title: &str) -> Plot {
 fn four(stage: &Stage<'_>, study: &mut Study, checked: &mut Checked) -> Result<()> {
     let writers = |io: IoMode| -> Vec<Client> {
         let one = |path| stage.client(path, io, Rw::Write, MIB, 1);
-        stage.quarters.iter().map(one).collect()
+        stage.files.iter().map(one).collect()
     };
     let mut rows: Vec<Row> = MODES.iter().map(|(mode, io)| Row::new(*mode, writers(*io))).collect();
     stage.play("A: four writers", &mut rows, study)?;
@@ -351,7 +335,7 @@ fn four(stage: &Stage<'_>, study: &mut Study, checked: &mut Checked) -> Result<(
             PUBLISHED_FOUR[nth] * MS,
         ];
         table.row(&row.name, &medians);
-        for writer in 0..stage.quarters.len() {
+        for writer in 0..stage.files.len() {
             let of = |measure: fn(&scene::Played) -> f64| {
                 row.median(|outcome| measure(&outcome.clients[writer]))
             };
@@ -387,10 +371,15 @@ fn beside(stage: &Stage<'_>, study: &mut Study, checked: &mut Checked) -> Result
         ("D: a bulk writer and three buffered readers", Some(IoMode::Buffered)),
     ] {
         let clients = |io: IoMode| -> Vec<Client> {
-            let read = |path| stage.client(path, readers.unwrap_or(io), Rw::Read, 4 * KIB, 1);
-            // The one that memory does not hold: else a buffered writer never meets the disk.
-            let writer = stage.client(&stage.whole, io, Rw::Write, MIB, 1);
-            [writer].into_iter().chain(stage.quarters[1..].iter().map(read)).collect()
+            let read = |path| {
+                let mut reader = stage.client(path, readers.unwrap_or(io), Rw::Read, 4 * KIB, 1);
+                // Half of what memory holds: it is read again while a writer leaves it there.
+                reader.job.size = stage.file_bytes / 4;
+                reader
+            };
+            let [written, read_ones @ ..] = &stage.files;
+            let writer = stage.client(written, io, Rw::Write, MIB, 1);
+            [writer].into_iter().chain(read_ones.iter().map(read)).collect()
         };
         let mut rows: Vec<Row> =
             MODES.iter().map(|(mode, io)| Row::new(*mode, clients(*io))).collect();
@@ -447,7 +436,7 @@ fn claim_mixed(study: &mut Study, rows: &[Row]) {
 /// E: a writer of each mode beside a buffered one.
 fn against(stage: &Stage<'_>, study: &mut Study, checked: &mut Checked) -> Result<()> {
     let clients = |io: IoMode| -> Vec<Client> {
-        let pair = [(&stage.halves[0], io), (&stage.halves[1], IoMode::Buffered)];
+        let pair = [(&stage.files[0], io), (&stage.files[1], IoMode::Buffered)];
         pair.map(|(path, io)| stage.client(path, io, Rw::Write, MIB, 1)).into()
     };
     let row = |(mode, io): &(&str, IoMode)| Row::new(format!("{mode}, buffered"), clients(*io));
@@ -484,8 +473,8 @@ fn windows(stage: &Stage<'_>, study: &mut Study) -> Result<()> {
         clients
     };
     let lazy = |path, rw, bs, depth| stage.client(path, IoMode::Lazy, rw, bs, depth);
-    let four = || stage.quarters.iter().map(|path| lazy(path, Rw::Write, MIB, 1)).collect();
-    let scattered = || vec![lazy(&stage.whole, Rw::Randwrite, 4 * KIB, 16)];
+    let four = || stage.files.iter().map(|path| lazy(path, Rw::Write, MIB, 1)).collect();
+    let scattered = || vec![lazy(&stage.files[0], Rw::Randwrite, 4 * KIB, 16)];
     let columns = [
         ("four MB/s", Unit::MbPerSecond),
         ("four p99.9", Unit::Nanos),

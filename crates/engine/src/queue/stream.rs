@@ -20,7 +20,7 @@ use std::os::fd::OwnedFd;
 use rustix::io::Errno;
 use rustix::net::{SendFlags, Shutdown};
 
-use super::watch::Watch;
+use super::watch::{self, Watch};
 use super::{Core, Queue, Role, STOP_SECONDS_MAX, Turn, now};
 use crate::bio::Bio;
 use crate::buffer::{Buffer, BufferPool, CLIENT_POOL_BYTES_MAX};
@@ -110,21 +110,31 @@ pub trait Conversation: Send {
     }
 }
 
+/// A client's socket.
+#[derive(Debug)]
+pub struct Socket {
+    /// It.
+    pub stream: OwnedFd,
+    /// Whether it may be looked at for a moment before the thread sleeps in it, if that pays.
+    pub is_watched: bool,
+}
+
 impl Queue {
     /// Serves one client of `device` over `socket`. `farewell` is called on the queue's thread when
     /// the conversation is over, with what is left of it.
     pub fn serve<C: Conversation + 'static>(
         name: &str,
         device: &Arc<Device>,
-        socket: OwnedFd,
+        socket: Socket,
         conversation: C,
         farewell: impl FnOnce(C) + Send + 'static,
     ) -> Result<Queue> {
         let device = device.clone();
-        let socket = Arc::new(socket);
+        let watch = socket.is_watched.then(Watch::default);
+        let socket = Arc::new(socket.stream);
         let slept_in = Arc::downgrade(&socket);
         let queue = Queue::run(name, move |core| {
-            Ok(Client::new(socket, conversation, core.driver(&device)?, farewell))
+            Ok(Client::new(socket, watch, conversation, core.driver(&device)?, farewell))
         })?;
         Ok(queue.interrupted_by(move || {
             if let Some(socket) = slept_in.upgrade() {
@@ -146,11 +156,17 @@ struct Client<C, F> {
     /// How many bytes the ring sends.
     sending: Option<usize>,
     stopping_since: Option<Nanos>,
-    watch: Watch,
+    watch: Option<Watch>,
 }
 
 impl<C: Conversation, F> Client<C, F> {
-    fn new(socket: Arc<OwnedFd>, conversation: C, mut driver: Driver, farewell: F) -> Client<C, F> {
+    fn new(
+        socket: Arc<OwnedFd>,
+        watch: Option<Watch>,
+        conversation: C,
+        mut driver: Driver,
+        farewell: F,
+    ) -> Client<C, F> {
         driver.pool().keep_at_most(CLIENT_POOL_BYTES_MAX);
         Client {
             socket,
@@ -160,7 +176,7 @@ impl<C: Conversation, F> Client<C, F> {
             receiving: None,
             sending: None,
             stopping_since: None,
-            watch: Watch::default(),
+            watch,
         }
     }
 
@@ -175,7 +191,11 @@ impl<C: Conversation, F> Client<C, F> {
     fn receive_alone(&mut self, core: &Core<Asks>) -> bool {
         let Some(mut space) = self.conversation.incoming() else { return false };
         let memory = &mut space.buffer.as_mut_slice()[space.at..space.end];
-        let result = self.watch.receive(&self.socket, memory).map_err(std::io::Error::from);
+        let result = match &mut self.watch {
+            Some(watch) => watch.receive(&self.socket, memory),
+            None => watch::sleep(&self.socket, memory),
+        };
+        let result = result.map_err(std::io::Error::from);
         self.has_received(space, result, core);
         true
     }

@@ -80,8 +80,7 @@ impl Watch {
                 return result;
             }
         }
-        let sleep = || recv(socket, &mut *memory, RecvFlags::empty());
-        let result = rustix::io::retry_on_intr(sleep).map(|(count, _)| count);
+        let result = sleep(socket, memory);
         self.has_slept(now() - since);
         result
     }
@@ -108,6 +107,12 @@ impl Watch {
             self.credit = (self.credit + TRUST_NS).min(CREDIT_MAX);
         }
     }
+}
+
+/// Waits without a look until bytes come.
+pub(super) fn sleep(socket: &OwnedFd, memory: &mut [u8]) -> rustix::io::Result<usize> {
+    let sleep = || recv(socket, &mut *memory, RecvFlags::empty());
+    rustix::io::retry_on_intr(sleep).map(|(count, _)| count)
 }
 
 /// How a watch ended.

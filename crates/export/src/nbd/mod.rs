@@ -37,7 +37,7 @@ use rustls::ServerConfig;
 use udm::device::Device;
 use udm::error::{Error, Kind, Result};
 use udm::limits::{Limit, limit};
-use udm::queue::Queue;
+use udm::queue::{Queue, Socket};
 use udm::sync::atomic::{AtomicUsize, Ordering};
 use udm::sync::{Arc, Mutex, lock};
 use udm::target::{Fact, FactValue};
@@ -352,14 +352,15 @@ impl Clients {
         };
         let name = format!("udm-nbd-{number}");
         let standing = conversation.standing();
+        let client = Socket { stream: connection, is_watched: self.uri.is_polled };
         let queue = match &self.tls {
-            None => Queue::serve(&name, &self.device, connection, conversation, {
+            None => Queue::serve(&name, &self.device, client, conversation, {
                 let clients = self.clone();
                 move |it: Connection| clients.farewell(it.violation().map(|why| why.to_string()))
             }),
             Some(tls) => {
                 let secured = Secured::new(conversation, tls.clone());
-                Queue::serve(&name, &self.device, connection, secured, {
+                Queue::serve(&name, &self.device, client, secured, {
                     let clients = self.clone();
                     move |it: Secured| clients.farewell(it.violation())
                 })

@@ -2,10 +2,10 @@
 //!
 //! | form | options after `?`, joined by `&` |
 //! |---|---|
-//! | `nbd+unix:///PATH`, `nbd+unix:///NAME?socket=PATH` | `mode=`, `owner=`, `readonly` |
-//! | `nbd://ADDR:PORT`, `nbd://ADDR:PORT/NAME` | `insecure`, `readonly` |
+//! | `nbd+unix:///PATH`, `nbd+unix:///NAME?socket=PATH` | `mode=`, `owner=`, `poll=`, `readonly` |
+//! | `nbd://ADDR:PORT`, `nbd://ADDR:PORT/NAME` | `insecure`, `poll=`, `readonly` |
 //! | `nbds+unix:///PATH`, `nbds+unix:///NAME?socket=PATH` | `tls=`, `clients=`, and those above |
-//! | `nbds://ADDR:PORT`, `nbds://ADDR:PORT/NAME` | `tls=`, `clients=`, `readonly` |
+//! | `nbds://ADDR:PORT`, `nbds://ADDR:PORT/NAME` | `tls=`, `clients=`, `poll=`, `readonly` |
 //!
 //! The schemes are those of NBD's URI specification; the options are udm's. Doors with a NAME share
 //! their address with others that have one.
@@ -36,6 +36,8 @@ pub struct Uri {
     pub tls: Option<Tls>,
     /// The export's name. Without one, it has the device's, and the address to itself.
     pub name: Option<String>,
+    /// A quick client's socket is looked at for a moment before its thread sleeps there.
+    pub is_polled: bool,
     /// Clients may only read.
     pub is_read_only: bool,
 }
@@ -68,7 +70,7 @@ impl Uri {
     /// A Unix socket for this user alone.
     pub fn unix(path: impl Into<PathBuf>) -> Uri {
         let place = Place::Unix(path.into(), Access::default());
-        Uri { place, tls: None, name: None, is_read_only: false }
+        Uri { place, tls: None, name: None, is_polled: true, is_read_only: false }
     }
 
     fn scheme(&self) -> &'static str {
@@ -130,12 +132,13 @@ impl Uri {
             Place::Tcp { address: parse_tcp(place)?, is_insecure }
         };
         let tls = if is_tls { Some(parse_tls(&mut options)?) } else { None };
+        let is_polled = parse_poll(options.take("poll"))?;
         let is_read_only = options.take_flag("readonly");
         options.end(
             "nbds takes tls= and clients=, a socket's path takes mode= and owner=, nbd:// takes \
-             insecure, and all take readonly",
+             insecure, and all take poll= and readonly",
         )?;
-        let uri = Uri { place, tls, name, is_read_only };
+        let uri = Uri { place, tls, name, is_polled, is_read_only };
         match &uri.place {
             Place::Tcp { address, is_insecure: false }
                 if uri.tls.is_none() && !address.ip().to_canonical().is_loopback() =>
@@ -162,6 +165,14 @@ fn parse_tls(options: &mut Options<'_>) -> std::result::Result<Tls, String> {
         }
     };
     Ok(Tls { folder: folder.into(), takes_any_client })
+}
+
+fn parse_poll(word: Option<&str>) -> std::result::Result<bool, String> {
+    match word {
+        None | Some("auto") => Ok(true),
+        Some("never") => Ok(false),
+        Some(other) => Err(format!("has poll={other:?}, which is neither auto nor never")),
+    }
 }
 
 /// An export's name is part of a file's, and of addresses.
@@ -231,6 +242,7 @@ impl fmt::Display for Uri {
                 options.extend(is_insecure.then(|| "insecure".to_owned()));
             }
         }
+        options.extend((!self.is_polled).then(|| "poll=never".to_owned()));
         options.extend(self.is_read_only.then(|| "readonly".to_owned()));
         let bare = self.bare();
         write!(f, "{bare}")?;
@@ -259,6 +271,9 @@ mod tests {
             "nbds://[::1]:7?tls=/etc/udm/pki&clients=any",
             "nbds+unix:///run/a?tls=/pki&mode=0600",
             "nbd+unix:///a?readonly",
+            "nbd+unix:///a?mode=0660&poll=never&readonly",
+            "nbd://127.0.0.1:10809/vol-1.x?poll=never",
+            "nbds://0.0.0.0:10809?tls=/etc/udm/pki&poll=never",
             "nbd+unix:///vol?socket=/run/a",
             "nbd+unix:///vol?socket=/run/a&mode=0660&readonly",
             "nbd://127.0.0.1:10809/vol-1.x",
@@ -268,6 +283,7 @@ mod tests {
         }
         for (text, canonical) in [
             ("nbd+unix:///?socket=/tmp/a b", "nbd+unix:///tmp/a b"),
+            ("nbd+unix:///a?poll=auto", "nbd+unix:///a"),
             ("nbd+unix:///?socket=/tmp/a&mode=600", "nbd+unix:///tmp/a?mode=0600"),
             ("nbd://0.0.0.0?insecure", "nbd://0.0.0.0:10809?insecure"),
             ("nbd://[::1]/", "nbd://[::1]:10809"),
@@ -306,6 +322,9 @@ mod tests {
             ("nbd://0.0.0.0:1/a", "?insecure"),
             ("nbd+unix:///a?b=c", "means nothing"),
             ("nbd+unix:///a?insecure", "means nothing"),
+            ("nbd+unix:///a?poll", "means nothing"),
+            ("nbd+unix:///a?poll=always", "neither auto nor never"),
+            ("nbd://127.0.0.1:1?poll=never&poll=auto", "twice"),
             ("nbd+unix:///a?tls=/pki", "means nothing"),
             ("nbd+unix:///a?mode=0999", "mode="),
             ("nbd+unix:///a?mode=01777", "mode="),

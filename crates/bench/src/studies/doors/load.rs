@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
+use rustix::event::{EventfdFlags, eventfd};
 use udm::bio::{Bio, Op};
 use udm::buffer::Buffer;
 use udm::device::Device;
@@ -62,6 +63,37 @@ impl Measure {
             server: server.max(0.0) / count,
         }
     }
+}
+
+/// Two sleeping threads that wake each other in turns, each by an eventfd, and do nothing else:
+/// what a request costs at least where no side looks. The second one's processor time counts.
+pub fn wake_ups(runtime: Duration) -> Result<Measure> {
+    let eventfd = || eventfd(0, EventfdFlags::CLOEXEC);
+    let (ask, answer, mut word) = (eventfd()?, eventfd()?, 1_u64.to_ne_bytes());
+    let mut times = Histogram::default();
+    std::thread::scope(|scope| {
+        let server = scope.spawn(|| -> Result<f64> {
+            let mut word = [0; 8];
+            loop {
+                rustix::io::read(&ask, &mut word)?;
+                if u64::from_ne_bytes(word) > 1 {
+                    return Ok(cpu::of_thread());
+                }
+                rustix::io::write(&answer, &word)?;
+            }
+        });
+        let start = Instant::now();
+        while start.elapsed() < runtime {
+            let begun = now();
+            rustix::io::write(&ask, &1_u64.to_ne_bytes())?;
+            rustix::io::read(&answer, &mut word)?;
+            times.add(now() - begun);
+        }
+        let elapsed = start.elapsed();
+        rustix::io::write(&ask, &2_u64.to_ne_bytes())?;
+        let spent = server.join().expect("to wait does not panic")?;
+        Ok(Measure::of(&times, elapsed, spent))
+    })
 }
 
 impl Load {
