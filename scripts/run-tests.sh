@@ -9,7 +9,7 @@ cargo=${CARGO:-cargo}
 export RUST_TEST_THREADS=${RUST_TEST_THREADS:-4}
 # Who builds again and again has what cargo keeps for that, and goes on with it. Else nothing is
 # kept: a first build takes a fifth less time then.
-[ -d "${CARGO_TARGET_DIR:-target}/debug/incremental" ] || export CARGO_INCREMENTAL=0
+[ -n "$(ls "${CARGO_TARGET_DIR:-target}/debug/incremental" 2> /dev/null)" ] || export CARGO_INCREMENTAL=0
 logs=$(mktemp -d)
 trap 'rm -rf "$logs"' EXIT
 
