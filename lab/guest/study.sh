@@ -4,8 +4,9 @@
 #   study.sh FS FILE-MIB SECONDS WHO...
 #
 # udm has /dev/vda (origin), /dev/vdb (cache) and /dev/vdc (metadata), the kernel's target /dev/vdd,
-# /dev/vde and /dev/vdf, and `fast` is /dev/vdg alone. The origins answer after 10 ms. FS is made and
-# the file written when WHO comes first; each time it is read and written then, by one and by 16
+# /dev/vde and /dev/vdf, and `fast` is /dev/vdg alone; `door` is the same disk as udm's `linear`, by
+# ublk: what the way to udm and back costs without a cache. The origins answer after 10 ms. FS is made
+# and the file written when WHO comes first; each time it is read and written then, by one and by 16
 # threads: "STUDY WHO JOB THREADS RATE HITS", hits in percent. In the end both caches are drained, and
 # the origins alone have the file as it was written last.
 fs=$1 mib=$2 seconds=$3
@@ -24,7 +25,10 @@ slow() { dmsetup create "$1" --table "0 $(blockdev --getsz "$2") delay $2 0 10" 
 slow slow-udm /dev/vda
 slow slow-kernel /dev/vdd
 
-origin() { [ "$1" = fast ] && echo /dev/vdg || echo "/dev/mapper/slow-$1"; }
+# Where it has its file: two WHO share one.
+place() { [ "$1" = door ] && echo fast || echo "$1"; }
+has_cache() { [ "$(place "$1")" != fast ]; }
+origin() { has_cache "$1" && echo "/dev/mapper/slow-$1" || echo /dev/vdg; }
 table() {
   case $1 in
     udm) devices="/dev/vdc /dev/vdb" ;;
@@ -36,6 +40,10 @@ table() {
 attach() {
   case $1 in
     fast) disk=/dev/vdg ;;
+    door)
+      udm create lab --export ublk:0 --table "0 $(blockdev --getsz /dev/vdg) linear /dev/vdg 0" ||
+        die "udm create"
+      disk=/dev/ublkb0 ;;
     udm)
       udm create lab --export ublk:0 --table "$(table udm smq)" || die "udm create"
       disk=/dev/ublkb0 ;;
@@ -53,12 +61,13 @@ status() {
 }
 # Reads and writes that hit, and all of them.
 hits() {
-  [ "$1" = fast ] && echo "0 0" && return
+  has_cache "$1" || { echo "0 0"; return; }
   status "$1" | awk '{ print $8 + $10, $8 + $9 + $10 + $11 }'
 }
 detach() {
   case $1 in
-    udm) udm remove lab || die "udm remove" ;;
+    fast) ;;
+    udm | door) udm remove lab || die "udm remove" ;;
     kernel) dmsetup remove lab || die "dmsetup remove" ;;
   esac
 }
@@ -88,7 +97,7 @@ first() {
     xfs) mkfs.xfs -q -f "$disk" ;;
   esac || die mkfs
   mounted "$disk"
-  labjob fill /tmp/disk/file $((mib << 20)) "/tmp/versions-$1" || die fill
+  labjob fill /tmp/disk/file $((mib << 20)) "/tmp/versions-$(place "$1")" || die fill
   for _ in 1 2 3 4; do dd if=/tmp/disk/file of=/dev/null bs=64k iflag=direct 2> /dev/null; done
   umount /tmp/disk || die umount
 }
@@ -96,7 +105,7 @@ first() {
 # measure WHO JOB THREADS
 measure() {
   before=$(hits "$1")
-  rate=$(labjob "$2" /tmp/disk/file "/tmp/versions-$1" "$seconds" "$3") || die "$1: $2"
+  rate=$(labjob "$2" /tmp/disk/file "/tmp/versions-$(place "$1")" "$seconds" "$3") || die "$1: $2"
   # Without a cache nothing is counted.
   percent=$(echo $before $(hits "$1") |
     awk '{ all = $4 - $2; print all ? int(($3 - $1) * 100 / all) : 100 }')
@@ -105,16 +114,16 @@ measure() {
 
 study() {
   attach "$1"
-  [ -e "/tmp/versions-$1" ] || first "$1"
+  [ -e "/tmp/versions-$(place "$1")" ] || first "$1"
   mounted "$disk"
   # What is read while it warms up is not counted.
-  labjob read /tmp/disk/file "/tmp/versions-$1" 5 4 > /dev/null || die "$1: warming up"
+  labjob read /tmp/disk/file "/tmp/versions-$(place "$1")" 5 4 > /dev/null || die "$1: warming up"
   for threads in 1 16; do
     measure "$1" read $threads
     measure "$1" write $threads
   done
   umount /tmp/disk || die umount
-  [ "$1" = fast ] || detach "$1"
+  detach "$1"
 }
 
 for who in "$@"; do study "$who"; done
