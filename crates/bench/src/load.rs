@@ -172,8 +172,8 @@ impl Worker<'_> {
         let mut in_flight = self.job.iodepth;
         while in_flight > 0 {
             let Some(bio) = self.local.wait() else { bail!("a request got lost") };
-            if bio.status.is_err() {
-                bail!("a {:?} of {} bytes at {} failed", bio.op, bio.len, bio.offset);
+            if let Err(status) = bio.status {
+                bail!("a {:?} of {} bytes at {} failed: {status}", bio.op, bio.len, bio.offset);
             }
             now = Instant::now();
             let token = bio.token;

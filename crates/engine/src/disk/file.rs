@@ -1,7 +1,8 @@
 //! Files and block devices through the ring.
 //!
 //! 1. An I/O may take several calls: short ones are continued, interrupted ones are repeated, and
-//!    what a file system cannot do one way is tried another way. The sender sees one completion.
+//!    so are those for which the kernel has no memory just now; what a file system cannot do one way
+//!    is tried another way. The sender sees one completion.
 //! 2. With direct I/O, what does not fit the device's alignment goes through a second, buffered
 //!    descriptor of the same file, for that request alone. The kernel keeps both views consistent:
 //!    a direct read or write first writes back the cached pages of its range, and a direct write
@@ -49,7 +50,8 @@ pub struct FileDisk {
 /// Bytes of zeroes written at a time where the file system cannot zero a range.
 const ZEROES: u64 = MIB;
 
-/// How often a call is repeated that the kernel asks to repeat.
+/// How often a call is repeated that may pass the next time. Where memory is short, the kernel looks
+/// for some before it fails a call, so this many take long.
 const RETRIES_MAX: u32 = 10_000;
 
 impl FileDisk {
@@ -103,6 +105,12 @@ impl FileDisk {
     #[cfg(test)]
     pub(super) fn fail_flushes(&self, count: u64) {
         self.files.flushing.faults.store(count, crate::sync::statics::atomic::Ordering::Relaxed);
+    }
+
+    /// Lets this many of the next calls that are no flush find no memory.
+    #[cfg(test)]
+    pub(super) fn be_short(&self, count: u64) {
+        self.files.flushing.shortages.store(count, crate::sync::statics::atomic::Ordering::Relaxed);
     }
 
     /// Pretends that direct I/O needs this alignment.
@@ -250,6 +258,20 @@ enum Way {
     Zeroes,
 }
 
+impl Way {
+    /// Whether the same call may pass the next time. A process in a memory control group is told
+    /// ENOMEM while all of the group's pages are dirty or on their way to the disk: Linux writes out
+    /// nothing for a write that is in a file system already. A flush is not asked again: the kernel
+    /// says a failed write-out once.
+    fn may_pass(self, result: i32) -> bool {
+        match -result {
+            libc::EINTR | libc::EAGAIN => true,
+            libc::ENOMEM => self != Way::Sync,
+            _ => false,
+        }
+    }
+}
+
 const PUNCH: i32 = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
 /// FALLOC_FL_NO_HIDE_STALE.
 const NO_HIDE_STALE: i32 = 4;
@@ -342,7 +364,7 @@ impl FileJob {
             }
             drop(reservation);
         }
-        if (result == -libc::EINTR || result == -libc::EAGAIN) && self.retries < RETRIES_MAX {
+        if self.way.may_pass(result) && self.retries < RETRIES_MAX {
             self.retries += 1;
             return self.next(memory);
         }
@@ -514,6 +536,13 @@ fn status_of(errno: i32) -> Status {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn flushes_are_not_asked_twice_for_want_of_memory() {
+        assert!(Way::Move.may_pass(-libc::ENOMEM) && Way::Zeroes.may_pass(-libc::ENOMEM));
+        assert!(Way::Allocate(0).may_pass(-libc::ENOMEM) && !Way::Sync.may_pass(-libc::ENOMEM));
+        assert!(!Way::Move.may_pass(-libc::EIO) && !Way::Move.may_pass(libc::ENOMEM));
+    }
 
     #[test]
     fn every_errno_has_a_status() {

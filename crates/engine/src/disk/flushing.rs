@@ -27,6 +27,9 @@ pub(super) struct Flushing {
     /// This many of the next flushes fail.
     #[cfg(test)]
     pub(super) faults: AtomicU64,
+    /// This many of the next calls that are no flush find no memory.
+    #[cfg(test)]
+    pub(super) shortages: AtomicU64,
 }
 
 /// Held by the job that makes a flush. If it is dropped before the end is known, the flush failed.
@@ -99,13 +102,14 @@ impl Flushing {
         None
     }
 
-    /// The result of a flush, unless a test wants it to fail.
+    /// The result of a call, unless a test wants it to fail.
     #[cfg(test)]
     pub(super) fn spoilt(&self, is_flush: bool, result: i32) -> i32 {
+        let (left, errno) =
+            if is_flush { (&self.faults, libc::EIO) } else { (&self.shortages, libc::ENOMEM) };
         let take = |left: u64| left.checked_sub(1);
-        let is_spoilt = is_flush
-            && self.faults.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take).is_ok();
-        if is_spoilt { -libc::EIO } else { result }
+        let is_spoilt = left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take).is_ok();
+        if is_spoilt { -errno } else { result }
     }
 
     fn lead(self: &Arc<Flushing>) -> Lead {

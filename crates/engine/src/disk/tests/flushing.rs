@@ -1,7 +1,7 @@
 //! Flushes of files by several rings, of which some fail.
 
 use super::disks::{empty_file, folder};
-use super::{bare, io, next, pattern, write};
+use super::{bare, io, next, pattern, read, write};
 use crate::bio::Op;
 use crate::buffer::Buffer;
 use crate::disk::{Disk, DiskIo, FileDisk, FileOptions, IoMode, Ring};
@@ -46,6 +46,30 @@ fn a_failed_flush_is_said_once_to_each_ring_that_has_written() {
         assert!(!disk.is_owing());
         rings.iter_mut().for_each(|ring| assert_eq!(flush(&disk, ring), Ok(())));
         assert_eq!(file.errors().count, 1, "the kernel said it once");
+    }
+}
+
+#[test]
+fn want_of_memory_passes() {
+    let folder = folder();
+    for mode in [IoMode::Auto, IoMode::Buffered, IoMode::Lazy] {
+        let (file, disk) = opened(&folder, mode);
+        let mut ring = Ring::new(8).unwrap();
+        let data = pattern(8192, 3);
+        file.be_short(7);
+        assert_eq!(write(&disk, &mut ring, 4096, &data), Ok(()), "{mode:?}");
+        file.be_short(2);
+        assert_eq!(read(&disk, &mut ring, 4096, 8192).unwrap(), data, "{mode:?}");
+        file.be_short(2);
+        assert_eq!(bare(&disk, &mut ring, Op::WriteZeroes, 4096, 4096), Ok(()), "{mode:?}");
+        assert_eq!(flush(&disk, &mut ring), Ok(()));
+        assert_eq!(file.errors().count, 0, "nobody has seen an error");
+        // Not for ever.
+        file.be_short(u64::MAX);
+        assert_eq!(write(&disk, &mut ring, 4096, &data), FAILED, "{mode:?}");
+        file.be_short(0);
+        assert_eq!(file.errors().count, 1);
+        assert_eq!(read(&disk, &mut ring, 8192, 4096).unwrap(), data[4096..], "{mode:?}");
     }
 }
 
