@@ -321,7 +321,8 @@ fn the_ways_to_a_device_are_compared() {
     let notes = doors["notes"].to_string();
     let has_engine = !notes.contains("SKIPPED: the rows of fio's engine");
     assert!(has_engine || notes.contains("`make fio-engine` builds it"), "{notes}");
-    assert_eq!(doors["tables"].as_array().unwrap().len(), 5 + usize::from(has_engine));
+    assert_eq!(doors["tables"].as_array().unwrap().len(), 6 + usize::from(has_engine));
+    assert!(claim_of(doors, "read 1, no polling: p50 / that of bare wake-ups") > 0.0);
     for jobs in ["1 job", "8 jobs"].iter().filter(|_| has_engine) {
         assert!(claim_of(doors, &format!("fio's engine, {jobs}: requests/s")) > 0.0);
     }

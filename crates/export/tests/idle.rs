@@ -1,5 +1,5 @@
-//! A server whose clients are silent uses no processor, however brisk they were before; one that is
-//! told to does not look for their next request either.
+//! A server whose clients are silent uses no processor, however brisk they were before; with
+//! `poll=never` it does not look for their next request either.
 
 #![allow(clippy::unwrap_used)] // A test that cannot go on ends.
 

@@ -60,7 +60,7 @@ struct Stage<'a> {
     setup: &'a Setup,
     repeats: usize,
     /// Each of twice the memory. Of a smaller one, what is written over again may never have been
-    /// written out: one of four buffered writers then lives in memory, at ten times the disk's rate.
+    /// written out: one of four buffered writers then lives in memory, far above the disk's rate.
     files: [PathBuf; 4],
     file_bytes: u64,
 }

@@ -1,8 +1,8 @@
 //! Files and block devices through the ring.
 //!
-//! 1. An I/O may take several calls: short ones are continued, interrupted ones are repeated, and
-//!    so are those for which the kernel has no memory just now; what a file system cannot do one way
-//!    is tried another way. The sender sees one completion.
+//! 1. An I/O may take several calls: short ones are continued; interrupted ones are repeated, and
+//!    so are those for which the kernel has no memory just now; what a file system cannot do one
+//!    way is tried another way. The sender sees one completion.
 //! 2. With direct I/O, what does not fit the device's alignment goes through a second, buffered
 //!    descriptor of the same file, for that request alone. The kernel keeps both views consistent:
 //!    a direct read or write first writes back the cached pages of its range, and a direct write
@@ -50,8 +50,8 @@ pub struct FileDisk {
 /// Bytes of zeroes written at a time where the file system cannot zero a range.
 const ZEROES: u64 = MIB;
 
-/// How often a call is repeated that may pass the next time. Where memory is short, the kernel looks
-/// for some before it fails a call, so this many take long.
+/// How often a call is repeated that may pass the next time. Where memory is short, the kernel
+/// looks for some before it fails a call, so this many take long.
 const RETRIES_MAX: u32 = 10_000;
 
 impl FileDisk {
@@ -259,10 +259,10 @@ enum Way {
 }
 
 impl Way {
-    /// Whether the same call may pass the next time. A process in a memory control group is told
-    /// ENOMEM while all of the group's pages are dirty or on their way to the disk: Linux writes out
-    /// nothing for a write that is in a file system already. A flush is not asked again: the kernel
-    /// says a failed write-out once.
+    /// Whether the same call may pass the next time. In a memory control group a write may fail
+    /// with ENOMEM while all of the group's pages are dirty or on their way to the disk: Linux
+    /// writes out nothing for a write that is in a file system already. A flush is not asked again:
+    /// the kernel says a failed write-out once.
     fn may_pass(self, result: i32) -> bool {
         match -result {
             libc::EINTR | libc::EAGAIN => true,

@@ -1,7 +1,9 @@
 //! Flushes of files by several rings, of which some fail.
 
+use std::time::Duration;
+
 use super::disks::{empty_file, folder};
-use super::{bare, io, next, pattern, read, write};
+use super::{bare, io, next, pattern, read, transfer, write};
 use crate::bio::Op;
 use crate::buffer::Buffer;
 use crate::disk::{Disk, DiskIo, FileDisk, FileOptions, IoMode, Ring};
@@ -66,7 +68,12 @@ fn want_of_memory_passes() {
         assert_eq!(file.errors().count, 0, "nobody has seen an error");
         // Not for ever.
         file.be_short(u64::MAX);
-        assert_eq!(write(&disk, &mut ring, 4096, &data), FAILED, "{mode:?}");
+        disk.start(transfer(&disk, Op::Write, 4096, Buffer::from_bytes(&data), 0), &mut ring);
+        let end = (0..100_000).find_map(|_| {
+            ring.submit_and_wait(Some(Duration::from_millis(50)));
+            ring.pop_completed()
+        });
+        assert_eq!(end.unwrap().result, FAILED, "{mode:?}");
         file.be_short(0);
         assert_eq!(file.errors().count, 1);
         assert_eq!(read(&disk, &mut ring, 8192, 4096).unwrap(), data[4096..], "{mode:?}");
