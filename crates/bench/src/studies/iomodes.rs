@@ -10,7 +10,7 @@ mod price;
 mod scene;
 mod second;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::Result;
@@ -153,14 +153,14 @@ impl Stage<'_> {
     }
 
     /// A client of one file, for as long as the others.
-    fn client(&self, path: &PathBuf, io: IoMode, rw: Rw, bs: u64, iodepth: u32) -> Client {
+    fn client(&self, path: &Path, io: IoMode, rw: Rw, bs: u64, iodepth: u32) -> Client {
         let size = self.file_bytes;
         let runtime = self.setup.choose(Duration::from_millis(300), Duration::from_secs(3));
         let runtime = self.setup.asked().runtime.unwrap_or(runtime);
         let io_size = 1 << 40;
         let slice = Duration::from_millis(20);
         let job = Job { rw, bs, iodepth, size, io_size, runtime, slice, ..Job::default() };
-        Client { path: path.clone(), io, window: None, job }
+        Client { path: path.to_path_buf(), io, window: None, job }
     }
 
     /// Plays all rows in turn, again and again. A mode that is not to be had stays without outcome.

@@ -69,14 +69,14 @@ impl Measure {
 /// what a request costs at least where no side looks. The second one's processor time counts.
 pub fn wake_ups(runtime: Duration) -> Result<Measure> {
     let eventfd = || eventfd(0, EventfdFlags::CLOEXEC);
-    let (ask, answer, mut word) = (eventfd()?, eventfd()?, 1_u64.to_ne_bytes());
+    let (ask, answer, mut word) = (eventfd()?, eventfd()?, 1_u64.to_le_bytes());
     let mut times = Histogram::default();
     std::thread::scope(|scope| {
         let server = scope.spawn(|| -> Result<f64> {
             let mut word = [0; 8];
             loop {
                 rustix::io::read(&ask, &mut word)?;
-                if u64::from_ne_bytes(word) > 1 {
+                if u64::from_le_bytes(word) > 1 {
                     return Ok(cpu::of_thread());
                 }
                 rustix::io::write(&answer, &word)?;
@@ -85,12 +85,12 @@ pub fn wake_ups(runtime: Duration) -> Result<Measure> {
         let start = Instant::now();
         while start.elapsed() < runtime {
             let begun = now();
-            rustix::io::write(&ask, &1_u64.to_ne_bytes())?;
+            rustix::io::write(&ask, &1_u64.to_le_bytes())?;
             rustix::io::read(&answer, &mut word)?;
             times.add(now() - begun);
         }
         let elapsed = start.elapsed();
-        rustix::io::write(&ask, &2_u64.to_ne_bytes())?;
+        rustix::io::write(&ask, &2_u64.to_le_bytes())?;
         let spent = server.join().expect("to wait does not panic")?;
         Ok(Measure::of(&times, elapsed, spent))
     })
