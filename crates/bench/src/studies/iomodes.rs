@@ -300,7 +300,7 @@ fn over_time(title: &str) -> Plot {
 /// A: four writers, each its own file.
 fn four(stage: &Stage<'_>, study: &mut Study, checked: &mut Checked) -> Result<()> {
     let writers = |io: IoMode| -> Vec<Client> {
-        let one = |path| stage.client(path, io, Rw::Write, MIB, 1);
+        let one = |path: &PathBuf| stage.client(path, io, Rw::Write, MIB, 1);
         stage.files.iter().map(one).collect()
     };
     let mut rows: Vec<Row> = MODES.iter().map(|(mode, io)| Row::new(*mode, writers(*io))).collect();
@@ -371,7 +371,7 @@ fn beside(stage: &Stage<'_>, study: &mut Study, checked: &mut Checked) -> Result
         ("D: a bulk writer and three buffered readers", Some(IoMode::Buffered)),
     ] {
         let clients = |io: IoMode| -> Vec<Client> {
-            let read = |path| {
+            let read = |path: &PathBuf| {
                 let mut reader = stage.client(path, readers.unwrap_or(io), Rw::Read, 4 * KIB, 1);
                 // Half of what memory holds: it is read again while a writer leaves it there.
                 reader.job.size = stage.file_bytes / 4;
@@ -472,7 +472,7 @@ fn windows(stage: &Stage<'_>, study: &mut Study) -> Result<()> {
         clients.iter_mut().for_each(|client| client.window = Some(window * MIB));
         clients
     };
-    let lazy = |path, rw, bs, depth| stage.client(path, IoMode::Lazy, rw, bs, depth);
+    let lazy = |path: &Path, rw, bs, depth| stage.client(path, IoMode::Lazy, rw, bs, depth);
     let four = || stage.files.iter().map(|path| lazy(path, Rw::Write, MIB, 1)).collect();
     let scattered = || vec![lazy(&stage.files[0], Rw::Randwrite, 4 * KIB, 16)];
     let columns = [
