@@ -11,6 +11,7 @@ use std::sync::{Mutex, OnceLock};
 
 const PAGE: usize = 4096;
 
+// SAFETY: as the C library of Linux on 64 bits has it.
 unsafe extern "C" {
     fn mmap(
         at: *mut c_void,

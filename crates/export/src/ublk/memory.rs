@@ -7,8 +7,12 @@
 //!
 //! 1. if the driver names other memory than this: what a server before this one has shared;
 //! 2. from then on when a part of the file was found to be cut off. The driver still has its pages.
+//!
+//! A file that was cut and made longer again before anybody looked, or has got a hole, has other
+//! pages than the driver's. Requests from those take calls. One that was under way has what its
+//! client sees there: a write takes what the client reads in the file then.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use rustix::fs::{FileType, Mode, OFlags, fstat};
 use udm::error::{Error, Kind, Result};
@@ -24,7 +28,6 @@ pub const BYTES_MAX: u64 = 4 * GIB;
 /// Such a file, mapped.
 #[derive(Debug)]
 pub struct Memory {
-    path: PathBuf,
     foreign: Foreign,
 }
 
@@ -59,12 +62,7 @@ impl Memory {
         }
         let mapped = Foreign::map(&file, 0, bytes);
         let foreign = mapped.map_err(|error| error.at(format!("shared={name}")))?;
-        Ok(Memory { path: path.to_owned(), foreign })
-    }
-
-    /// The file.
-    pub fn path(&self) -> &Path {
-        &self.path
+        Ok(Memory { foreign })
     }
 
     /// What is mapped.
@@ -122,6 +120,7 @@ mod tests {
     #![allow(clippy::unwrap_used)]
     use std::fs::File;
     use std::os::fd::AsRawFd;
+    use std::path::PathBuf;
 
     use proptest::prelude::*;
     use rustix::fs::{MemfdFlags, memfd_create};
@@ -188,7 +187,7 @@ mod tests {
         assert!(known.load(BYTES - 512, &mut bytes) && bytes == [7; 512]);
         assert!(known.store(4096, &[9; 512]));
         client.foreign().load(4096, &mut bytes);
-        assert_eq!((bytes, client.path()), ([9; 512], &*path));
+        assert_eq!(bytes, [9; 512]);
     }
 
     proptest! {
