@@ -7,8 +7,10 @@
 //! Levels are on the medium as hints, so the kernel goes on where this policy stopped.
 //!
 //! The kernel's rules keep a cache frozen for up to a minute: blocks enter at the highest level,
-//! blocks leave from the lower half only, and levels are shared out again once a minute. By
-//! [`Rules::MENDED`] time is counted in accesses, and blocks enter where they can leave.
+//! blocks leave from the lower half only, and levels are shared out again once a minute. They climb
+//! one level in a period, so what was hot once keeps its place for 30 periods. By [`Rules::MENDED`]
+//! time is counted in accesses, blocks enter where they can leave, and a use takes a block half of
+//! the way to the top.
 
 use super::super::index::Index;
 use super::super::metadata::bits::Bits;
@@ -42,13 +44,21 @@ pub struct Rules {
     entry_level: u8,
     /// Whether periods end with the clock, as the kernel's do, or after a number of accesses.
     has_clock: bool,
+    /// The first use in a period lifts a block by one in this many of the levels above it, and by
+    /// one level at least.
+    climb: u8,
 }
 
 impl Rules {
     /// What Linux 7.2 does.
-    pub const KERNEL: Rules = Rules { entry_level: 63, has_clock: true };
+    pub const KERNEL: Rules = Rules { entry_level: 63, has_clock: true, climb: NEVER };
     /// The same, not frozen.
-    pub const MENDED: Rules = Rules { entry_level: 31, has_clock: false };
+    pub const MENDED: Rules = Rules { entry_level: 31, has_clock: false, climb: 2 };
+
+    /// How many levels a block climbs.
+    fn jump(self, level: u8) -> u8 {
+        ((LEVELS as u8 - 1 - level) / self.climb).max(1)
+    }
 }
 
 /// How well a queue predicts what is used.
@@ -342,9 +352,10 @@ impl Policy for Smq {
 
     fn hit(&mut self, slot: u32) {
         self.access();
+        let jump = self.rules.jump(self.entries.level(slot));
         match self.place(slot) {
-            Place::Clean => self.clean.requeue(&mut self.entries, slot, 1),
-            Place::Dirty => self.dirty.requeue(&mut self.entries, slot, 1),
+            Place::Clean => self.clean.requeue(&mut self.entries, slot, jump),
+            Place::Dirty => self.dirty.requeue(&mut self.entries, slot, jump),
             Place::Out | Place::Cleaning => {}
         }
     }
