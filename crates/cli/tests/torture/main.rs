@@ -111,6 +111,7 @@ fn main() -> ExitCode {
         return ExitCode::SUCCESS;
     }
     std::panic::set_hook(Box::new(|what| eprintln!("{what}")));
+    oracle::check_itself();
     println!("torture: {} seconds from seed {}", args.seconds, args.seed);
     let end = Instant::now() + Duration::from_secs(args.seconds);
     let (next, is_over) = (AtomicU64::new(0), AtomicBool::new(false));

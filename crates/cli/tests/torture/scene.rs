@@ -1,6 +1,7 @@
 //! What a world is made of, from its seed: table lines, sizes, places, clients.
 
 use std::fmt::{self, Display, Formatter};
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use udm::prng::Prng;
@@ -90,6 +91,20 @@ impl Scene {
             rounds: 4 + random.below(8),
             is_batched: random.one_in(2),
         }
+    }
+
+    /// The sectors of lines whose data the kernel copies. A pcache's is copied under its locks.
+    pub fn by_calls(&self) -> Vec<Range<u64>> {
+        let mut at = 0;
+        let mut ranges = Vec::new();
+        for line in &self.lines {
+            let end = at + line.bytes / SECTOR as u64;
+            if !matches!(line.target, Target::Pcache { .. }) {
+                ranges.push(at..end);
+            }
+            at = end;
+        }
+        ranges
     }
 
     pub fn bytes(&self) -> u64 {

@@ -47,7 +47,7 @@ impl World {
     pub fn new(udm: &Path, scene: Scene, deadline: Instant) -> World {
         let home = tempfile::Builder::new().prefix("udm-torture-").tempdir().unwrap();
         let runtime = home.path().join("run");
-        let oracle = Arc::new(Oracle::new(scene.bytes() / SECTOR as u64));
+        let oracle = Arc::new(Oracle::new(scene.bytes() / SECTOR as u64, scene.by_calls()));
         let random = Prng::new(scene.seed ^ 0x0007_0a7d);
         let mut world = World {
             udm: udm.to_owned(),

@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::{Duration, Instant};
 
 use super::conformance::{SIZE, check_all};
 use super::{bare, pattern, read, transfer, write};
@@ -30,8 +31,18 @@ fn options(io: IoMode) -> FileOptions {
     FileOptions { io, ..FileOptions::default() }
 }
 
+/// A process that another test starts has all locks of this one until its exec, so a file that was
+/// just closed may be in use for a moment.
 fn open(path: &Path, io: IoMode) -> Arc<dyn Disk> {
-    Arc::new(FileDisk::open(path, &options(io)).unwrap())
+    let end = Instant::now() + Duration::from_secs(5);
+    loop {
+        match FileDisk::open(path, &options(io)) {
+            Err(error) if error.kind() == Kind::Busy && Instant::now() < end => {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            found => return Arc::new(found.unwrap()),
+        }
+    }
 }
 
 #[test]
