@@ -89,6 +89,8 @@ struct Tally {
     acts: u64,
     refused: u64,
     drained: u64,
+    /// Sectors in which a read showed parts of what was written beside it.
+    mixed: u64,
 }
 
 impl Tally {
@@ -102,6 +104,7 @@ impl Tally {
         self.acts += other.acts;
         self.refused += other.refused;
         self.drained += other.drained;
+        self.mixed += other.mixed;
     }
 }
 
@@ -147,7 +150,8 @@ fn one_world(args: &Args, seed: u64, end: Instant) -> Option<Tally> {
     let outcome = catch_unwind(AssertUnwindSafe(|| world.run()));
     world.end();
     if outcome.is_ok() {
-        return Some(world.tally);
+        let mixed = world.oracle.mixed();
+        return Some(Tally { mixed, ..world.tally });
     }
     world.oracle.show_notes();
     let kept = world.keep();

@@ -101,6 +101,8 @@ pub struct Oracle {
     durable: AtomicU64,
     /// Sectors that the kernel copies to and from their files.
     by_calls: Vec<Range<u64>>,
+    /// Sectors of several values that reads have shown there.
+    mixed: AtomicU64,
     units: Vec<Mutex<Unit>>,
     events: Mutex<VecDeque<Event>>,
 }
@@ -118,9 +120,15 @@ impl Oracle {
             values: AtomicU64::new(1),
             durable: AtomicU64::new(0),
             by_calls,
+            mixed: AtomicU64::new(0),
             units: (0..sectors.div_ceil(UNIT_SECTORS)).map(unit).collect(),
             events: Mutex::default(),
         }
+    }
+
+    /// How many sectors of several values reads have shown.
+    pub fn mixed(&self) -> u64 {
+        self.mixed.load(Ordering::SeqCst)
     }
 
     fn now(&self) -> u64 {
@@ -219,6 +227,7 @@ impl Oracle {
                     true => may_mix(writes, number, sector, supersedes, begin),
                     false => may_show(writes, found, supersedes),
                 };
+                self.mixed.fetch_add(u64::from(is_mixed), Ordering::SeqCst);
                 if !is_right {
                     self.fail(number, found, sector, writes, "a read during the load");
                 }
