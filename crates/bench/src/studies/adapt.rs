@@ -140,7 +140,7 @@ fn show(study: &mut Study, names: &[&str], sizes: &[u64], rows: &[Row]) {
     }
     for (nth, head) in heads.iter().enumerate() {
         let mut plot = Plot::lines(
-            &format!("Bytes hit after the change, blocks of {head}"),
+            &format!("Bytes hit after the change, blocks of {head}, the first run"),
             Axis::log("bytes asked for, in hot sets", Unit::Ratio),
             Axis::linear("bytes hit", Unit::Percent),
         );

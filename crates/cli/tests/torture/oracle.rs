@@ -51,16 +51,6 @@ pub fn value_of(number: u64, sector: &[u8]) -> Option<u64> {
     (sector == expected).then_some(value)
 }
 
-/// Whether a sector has parts of some of these values, and nothing else.
-fn is_of(number: u64, sector: &[u8], values: &[u64]) -> bool {
-    let word = |bytes: &[u8]| u64::from_le_bytes(bytes.try_into().unwrap());
-    let may_be_number =
-        |word: u64| values.iter().any(|value| word == if *value == 0 { 0 } else { number });
-    sector
-        .chunks_exact(16)
-        .all(|pair| may_be_number(word(&pair[..8])) && values.contains(&word(&pair[8..])))
-}
-
 #[derive(Clone, Debug)]
 struct Write {
     value: u64,
@@ -329,15 +319,22 @@ fn is_durable(write: &Write, durable: u64) -> bool {
     write.is_sure && (write.is_fua || write.end < durable)
 }
 
-/// Whether `found` is a value that none of those that supersede has superseded.
-fn may_show(writes: &[Write], found: Option<u64>, supersedes: impl Fn(&Write) -> bool) -> bool {
+/// The writes that none of those that supersede has superseded.
+fn unsuperseded(
+    writes: &[Write],
+    supersedes: impl Fn(&Write) -> bool,
+) -> impl Iterator<Item = &Write> {
     let latest = writes.iter().filter(|write| supersedes(write)).map(|write| write.begin).max();
-    let latest = latest.unwrap_or(0);
-    writes.iter().any(|write| Some(write.value) == found && write.end >= latest)
+    writes.iter().filter(move |write| write.end >= latest.unwrap_or(0))
 }
 
-/// Whether a read that began then may show a sector of several values: of such as it may show, and
-/// one of them was under way beside it.
+/// Whether `found` is a value that may be read.
+fn may_show(writes: &[Write], found: Option<u64>, supersedes: impl Fn(&Write) -> bool) -> bool {
+    unsuperseded(writes, supersedes).any(|write| Some(write.value) == found)
+}
+
+/// Whether a read that began then may show a sector of several values: each part is of a value that
+/// may be read, and one of the parts is of a write that was under way beside the read.
 fn may_mix(
     writes: &[Write],
     number: u64,
@@ -345,12 +342,17 @@ fn may_mix(
     supersedes: impl Fn(&Write) -> bool,
     begin: u64,
 ) -> bool {
-    let latest = writes.iter().filter(|write| supersedes(write)).map(|write| write.begin).max();
-    let latest = latest.unwrap_or(0);
-    let shown = |write: &&Write| write.end >= latest;
-    let values: Vec<u64> = writes.iter().filter(shown).map(|write| write.value).collect();
-    let is_beside = writes.iter().any(|write| write.end >= begin);
-    is_beside && is_of(number, sector, &values)
+    let word = |bytes: &[u8]| u64::from_le_bytes(bytes.try_into().unwrap());
+    let shown: Vec<&Write> = unsuperseded(writes, supersedes).collect();
+    let numbers: Vec<u64> =
+        shown.iter().map(|write| if write.value == 0 { 0 } else { number }).collect();
+    let is_of = |pair: &[u8], wanted: &Write| word(&pair[8..]) == wanted.value;
+    let mut pairs = sector.chunks_exact(16);
+    let is_known = pairs.clone().all(|pair| {
+        numbers.contains(&word(&pair[..8])) && shown.iter().any(|write| is_of(pair, write))
+    });
+    let is_beside = |write: &&&Write| write.end >= begin;
+    is_known && pairs.any(|pair| shown.iter().filter(is_beside).any(|write| is_of(pair, write)))
 }
 
 /// Forgets what can never be read again.
@@ -381,6 +383,9 @@ pub fn check_itself() {
     // The write was answered before the read was asked for.
     let before = [done(1, 1, 2), done(2, 3, 4)];
     assert!(!may(&before, &mix(&old, &new), 5));
+    // Another write is under way, but none of its parts is shown.
+    let other = [done(1, 1, 4), done(2, 2, 5), done(3, 6, NEVER)];
+    assert!(!may(&other, &mix(&old, &new), 7) && may(&other, &mix(&old, &foreign), 7));
     // Two writes at a time have left one of them, or parts by sectors, but no mixed sector.
     let together = [done(1, 1, 4), done(2, 2, 5)];
     assert!(!may(&together, &mix(&old, &new), 6));

@@ -51,7 +51,7 @@ pub struct Rules {
 
 impl Rules {
     /// What Linux 7.2 does.
-    pub const KERNEL: Rules = Rules { entry_level: 63, has_clock: true, climb: NEVER };
+    pub const KERNEL: Rules = Rules { entry_level: 63, has_clock: true, climb: LEVELS as u8 };
     /// The same, not frozen.
     pub const MENDED: Rules = Rules { entry_level: 31, has_clock: false, climb: 2 };
 
