@@ -287,8 +287,8 @@ pub trait Target: Send + Sync + std::fmt::Debug {
     /// Writes what others' memory holds to the range that begins at `offset`, if that takes no more
     /// than a copy of it; with `fua`, durably. They may store to it meanwhile: nothing is decided
     /// by one reading and done with another. `port` is the number of the caller's port. False: it
-    /// takes a bio, of which some may be done already; or the memory was cut off, and no bio can
-    /// be made.
+    /// takes a bio, and nothing is done yet, unless the medium fails; or the memory was cut off,
+    /// and no bio can be made.
     fn write_from(&self, _offset: u64, _from: Source<'_>, _fua: bool, _port: usize) -> bool {
         false
     }

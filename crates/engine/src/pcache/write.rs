@@ -28,6 +28,10 @@ mod wrong;
 /// With data CRCs, no key covers more than this many bytes: a read of any part of a key checks all
 /// of it.
 const CRC_EXTENT_BYTES: u64 = 16 << 10;
+/// Most pieces of a write that is stored without a bio: it may cross the borders of a segment and
+/// of a region.
+const PIECES_MAX: usize = 4;
+
 impl Pcache {
     /// Stores the bio's data in the cache.
     pub(super) fn write(&self, mut bio: Bio, port: &mut Port) {
@@ -66,7 +70,8 @@ impl Pcache {
     /// Stores what others' memory holds in the cache, if there is room for it now. Others may store
     /// to it meanwhile, so nothing looks at it twice: what is remembered of the data is of the
     /// bytes that were stored. Checksums would take a copy of our own. So then, and without room, a
-    /// bio does it; it does all of it again.
+    /// bio does it, and nothing is done before: of what others have read already and overwritten,
+    /// the bio would bring the old data back.
     pub(super) fn store_from(&self, offset: u64, from: Source<'_>, fua: bool, port: usize) -> bool {
         let has_sums = self.crcs.is_some() && !mutants::is(Mutant::SummedTwice);
         if has_sums || self.log.has_failed() || !self.signals.room().may_take(port) {
@@ -74,22 +79,24 @@ impl Pcache {
         }
         let len = from.bytes().len() as u64;
         let (mut at, end) = (offset, offset + len);
-        while at < end {
-            let Some(space) = self.take_space(at, end - at, port) else { return false };
+        let Some(spaces) = self.take_all(offset, end, port) else { return false };
+        let mut left = spaces.iter().flatten();
+        while let Some(&space) = left.next() {
             self.stripes.open().touch(self.stripes.of(at));
             let part = from.part((at - offset) as usize, space.len as usize);
             let place = self.segments.data_at(space.segment, space.offset);
             let look = self.media.pmem.store_shared(place, part.bytes());
             // Of a part that was cut off, zeroes were stored that nobody wrote.
             let is_whole = part.is_whole() || mutants::is(Mutant::CutOffKept);
-            if !is_whole || self.drain_data().is_err() {
+            let is_stored = is_whole && self.drain_data().is_ok();
+            if !is_stored {
                 self.segments.release(space.segment);
-                return false;
             }
             let sums = Sums { crc: 0, look };
             #[cfg(feature = "mutants")]
             let sums = self.sums_of_second_reading(part, sums);
-            if self.commit(at, space, sums, end, fua).is_err() {
+            if !is_stored || self.commit(at, space, sums, end, fua).is_err() {
+                self.release_all(left);
                 return false;
             }
             at += u64::from(space.len);
@@ -97,6 +104,26 @@ impl Pcache {
         self.look_at_space();
         self.signals.room().took(port, len);
         true
+    }
+
+    /// Space for all pieces of a write, or for none.
+    fn take_all(&self, offset: u64, end: u64, port: usize) -> Option<[Option<Space>; PIECES_MAX]> {
+        let mut spaces = [None; PIECES_MAX];
+        let mut at = offset;
+        for place in &mut spaces {
+            let Some(space) = self.take_space(at, end - at, port) else { break };
+            *place = Some(space);
+            at += u64::from(space.len);
+            if at == end {
+                return Some(spaces);
+            }
+        }
+        self.release_all(spaces.iter().flatten());
+        None
+    }
+
+    fn release_all<'a>(&self, spaces: impl Iterator<Item = &'a Space>) {
+        spaces.for_each(|space| self.segments.release(space.segment));
     }
 
     pub(super) fn sums_of(&self, data: &[u8]) -> Sums {

@@ -207,6 +207,25 @@ fn a_hit_whose_place_is_reused_meanwhile_is_not_shown() {
     }
 }
 
+/// What is done of a write that takes a bio after all would be done twice, and hide what came in
+/// between from others.
+#[test]
+fn a_write_that_finds_room_for_a_part_alone_is_not_begun() {
+    const LEN: usize = 12_800;
+    let file = memfd_create("shared", MemfdFlags::CLOEXEC).unwrap();
+    ftruncate(&file, BYTES).unwrap();
+    let memory = Foreign::map(&file, 0, BYTES).unwrap();
+    memory.store(0, &[7; LEN]);
+    let mut world = World::new(Setup::small());
+    world.open();
+    let write = |at: u64| world.target().write_from(at, memory.source(0, LEN), false, 0);
+    let places = || (0..u64::MAX).map(|nth| nth * LEN as u64);
+    let refused = places().find(|at| !write(*at)).unwrap();
+    assert!(refused > 0, "there was room at first");
+    let shown = world.read(refused, LEN);
+    assert!(shown.chunks(512).all(|sector| sector != [7; 512]), "a part is there");
+}
+
 /// Where clients write here: across the border of two regions if it is long.
 const PLACE: u64 = (4 << 20) - 8192;
 /// What was written there before.
