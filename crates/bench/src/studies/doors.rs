@@ -27,7 +27,7 @@ use crate::rig::{Export, FILLS, Setup, has_fio_nbd, is_installed, ram_disk, sett
 use crate::stats::{median, ratios};
 use crate::unit::Unit;
 
-use load::{Load, Measure, Peer, idle_nbd, idle_vhost, wake_ups};
+use load::{Load, Measure, Peer, hand_overs, idle_nbd, idle_vhost, wake_ups};
 
 /// Bytes of the devices.
 const BYTES: u64 = 1 << 30;
@@ -162,29 +162,42 @@ pub fn run(setup: &Setup) -> Result<Study> {
     idle.push(("NBD".into(), idle_nbd(&idle_socket)?));
     drop(export);
     let mut study = study(&measures, &idle, rounds);
-    let bare = (0..rounds).map(|_| wake_ups(runtime)).collect::<Result<Vec<_>>>()?;
-    add_bare(&mut study, &measures, &bare);
+    let asleep = (0..rounds).map(|_| wake_ups(runtime)).collect::<Result<Vec<_>>>()?;
+    let awake = (0..rounds).map(|_| hand_overs(runtime)).collect::<Result<Vec<_>>>()?;
+    add_bare(&mut study, &measures, &asleep, &awake);
     missing(&mut study, &stage);
     engine::add(&mut study, setup, BYTES, rounds);
     setup.describe(&mut study, rig.pmem.as_ref())?;
     Ok(study)
 }
 
-/// What sleeping costs by itself, beside the door that does nothing else about it.
-fn add_bare(study: &mut Study, measures: &Measures, bare: &[Measure]) {
+/// What it costs by itself to reach another thread, asleep or awake, beside the doors that do
+/// nothing else about it.
+fn add_bare(study: &mut Study, measures: &Measures, asleep: &[Measure], awake: &[Measure]) {
     let columns = [("p50", Unit::Nanos), ("p99.9", Unit::Nanos), ("CPU", Unit::Nanos)];
-    let mut table = Table::new("two sleeping threads wake each other, no more", &columns);
+    let mut table = Table::new("two threads, and no more", &columns);
     let numbers: [fn(&Measure) -> f64; 3] = [|one| one.p50, |one| one.p999, |one| one.server];
-    table.row("a wake-up and the answer's", &numbers.map(|number| median(&of(bare, number))));
+    let mut row = |name: &str, rounds| {
+        table.row(name, &numbers.map(|number| median(&of(rounds, number))));
+    };
+    row("a wake-up and the answer's", asleep);
+    row("a page and an answer, both look", awake);
     study.tables.push(table);
     for (load, name) in LOAD_NAMES.iter().enumerate().take(2) {
-        let door = &measures[SLEEPING][load];
-        let mut claim = |what: &str, number: fn(&Measure) -> f64| {
-            let parts = ratios(&of(door, number), &of(bare, number));
-            study.claims.push(Claim::new(format!("{name}, no polling: {what}"), &parts, None));
+        let mut claim = |what: &str, door: Vec<f64>, bare: Vec<f64>| {
+            let parts = ratios(&door, &bare);
+            study.claims.push(Claim::new(format!("{name}, {what}"), &parts, None));
         };
-        claim("p50 / that of bare wake-ups", |one| one.p50);
-        claim("CPU of the server / that of bare wake-ups", |one| one.server);
+        let way = |way: usize, number: fn(&Measure) -> f64| of(&measures[way][load], number);
+        let p50 = |one: &Measure| one.p50;
+        let server = |one: &Measure| one.server;
+        let (sleeping, bare) = (way(SLEEPING, p50), of(asleep, p50));
+        claim("no polling: p50 / that of bare wake-ups", sleeping, bare);
+        let (sleeping, bare) = (way(SLEEPING, server), of(asleep, server));
+        claim("no polling: CPU of the server / that of bare wake-ups", sleeping, bare);
+        let local = way(LOCAL, p50);
+        let least = local.iter().zip(awake).map(|(local, page)| local + page.p50).collect();
+        claim("both poll: p50 / in process and a page's way", way(POLLING, p50), least);
     }
 }
 

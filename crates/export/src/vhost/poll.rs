@@ -36,6 +36,23 @@ pub const VAIN_NS_MAX: Nanos = 1_000_000;
 /// The usual time from one to the next is the mean of about this many.
 const GAPS: u64 = 8;
 
+/// Glances at a ring before other threads that could run here do so: some microseconds. The other
+/// side needs about two to ask or answer, and to offer the processor costs half of one, even if
+/// nobody takes it.
+pub const GLANCES: u32 = 100;
+
+/// Glances at a ring, up to `most` times, until something is there. If nothing is, another thread
+/// may run, which may be the one that is waited for.
+pub fn glance(most: u32, is_there: impl Fn() -> bool) {
+    for _ in 0..most {
+        if is_there() {
+            return;
+        }
+        std::hint::spin_loop();
+    }
+    std::thread::yield_now();
+}
+
 /// Whether to look at a ring before sleeping.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Poll {

@@ -29,7 +29,7 @@ use crate::budget::{BUDGET, Share};
 
 use super::chain::Chain;
 use super::memory::Memory;
-use super::poll::Poller;
+use super::poll::{GLANCES, Poller, glance};
 use super::proto::{Violation, wrong};
 use super::request::{
     Begun, Facts, HEADER_BYTES, ID_BYTES, Phase, Request, held_bytes, take_buffer,
@@ -44,8 +44,9 @@ const STOP_SECONDS_MAX: u64 = 20;
 const PARKED_SECONDS_MAX: u64 = 2;
 /// Time between two checks for late requests, while any is in flight.
 const LOOK_NS: Nanos = SECOND;
-/// Looks at a ring before the rest of the loop has its turn: less than a microsecond.
-const GLANCES: u32 = 16;
+/// Glances at a ring while requests are with the device: the loop's rest, which answers them, has
+/// its turn in less than a microsecond.
+const GLANCES_BESIDE_IO: u32 = 16;
 /// A driver that looks sees the first answers of a turn while the next requests are served: after
 /// this many.
 const SHOWN: u32 = 8;
@@ -392,15 +393,11 @@ impl Serving {
         if self.violation.is_some() || !self.poller.goes_on(now) {
             return false;
         }
-        for _ in 0..GLANCES {
-            match self.ring.has_request() {
-                Ok(false) => std::hint::spin_loop(),
-                // What is wrong is found in the next turn too.
-                Ok(_) | Err(_) => return true,
-            }
-        }
-        // Another thread that could run here does so now, and it may be the driver's.
-        std::thread::yield_now();
+        let is_calm = self.requests.in_flight == 0;
+        // What is wrong is found in the next turn too.
+        glance(if is_calm { GLANCES } else { GLANCES_BESIDE_IO }, || {
+            self.ring.has_request().unwrap_or(true)
+        });
         true
     }
 

@@ -9,14 +9,17 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use rustix::event::{EventfdFlags, eventfd};
+use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use udm::bio::{Bio, Op};
 use udm::buffer::Buffer;
 use udm::device::Device;
+use udm::foreign::Foreign;
 use udm::local::Local;
 use udm::prng::Prng;
 use udm::queue::now;
+use udm::sync::statics::atomic::{AtomicU32, Ordering};
 use udm_export::vhost::front::{Ask, Front};
-use udm_export::vhost::poll::Poll;
+use udm_export::vhost::poll::{GLANCES, Poll, glance};
 use udm_export::vhost::{Server, Uri};
 
 use crate::cpu;
@@ -92,6 +95,47 @@ pub fn wake_ups(runtime: Duration) -> Result<Measure> {
         let elapsed = start.elapsed();
         rustix::io::write(&ask, &2_u64.to_le_bytes())?;
         let spent = server.join().expect("to wait does not panic")?;
+        Ok(Measure::of(&times, elapsed, spent))
+    })
+}
+
+/// Two threads that never sleep, of which one gives a page to the other, and looks for its answer:
+/// what a request costs at least if its data is written by one processor and read by another.
+pub fn hand_overs(runtime: Duration) -> Result<Measure> {
+    let file = memfd_create("hand-overs", MemfdFlags::CLOEXEC)?;
+    ftruncate(&file, 2 * BLOCK)?;
+    let memory = Foreign::map(&file, 0, 2 * BLOCK)?;
+    let (asked, answered) = (memory.u32_at(0), memory.u32_at(256));
+    let wait_for = |word: &AtomicU32, is_wanted: &dyn Fn(u32) -> bool| loop {
+        glance(GLANCES, || is_wanted(word.load(Ordering::Acquire)));
+        let found = word.load(Ordering::Acquire);
+        if is_wanted(found) {
+            return found;
+        }
+    };
+    let mut times = Histogram::default();
+    std::thread::scope(|scope| {
+        let server = scope.spawn(|| {
+            let (mut last, mut page) = (0, vec![0; BLOCK as usize]);
+            while last != u32::MAX {
+                last = wait_for(asked, &|nth| nth != last);
+                memory.load(BLOCK, &mut page);
+                answered.store(last, Ordering::Release);
+            }
+            cpu::of_thread()
+        });
+        let (start, page, mut nth) = (Instant::now(), vec![7; BLOCK as usize], 0);
+        while start.elapsed() < runtime {
+            let begun = now();
+            nth += 1;
+            memory.store(BLOCK, &page);
+            asked.store(nth, Ordering::Release);
+            wait_for(answered, &|answer| answer == nth);
+            times.add(now() - begun);
+        }
+        let elapsed = start.elapsed();
+        asked.store(u32::MAX, Ordering::Release);
+        let spent = server.join().expect("to look does not panic");
         Ok(Measure::of(&times, elapsed, spent))
     })
 }

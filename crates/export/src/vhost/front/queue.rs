@@ -19,11 +19,9 @@ use super::arena::{Arena, Block};
 use super::ring::{ENTRIES, Head, Piece, RING_BYTES, Ring};
 use super::wire::is_closed;
 use super::{DATA_BYTES, Front, PART_BYTES};
-use crate::vhost::poll::Poller;
+use crate::vhost::poll::{GLANCES, Poller, glance};
 use crate::vhost::proto::feature;
 
-/// Looks at a ring before another thread may run.
-const GLANCES: u32 = 16;
 /// Time between two looks whether the server is there, while it is waited for.
 pub(super) const ALIVE_NS: Nanos = SECOND / 100;
 
@@ -376,7 +374,7 @@ impl Queue {
                 return;
             }
             if self.poller.goes_on(now) {
-                self.glance();
+                glance(GLANCES, || self.ring.answered() > 0);
                 if now() >= self.alive_at {
                     return;
                 }
@@ -384,16 +382,6 @@ impl Queue {
                 return self.sleep(deadline);
             }
         }
-    }
-
-    fn glance(&self) {
-        for _ in 0..GLANCES {
-            if self.ring.answered() > 0 {
-                return;
-            }
-            std::hint::spin_loop();
-        }
-        std::thread::yield_now();
     }
 
     fn sleep(&mut self, deadline: Option<Nanos>) {
