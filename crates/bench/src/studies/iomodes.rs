@@ -113,8 +113,9 @@ pub fn run(setup: &Setup) -> Result<Study> {
         "iomodes",
         "what each mode of I/O is worth, alone and beside others",
         "Files on the backing file system, without a cache in front; a writer's rate counts until \
-         the flush at its end. Cached and unwritten are cachestat's, every 0.5 ms. Published: a \
-         study of these modes in the kernel, on XFS and NVMe with 80 processors and 256 GiB.",
+         the flush at its end. Cached and unwritten are cachestat's, every 0.5 ms if that takes at \
+         most a twentieth of a processor, else less often. Published: a study of these modes in \
+         the kernel, on XFS and NVMe with 80 processors and 256 GiB.",
     );
     let stage = Stage::new(setup)?;
     let memory = (stage.file_bytes / 2).max(256 * MIB);

@@ -103,9 +103,10 @@ impl Cache {
             return self.served(bio, port);
         }
         let mut parts = Vec::new();
-        match self.claim(&bio, &mut parts) {
+        let (claim, doubts) = self.claim(&bio, &mut parts);
+        match claim {
             claim if !parts.is_empty() => {
-                self.begin_stage(bio, parts, port);
+                self.begin_stage(bio, parts, doubts, port);
                 // A later block waits for that, and may not ask for it again.
                 if claim == Some(Claim::Commit) && !mutants::is(Mutant::LaterBlockUncommitted) {
                     self.commit(port);
@@ -129,8 +130,9 @@ impl Cache {
         }
     }
 
-    /// Claims as much of the bio as may go on. What stops it.
-    fn claim(&self, bio: &Bio, parts: &mut Vec<Part>) -> Option<Claim> {
+    /// Claims as much of the bio as may go on. What stops it, and how often the origin has lost
+    /// something until then.
+    fn claim(&self, bio: &Bio, parts: &mut Vec<Part>) -> (Option<Claim>, u64) {
         let block_bytes = self.plan.block_bytes;
         let mut at = bio.offset + bio.progress;
         let mut blocks = self.blocks();
@@ -153,16 +155,17 @@ impl Cache {
             at += len;
         }
         let has_work = std::mem::take(&mut blocks.has_work);
+        let doubts = blocks.trouble.doubts;
         drop(blocks);
         self.background.note_request();
         if has_work {
             self.background.arm();
         }
-        stopped
+        (stopped, doubts)
     }
 
     /// Emits the I/O of a stage.
-    fn begin_stage(&self, mut bio: Bio, parts: Vec<Part>, port: &mut Port) {
+    fn begin_stage(&self, mut bio: Bio, parts: Vec<Part>, doubts: u64, port: &mut Port) {
         let len = parts.iter().map(|part| part.len).sum();
         let [cache, origin] = self.runs(&bio, &parts);
         let is_lent = cache.len() + origin.len() == 1 && len == bio.len;
@@ -196,7 +199,6 @@ impl Cache {
             }
         }
         let outstanding = (port.ios.len() - first) as u32;
-        let doubts = self.blocks().trouble.doubts;
         if bio.fua && bio.note >> NOTE_LOSSES == 0 {
             bio.note |= losses_note(doubts);
         }

@@ -44,9 +44,13 @@ pub fn add(setup: &Setup, rig: &Rig, study: &mut Study) -> Result<()> {
     row(study, "fast device, depth 1, p50", Unit::Nanos, &hits.fast);
     row(study, "hits, depth 32", Unit::PerSecond, &hits.cache_deep);
     row(study, "fast device, depth 32", Unit::PerSecond, &hits.fast_deep);
-    let processor = processor_time(setup, repeats)?;
-    row(study, "processor time of a hit, in memory", Unit::Nanos, &processor[0]);
-    row(study, "processor time of a read, in memory", Unit::Nanos, &processor[1]);
+    let memory = InMemory::measure(setup, repeats)?;
+    row(study, "processor time of a hit, in memory", Unit::Nanos, &memory.cpu[0]);
+    row(study, "processor time of a read, in memory", Unit::Nanos, &memory.cpu[1]);
+    row(study, "hits in memory, one thread", Unit::PerSecond, &memory.one[0]);
+    row(study, "hits in memory, two threads", Unit::PerSecond, &memory.two[0]);
+    row(study, "reads in memory, one thread", Unit::PerSecond, &memory.one[1]);
+    row(study, "reads in memory, two threads", Unit::PerSecond, &memory.two[1]);
     let write_back = write_back(rig, repeats)?;
     row(study, "write-back", Unit::MbPerSecond, &write_back[0]);
     row(study, "the origin, the same blocks", Unit::MbPerSecond, &write_back[1]);
@@ -59,7 +63,7 @@ pub fn add(setup: &Setup, rig: &Rig, study: &mut Study) -> Result<()> {
     study.tables.push(table);
     let at_most = |bound| Some(Promise::AtMost(bound));
     let at_least = |bound| Some(Promise::AtLeast(bound));
-    let micros: Vec<f64> = processor[0].iter().map(|nanos| nanos / 1000.0).collect();
+    let micros: Vec<f64> = memory.cpu[0].iter().map(|nanos| nanos / 1000.0).collect();
     let millions: Vec<f64> = opening.iter().map(|rate| rate / 1e6).collect();
     let claim = |what: &str, values: &[f64], promise| Claim::new(what, values, promise);
     let (writing, promoting) = ("p99.9 of hits, beside write-back / alone", "promotions");
@@ -72,6 +76,8 @@ pub fn add(setup: &Setup, rig: &Rig, study: &mut Study) -> Result<()> {
             at_least(0.9),
         ),
         claim("microseconds of processor time for a hit, in memory", &micros, at_most(0.8)),
+        claim("hits in memory: two threads / one", &ratios(&memory.two[0], &memory.one[0]), None),
+        claim("  the same reads: two threads / one", &ratios(&memory.two[1], &memory.one[1]), None),
         claim(writing, &ratios(&beside.write_back, &beside.alone), at_most(3.0)),
         claim(&promoting, &ratios(&beside.promotions, &beside.alone), at_most(3.0)),
         claim(
@@ -118,18 +124,35 @@ impl Hits {
     }
 }
 
-/// Of a hit over disks in memory, and of a read of such a disk.
-fn processor_time(setup: &Setup, repeats: usize) -> Result<[Vec<f64>; 2]> {
-    let area = 32 * MIB;
-    let rig = Rig::over(ram_disk(16 * MIB), ram_disk(area + area / 4), area)?;
-    let mut found: [Vec<f64>; 2] = Default::default();
-    for repeat in 0..repeats {
-        for (who, found) in [CACHE, FAST].into_iter().zip(&mut found) {
-            let reached = load::run(&rig.devices[who], &reads(setup, area, 1, repeat))?;
-            found.push(reached.cpu_nanos / reached.count().max(1) as f64);
+/// Hits over disks in memory, and reads of such a disk: where the device takes no time, the
+/// program's own shows.
+#[derive(Default)]
+struct InMemory {
+    /// Nanoseconds of processor time for each.
+    cpu: [Vec<f64>; 2],
+    /// Requests per second of one thread.
+    one: [Vec<f64>; 2],
+    /// The same of two, which share the cache and its lock.
+    two: [Vec<f64>; 2],
+}
+
+impl InMemory {
+    fn measure(setup: &Setup, repeats: usize) -> Result<InMemory> {
+        let area = 32 * MIB;
+        let rig = Rig::over(ram_disk(16 * MIB), ram_disk(area + area / 4), area)?;
+        let mut found = InMemory::default();
+        for repeat in 0..repeats {
+            for (nth, who) in [CACHE, FAST].into_iter().enumerate() {
+                let job = reads(setup, area, 1, repeat);
+                let one = load::run(&rig.devices[who], &job)?;
+                let two = load::run(&rig.devices[who], &Job { numjobs: 2, ..job })?;
+                found.cpu[nth].push(one.cpu_nanos / one.count().max(1) as f64);
+                found.one[nth].push(one.iops());
+                found.two[nth].push(two.iops());
+            }
         }
+        Ok(found)
     }
-    Ok(found)
 }
 
 /// p99.9 of hits in one half of the area, alone and while the background works.

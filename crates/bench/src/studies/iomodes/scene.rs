@@ -15,8 +15,12 @@ use crate::job::{Job, Rw};
 use crate::load::{self, Reached};
 use crate::rig::linear_device;
 
-/// How often the page cache is looked at.
+/// How often the page cache is looked at, at most.
 const LOOKS_EVERY: Duration = Duration::from_micros(500);
+/// Of this many parts of a processor, one may be spent on that. A look walks over the pages that
+/// are cached: without a bound, that took half of a processor beside buffered writers, and from
+/// them.
+const LOOK_PARTS: u32 = 20;
 /// Looks that make one point of a picture: the largest of them.
 const LOOKS_A_POINT: usize = 40;
 
@@ -173,12 +177,14 @@ fn sum(disks: &[Arc<FileDisk>]) -> Option<Cached> {
 fn watch(disks: &[Arc<FileDisk>], is_over: &AtomicBool) -> Vec<(f64, Cached)> {
     let begun = Instant::now();
     let mut looks = Vec::new();
-    while let Some(there) = sum(disks) {
+    loop {
+        let since = Instant::now();
+        let Some(there) = sum(disks) else { break };
         looks.push((begun.elapsed().as_secs_f64(), there));
         if is_over.load(Ordering::Relaxed) {
             break;
         }
-        std::thread::sleep(LOOKS_EVERY);
+        std::thread::sleep(LOOKS_EVERY.max(since.elapsed() * (LOOK_PARTS - 1)));
     }
     looks
 }
