@@ -11,6 +11,7 @@ use anyhow::{Result, anyhow};
 use udm::disk::{Budget, Cached, FileDisk, FileOptions, IoMode};
 use udm::local::Local;
 
+use crate::cpu;
 use crate::job::{Job, Rw};
 use crate::load::{self, Reached};
 use crate::rig::linear_device;
@@ -18,9 +19,9 @@ use crate::rig::linear_device;
 /// How often the page cache is looked at, at most.
 const LOOKS_EVERY: Duration = Duration::from_micros(500);
 /// Of this many parts of a processor, one may be spent on that. A look walks over the pages that
-/// are cached: without a bound, that took half of a processor beside buffered writers, and from
-/// them.
-const LOOK_PARTS: u32 = 20;
+/// are cached: without a bound, it took a third of a processor from a writer of scattered pages
+/// that were few, and more from one that had many.
+const LOOK_PARTS: f64 = 20.0;
 /// Looks that make one point of a picture: the largest of them.
 const LOOKS_A_POINT: usize = 40;
 
@@ -91,7 +92,7 @@ pub fn play(clients: &[Client]) -> Result<Outcome> {
     disks.iter().for_each(|disk| disk.forget_cached());
     let is_over = AtomicBool::new(false);
     let disk = clients.first().and_then(|client| Writes::of_disk(&client.path));
-    let cpu_before = crate::cpu::of_process();
+    let cpu_before = cpu::of_process();
     let (played, looks) = std::thread::scope(|scope| {
         let watcher = scope.spawn(|| watch(&disks, &is_over));
         let pairs = clients.iter().zip(&disks);
@@ -119,7 +120,7 @@ pub fn play(clients: &[Client]) -> Result<Outcome> {
         peak_cached: peak(|there| there.cached_bytes),
         peak_unclean: peak(|there| there.unclean_bytes),
         left: sum(&disks).map_or(f64::NAN, |there| there.cached_bytes as f64),
-        cpu_nanos: crate::cpu::of_process() - cpu_before,
+        cpu_nanos: cpu::of_process() - cpu_before,
         disk_write_bytes: disk.map_or(f64::NAN, |before| before.each_since(&clients[0].path)),
     })
 }
@@ -178,13 +179,15 @@ fn watch(disks: &[Arc<FileDisk>], is_over: &AtomicBool) -> Vec<(f64, Cached)> {
     let begun = Instant::now();
     let mut looks = Vec::new();
     loop {
-        let since = Instant::now();
+        let before = cpu::of_thread();
         let Some(there) = sum(disks) else { break };
         looks.push((begun.elapsed().as_secs_f64(), there));
         if is_over.load(Ordering::Relaxed) {
             break;
         }
-        std::thread::sleep(LOOKS_EVERY.max(since.elapsed() * (LOOK_PARTS - 1)));
+        // Not the time that it took: others may have had the processor meanwhile.
+        let spent = Duration::from_nanos((cpu::of_thread() - before) as u64);
+        std::thread::sleep(LOOKS_EVERY.max(spent.mul_f64(LOOK_PARTS)));
     }
     looks
 }
