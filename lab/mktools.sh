@@ -11,6 +11,11 @@ mkdir -p "$scratch"
 udm=${UDM:-$here/../target/release/udm}
 [ -x "$udm" ] || { echo "No $udm: make build, or say UDM=/path/to/udm" >&2; exit 1; }
 
+command -v busybox > /dev/null || {
+  echo "No busybox: scripts/install-tools.sh lab installs what the lab needs" >&2
+  exit 1
+}
+
 for program in labio labfs labjob labdisk; do
   rustc --edition 2024 -O -C target-feature=+crt-static -o "$scratch/$program" "$here/$program.rs"
 done
